@@ -1,0 +1,46 @@
+# podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
+
+PY := .venv/bin/python
+SOURCES := cni host ipam cli tests bench tools
+
+.PHONY: help demo test cni setup check test-host test-kernel format bench clean
+
+help: ## what there is
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+demo: cni ## two pods on an InfiniBand fabric: attach, ping, check, detach
+	@$(PY) -m tests.kernel.vm prepare
+	@colour=; if [ -t 1 ]; then colour=1; fi; \
+	$(PY) -m tests.kernel.vm run -- env FORCE_COLOR=$$colour $(PY) -m tools.demo
+
+test: setup cni check test-host test-kernel ## everything CI runs
+
+cni: ## the CNI executables, in build/cni/bin
+	@tools/setup.sh base
+	@$(PY) -m tools.make_cni build/cni/bin
+
+setup:
+	@tools/setup.sh test
+
+check: setup ## format, lint, types, import contracts
+	.venv/bin/ruff format --check $(SOURCES)
+	.venv/bin/ruff check $(SOURCES)
+	.venv/bin/mypy $(SOURCES)
+	.venv/bin/lint-imports
+
+test-host: setup cni ## tests in namespaces of this machine
+	$(PY) -m pytest -n 2 -q tests
+
+test-kernel: setup cni ## tests with real InfiniBand drivers, in a virtual machine
+	$(PY) -m tests.kernel.vm prepare
+	$(PY) -m tests.kernel.vm pytest -q tests/kernel tests/conformance
+
+format: setup ## put the code into its form
+	.venv/bin/ruff format $(SOURCES)
+	.venv/bin/ruff check --fix $(SOURCES)
+
+bench: setup cni ## measure against the reference plugins
+	$(PY) -m bench.ipam
+
+clean: ## forget everything that was built
+	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

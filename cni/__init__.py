@@ -1,0 +1,1 @@
+"""What a container runtime talks to: the CNI protocol and the plugins that speak it."""

@@ -1,0 +1,173 @@
+"""The child interface: made on the host, moved into the pod, configured, found again, removed.
+
+How it is recognised, since a name proves nothing:
+- on the host, before the move, it has a temporary name made of the attachment's key;
+- from the move on it bears an alias made of the same key. The message that moves it sets the
+  alias, so an IPoIB interface *on the host* that bears one of our aliases has come back from a
+  namespace that died, and belongs to nobody.
+"""
+
+import hashlib
+import ipaddress
+import time
+from contextlib import suppress
+
+import msgspec
+
+from cni.attachments.entry import Attachment
+from cni.ipoib.parents import Plan
+from host import addresses, links
+from host.errors import HostError, LinkMissing
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import IPRoute
+
+ALIAS_PREFIX = "podfabric:"
+TEMPORARY_PREFIX = "pf"
+RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal keeps of a child: enough to compare it and to find it again."""
+
+    parent: str
+    pkey: int
+    mode: str
+    mtu: int
+    umcast: bool
+    proxy_arp: bool
+
+
+def alias_of(attachment: Attachment) -> str:
+    """The mark of an attachment's child."""
+    return ALIAS_PREFIX + attachment.key
+
+
+def temporary_name(attachment: Attachment) -> str:
+    """The child's name before it is moved: 15 bytes, from the key."""
+    return TEMPORARY_PREFIX + attachment.key[:13]
+
+
+def make(host: IPRoute, attachment: Attachment, plan: Plan) -> Link:
+    """Make the child on the host, down, with its MTU."""
+    name = temporary_name(attachment)
+    child = links.make_ipoib_child(host, name, plan.parent, plan.pkey, plan.mode, plan.umcast)
+    # Before it is up: a child starts with the port's maximum, not with its parent's MTU.
+    if child.mtu != plan.mtu:
+        links.set_mtu(host, child, plan.mtu)
+    return child
+
+
+def move(
+    host: IPRoute,
+    pod: IPRoute,
+    namespace: NetworkNamespace,
+    child: Link,
+    attachment: Attachment,
+) -> Link:
+    """Move the child into the pod under its name there. Answers it as it is in the pod."""
+    links.move(host, child, namespace, attachment.ifname, alias_of(attachment))
+    moved = links.require(pod, attachment.ifname)  # afresh: the kernel may have renumbered it
+    if moved.alias != alias_of(attachment):
+        raise LinkMissing(f'"{attachment.ifname}" in the pod is another interface than was moved')
+    return moved
+
+
+def configure(
+    pod: IPRoute, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
+) -> list[str]:
+    """Addresses first, then up: the kernel announces nothing it learns in the other order.
+
+    Answers every address it gave, the link-local one too.
+    """
+    links.no_generated_address(pod, child)
+    if proxy_arp:
+        addresses.set_switch(namespace, 4, child, "proxy_arp", "1")
+    given = list(cidrs)
+    if any(":" in cidr for cidr in cidrs):
+        addresses.set_switch(namespace, 6, child, "disable_ipv6", "0")
+        addresses.set_switch(namespace, 6, child, "keep_addr_on_down", "1")
+    if addresses.switch(namespace, 6, child, "disable_ipv6") == "0":
+        given.append(link_local(child))
+    for cidr in given:
+        addresses.add(pod, child, cidr)
+    links.set_up(pod, child)
+    return given
+
+
+def link_local(child: Link) -> str:
+    """An IPv6 link-local address of the child's own.
+
+    The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of
+    a port share: only the first would pass duplicate detection. The queue pair number tells them
+    apart, so the interface identifier is a hash of the whole 20-byte address, with the bit of a
+    universally administered identifier cleared (RFC 7136, RFC 4291 appendix A).
+    """
+    digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
+    digest[0] &= 0xFD
+    groups = [digest[i : i + 2].hex().lstrip("0") or "0" for i in range(0, 8, 2)]
+
+    return f"{ipaddress.IPv6Address('fe80::' + ':'.join(groups))}/64"
+
+
+def wait_for_carrier(pod: IPRoute, child: Link, seconds: float) -> Link:
+    """The child as soon as it has carrier, or as it is when the time is over."""
+    deadline = time.monotonic() + seconds
+    pause = 0.002
+    while True:
+        now = links.by_index(pod, child.index)
+        if now is None:
+            raise LinkMissing(f'"{child.name}" has gone from the pod while it was configured')
+        if now.carrier or time.monotonic() >= deadline:
+            return now
+        time.sleep(pause)
+        pause = min(pause * 2, 0.1)
+
+
+def is_ours(link: Link, attachment: Attachment) -> bool:
+    """Whether an interface is this attachment's child: kind and mark, never the name alone."""
+    return link.kind == "ipoib" and link.alias == alias_of(attachment)
+
+
+def remove_from_pod(pod: IPRoute, attachment: Attachment) -> None:
+    """Delete the child inside the pod, also when it has been renamed there."""
+    for link in links.every(pod, "ipoib"):
+        if is_ours(link, attachment):
+            links.delete(pod, link)
+
+
+def remove_from_host(host: IPRoute, attachment: Attachment) -> bool:
+    """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
+    found = False
+    for link in links.every(host, "ipoib"):
+        # The temporary name alone could be a user's: ours is a child, and not yet marked.
+        unmoved = link.name == temporary_name(attachment) and link.parent and not link.alias
+        if unmoved or is_ours(link, attachment):
+            links.delete(host, link)
+            found = True
+    return found
+
+
+def remove_when_returned(host: IPRoute, attachment: Attachment, seconds: float) -> bool:
+    """Delete the child that a dead namespace gives back, waiting for it a while.
+
+    Deleting a namespace does not delete an IPoIB child in it: the kernel moves it to the initial
+    namespace, down and under any name, some time later (ipoib_link_ops.netns_refund).
+    """
+    deadline = time.monotonic() + seconds
+    while not remove_from_host(host, attachment):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def remove_strays(host: IPRoute) -> list[str]:
+    """Delete every marked child that came back to the host. Answers their names."""
+    removed = []
+    for link in links.every(host, "ipoib"):
+        if link.alias.startswith(ALIAS_PREFIX) and link.parent:
+            with suppress(HostError):  # the next sweep meets it again
+                links.delete(host, link)
+                removed.append(link.name)
+    return removed

@@ -1,0 +1,187 @@
+"""What a network configuration of type `ipoib` may say, checked before anything is touched."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from cni.spec import arguments, config
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Request
+from cni.spec.result import DNS
+
+DATAGRAM, CONNECTED = "datagram", "connected"
+MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
+CONNECTED_MTU = 65520  # linux: IPOIB_CM_MTU minus nothing a user can use
+SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
+DEFAULT_CARRIER_WAIT = 5.0  # seconds
+LONGEST_CARRIER_WAIT = 60.0
+
+_NO_MAC = (
+    "the hardware address of an IPoIB interface is its queue pair number and its port's GUID, "
+    "and no other address is reachable on the fabric: remove it"
+)
+
+
+class _IPAM(msgspec.Struct):
+    type: str = ""
+
+
+class _Arguments(msgspec.Struct):
+    cni: dict[str, Any] | None = None
+
+
+class _Config(msgspec.Struct, kw_only=True):
+    """The JSON as users write it; `Options` is what it means."""
+
+    master: str | list[str] = ""
+    pkey: int | str | None = None
+    mode: str | None = None
+    umcast: bool = True
+    mtu: int | None = None
+    proxy_arp: bool = False
+    wait_carrier: bool | float = True
+    ipam: _IPAM | None = None
+    dns: DNS | None = None
+    mac: str | None = None
+    runtimeConfig: dict[str, Any] | None = None
+    args: _Arguments | None = None
+
+
+KNOWN = frozenset(
+    ("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "wait_carrier", "ipam", "dns")
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid configuration. None leaves the choice to the parent."""
+
+    masters: tuple[str, ...]
+    pkey: int | None
+    mode: str | None
+    umcast: bool
+    mtu: int | None
+    proxy_arp: bool
+    carrier_wait: float  # seconds, 0 does not wait
+    ipam_type: str  # "" is an interface without addresses
+    dns: DNS
+    pod: arguments.Pod
+
+
+def read(request: Request) -> Options:
+    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
+    written = config.decode(request.config, _Config)
+    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, Any]), KNOWN)
+    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
+    _refuse_mac(written, pairs)
+    ipam_type = written.ipam.type if written.ipam else ""
+    if ipam_type == "dhcp":
+        raise invalid_config(
+            '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
+            'the dhcp plugin does not send): use "podfabric-ipam", "host-local" or "static"'
+        )
+    return Options(
+        masters=_masters(written.master),
+        pkey=_pkey(written.pkey),
+        mode=_mode(written.mode),
+        umcast=written.umcast,
+        mtu=_mtu(written.mtu),
+        proxy_arp=written.proxy_arp,
+        carrier_wait=_carrier_wait(written.wait_carrier),
+        ipam_type=ipam_type,
+        dns=written.dns or DNS(),
+        pod=arguments.pod_of(pairs),
+    )
+
+
+def ipam_type_of(request: Request) -> str:
+    """Only which IPAM plugin is named, for a DEL that must work with whatever config it gets."""
+    try:
+        written = msgspec.json.decode(request.config, type=dict[str, Any])
+        return str((written.get("ipam") or {}).get("type") or "")
+    except (msgspec.MsgspecError, AttributeError):
+        return ""
+
+
+def _masters(master: str | list[str]) -> tuple[str, ...]:
+    names = (master,) if isinstance(master, str) else tuple(master)
+    if not names or not all(names):
+        raise invalid_config(
+            '"master" is missing: name the IPoIB interface of the host (such as "ib0"), '
+            "or a list of them to be tried in order"
+        )
+    if "auto" in names:
+        raise invalid_config(
+            '"master": "auto" needs the device plugin, which this version does not have: '
+            "name the IPoIB interface of the host"
+        )
+    for name in names:
+        if len(name.encode()) > 15 or "/" in name:
+            raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
+    return names
+
+
+def _pkey(given: int | str | None) -> int | None:
+    if given is None:
+        return None
+    text = str(given)
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" is no P_Key: write it as a string such as "0x8001", or a number'
+        )
+    pkey = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    if pkey & 0x7FFF == 0 or pkey > 0xFFFF:
+        raise invalid_config(
+            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
+            "bit of a full member"
+        )
+    # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
+    return pkey | 0x8000
+
+
+def _mode(given: str | None) -> str | None:
+    if given in (None, DATAGRAM, CONNECTED):
+        return given
+    hint = (
+        ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
+        if given in MACVLAN_MODES
+        else ""
+    )
+    raise invalid_config(f'"mode": "{given}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
+
+
+def _mtu(given: int | None) -> int | None:
+    if given is not None and not SMALLEST_MTU <= given <= CONNECTED_MTU:
+        raise invalid_config(
+            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
+            "and at most the parent's"
+        )
+    return given
+
+
+def _carrier_wait(given: bool | float) -> float:
+    if given is True:
+        return DEFAULT_CARRIER_WAIT
+    if not 0 <= given <= LONGEST_CARRIER_WAIT:
+        raise invalid_config(
+            f'"wait_carrier": {given:g} is out of range: seconds from 0 (do not wait) '
+            f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
+        )
+    return float(given)
+
+
+def _refuse_mac(written: _Config, pairs: dict[str, str]) -> None:
+    runtime = written.runtimeConfig or {}
+    cni = (written.args.cni if written.args else None) or {}
+    places = {
+        '"mac"': written.mac,
+        '"runtimeConfig.mac"': runtime.get("mac"),
+        '"runtimeConfig.infinibandGUID"': runtime.get("infinibandGUID"),
+        '"args.cni.mac"': cni.get("mac"),
+        '"args.cni.guid"': cni.get("guid"),
+    }
+    for place, value in places.items():
+        if value:
+            raise invalid_config(f"{place}: {_NO_MAC}")
+    if pairs.get("MAC"):
+        raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")

@@ -1,0 +1,135 @@
+"""Choosing the parent, and what the child on it will be: nothing is touched here."""
+
+import msgspec
+
+from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
+from cni.spec.errors import CNIError, Code
+from host import infiniband, links
+from host.links import Link
+from host.netlink import IPRoute
+from host.paths import Paths
+
+UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The child to be made."""
+
+    parent: Link
+    port: infiniband.Port | None
+    pkey: int
+    mode: str
+    mtu: int
+    umcast: bool
+    bdf: str
+
+
+def choose(route: IPRoute, paths: Paths, options: Options) -> Plan:
+    """The first of the masters that can carry the child.
+
+    Raises CNIError 7 with the reason for each master that cannot, 11 if waiting may help.
+    """
+    reasons = []
+    code = Code.INVALID_CONFIG
+    for name in options.masters:
+        parent = links.find(route, name)
+        reason = unfit(route, name, parent)
+        if parent is not None and not reason:
+            plan = _plan(paths, parent, options)
+            reason = _refused(plan, options)
+            if not reason and parent.up:
+                return plan
+        if parent is not None and not reason:
+            code = Code.TRY_AGAIN
+            reason = (
+                f'parent "{name}" is down, so its children have no carrier: ip link set {name} up'
+            )
+        reasons.append(reason)
+    raise CNIError(code, "; ".join(reasons))
+
+
+def unfit(route: IPRoute, name: str, parent: Link | None) -> str:
+    """Why an interface cannot be a parent, "" if it can."""
+    if parent is None:
+        return f'parent "{name}" does not exist: {_others(route)}'
+    if parent.kind == "macvlan":
+        return f'parent "{name}" is a macvlan, not an IPoIB interface: {_others(route)}'
+    if parent.link_type != links.ARPHRD_INFINIBAND:
+        return (
+            f'parent "{name}" has link type {parent.link_type_name}, not infiniband: '
+            f"{_others(route)}"
+        )
+    if parent.kind != "ipoib":
+        return f'parent "{name}" is of kind "{parent.kind}", not ipoib: {_others(route)}'
+    if parent.parent:
+        return (
+            f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
+            f'have none: set "master" to that one and "pkey" to "{parent.pkey or 0:#06x}"'
+        )
+    return ""
+
+
+def _plan(paths: Paths, parent: Link, options: Options) -> Plan:
+    mode = options.mode or parent.mode or DATAGRAM
+    # A parent in connected mode may have a larger MTU than a datagram child can have.
+    inherited = min(parent.mtu, UD_MTU) if mode == DATAGRAM else parent.mtu
+    return Plan(
+        parent=parent,
+        port=infiniband.port_of(paths, parent),
+        pkey=options.pkey or (parent.pkey or 0xFFFF) | infiniband.FULL_MEMBER,
+        mode=mode,
+        mtu=options.mtu or inherited,
+        umcast=options.umcast,
+        bdf=infiniband.bdf_of(paths, parent.name),
+    )
+
+
+def _refused(plan: Plan, options: Options) -> str:
+    parent, port = plan.parent, plan.port
+    if port is not None and not port.has_pkey(plan.pkey):
+        table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
+        origin = "asked for" if options.pkey else f'of parent "{parent.name}"'
+        return (
+            f"P_Key {plan.pkey:#06x} {origin} is not in the table of {port.hca} port "
+            f"{port.number} ({table}): make the port a member in the subnet manager, or set "
+            '"pkey" to one of these'
+        )
+    limit = CONNECTED_MTU if plan.mode == CONNECTED else parent.mtu
+    if plan.mode == DATAGRAM and parent.mode == CONNECTED:
+        limit = min(parent.mtu, UD_MTU)
+    if plan.mtu > limit:
+        return (
+            f'"mtu": {plan.mtu} is over the limit of {limit} in {plan.mode} mode on parent '
+            f'"{parent.name}": lower it, or leave it out for the parent\'s'
+        )
+    return ""
+
+
+def why_no_carrier(paths: Paths, plan: Plan, parent: Link | None) -> str:
+    """What sysfs says of a child that was set up and got no carrier."""
+    if parent is None:
+        return f'parent "{plan.parent.name}" is gone'
+    port = infiniband.port_of(paths, parent)
+    if port is None:
+        return f'parent "{parent.name}" has no port in sysfs'
+    at = f"port {port.number} of {port.hca}"
+    if port.state != "ACTIVE":
+        return f"{at} is {port.state}, its physical state {port.physical_state}: check the cable"
+    if not port.has_pkey(plan.pkey):
+        return f"P_Key {plan.pkey:#06x} has left the table of {at}"
+    if not port.sm_lid:
+        return f"{at} knows no subnet manager: start one"
+    return (
+        f"{at} is ACTIVE, but the broadcast group of P_Key {plan.pkey:#06x} could not be "
+        "joined: see the subnet manager's partitions (ipoib flag, rate, mtu) and dmesg"
+    )
+
+
+def _others(route: IPRoute) -> str:
+    found = [link.name for link in links.every(route, "ipoib") if not link.parent]
+    if not found:
+        return (
+            "the host has no IPoIB interface (is the module ib_ipoib loaded and the adapter's "
+            "link layer InfiniBand?)"
+        )
+    return f'set "master" to an IPoIB interface ({", ".join(found)} found)'

@@ -1,0 +1,309 @@
+"""The five verbs of `ipoib`, top to bottom in the order things happen.
+
+What an ADD does is undone in reverse when any later step fails, or on SIGTERM; what a kill
+leaves is in the journal, and the DEL that follows, a GC or a sweep undoes it from there.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+import msgspec
+
+from cni.attachments.entry import ADDING, ATTACHED, Attachment, Damaged, Entry
+from cni.attachments.journal import Busy, Journal
+from cni.ipoib import check, child, options, parents
+from cni.ipoib.options import Options
+from cni.ipoib.parents import Plan
+from cni.ipoib.removal import Remover, namespace_lives
+from cni.spec import result as results
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from cni.spec.result import Interface, Result
+from host import announce, infiniband, links
+from host.addresses import Hop, add_route
+from host.errors import HostError
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import IPRoute, netlink
+from host.paths import Paths
+from ipam.delegation import Ipam, choose
+
+
+class IPoIB:
+    """The plugin on one node, whose files are where `paths` says."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._journal = Journal(paths)
+        self._remover = Remover(self._journal, paths, self._ipam)
+
+    def add(self, request: Request) -> Result | dict[str, object]:
+        """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
+        wanted = options.read(request)
+        results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
+        previous = check.previous_document(request)
+        attachment = attachment_of(request)
+        with _explained(), self._journal.locked(attachment), ExitStack() as opened:
+            pod_namespace = opened.enter_context(NetworkNamespace.open(request.netns))
+            host = opened.enter_context(netlink())
+            pod = opened.enter_context(netlink(pod_namespace))
+
+            self._settle_earlier_attempt(attachment)
+            plan = parents.choose(host, self._paths, wanted)
+            _refuse_taken_name(pod, request)
+            entry = self._entry(request, wanted, pod_namespace, plan)
+            ipam = self._ipam(request)
+
+            with _Undo() as undo:
+                self._journal.write(entry)
+                undo.last(lambda: self._journal.remove(attachment))
+                answer = Result()
+                if ipam is not None:
+                    undo.register("the addresses", ipam.undo)
+                    answer = ipam.add()
+                undo.register("the child", lambda: _remove_child(host, pod, attachment))
+                made = child.make(host, attachment, plan)
+                moved = child.move(host, pod, pod_namespace, made, attachment)
+                cidrs = [ip.address for ip in answer.ips]
+                given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
+                for hop in hops(answer):
+                    add_route(pod, moved, hop)
+                ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
+                if ready.carrier:
+                    announce.announce(pod_namespace, ready, given)
+                _require_still_there(pod_namespace)
+                attached = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))
+                self._journal.write(attached)
+        document = self._result(request, wanted, answer, ready, plan)
+        return (
+            results.after_previous(previous, document, request.cni_version)
+            if previous
+            else document
+        )
+
+    def delete(self, request: Request) -> None:
+        """Take the interface away and release its addresses, whatever of them is left."""
+        attachment = attachment_of(request)
+        with _explained(), self._journal.locked(attachment):
+            self._remover.remove(attachment, request)
+
+    def check(self, request: Request) -> None:
+        """Compare everything that was set with what the kernel shows, and ask the IPAM plugin."""
+        options.read(request)
+        attachment = attachment_of(request)
+        with _explained(), self._journal.locked(attachment):
+            check.check(self._journal, attachment, request)
+            ipam = self._ipam(request)
+            if ipam is not None:
+                ipam.check()
+
+    def gc(self, request: Request) -> None:
+        """Remove the attachments of this network that the runtime does not list."""
+        with _explained():
+            self._remover.collect(request)
+
+    def sweep(self) -> list[str]:
+        """Remove what belongs to no living sandbox (after a reboot, a kill); says what it did."""
+        with _explained():
+            return self._remover.sweep()
+
+    def status(self, request: Request) -> None:
+        """Whether an ADD could succeed now: a parent, its port, and the IPAM plugin."""
+        try:
+            wanted = options.read(request)
+            with _explained(), netlink() as host:
+                plan = parents.choose(host, self._paths, wanted)
+                port = infiniband.port_of(self._paths, plan.parent)
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
+        if port is not None and port.state != "ACTIVE":
+            reason = parents.why_no_carrier(self._paths, plan, plan.parent)
+            raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
+        ipam = self._ipam(request)
+        if ipam is not None:
+            ipam.status()
+
+    def _ipam(self, request: Request) -> Ipam | None:
+        ipam_type = options.ipam_type_of(request)
+        if not ipam_type:
+            return None
+        return choose(ipam_type, request, self._paths.ipam, self._paths.boot_id())
+
+    def _settle_earlier_attempt(self, attachment: Attachment) -> None:
+        """Undo what a killed ADD of this very attachment left; refuse if it completed."""
+        try:
+            entry = self._journal.read(attachment)
+        except Damaged as damage:
+            raise CNIError(
+                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
+            ) from None
+        if entry is None:
+            return
+        alive = entry.phase == ATTACHED and entry.boot_id == self._paths.boot_id()
+        if alive and namespace_lives(entry):
+            raise CNIError(
+                Code.ALREADY_ATTACHED,
+                f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
+                f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
+            )
+        self._remover.remove_entry(entry)
+
+    def _entry(
+        self, request: Request, wanted: Options, namespace: NetworkNamespace, plan: Plan
+    ) -> Entry:
+        record = child.Record(
+            parent=plan.parent.name,
+            pkey=plan.pkey,
+            mode=plan.mode,
+            mtu=plan.mtu,
+            umcast=plan.umcast,
+            proxy_arp=wanted.proxy_arp,
+        )
+        return Entry(
+            plugin="ipoib",
+            network=request.network,
+            container_id=request.container_id,
+            ifname=request.ifname,
+            netns=request.netns,
+            netns_inode=namespace.inode,
+            boot_id=self._paths.boot_id(),
+            phase=ADDING,
+            pod_namespace=wanted.pod.namespace,
+            pod_name=wanted.pod.name,
+            pod_uid=wanted.pod.uid,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=request.config.decode(),
+            args=request.args,
+            path=request.path,
+            undo=msgspec.Raw(msgspec.json.encode(record)),
+        )
+
+    def _wait_for_carrier(
+        self, host: IPRoute, pod: IPRoute, moved: Link, plan: Plan, seconds: float
+    ) -> Link:
+        ready = child.wait_for_carrier(pod, moved, seconds)
+        if ready.carrier or not seconds:
+            return ready
+        parent = links.by_index(host, plan.parent.index)
+        reason = parents.why_no_carrier(self._paths, plan, parent)
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '
+            f'{reason} (or set "wait_carrier": 0 to attach without)',
+        )
+
+    def _result(
+        self, request: Request, wanted: Options, answer: Result, ready: Link, plan: Plan
+    ) -> Result:
+        interface = Interface(
+            name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns, pciID=plan.bdf
+        )
+        return Result(
+            interfaces=(interface,),
+            ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
+            routes=answer.routes,
+            dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
+        )
+
+
+def attachment_of(request: Request) -> Attachment:
+    """The attachment a request is about."""
+    return Attachment(request.network, request.container_id, request.ifname)
+
+
+def hops(answer: Result) -> list[Hop]:
+    """The routes of an IPAM result; one without a gateway goes through the addresses' own."""
+    gateways: dict[int, str] = {}
+    for ip in answer.ips:
+        if ip.gateway:
+            gateways.setdefault(ip.family, ip.gateway)
+    return [
+        Hop(
+            destination=route.dst,
+            gateway=route.gw or (None if route.scope == 253 else gateways.get(route.family)),
+            table=route.table,
+            scope=route.scope,
+            priority=route.priority,
+            mtu=route.mtu,
+            advmss=route.advmss,
+        )
+        for route in answer.routes
+    ]
+
+
+class _Undo:
+    """What to take back if the block is left by an exception, the latest first.
+
+    Every step is tried. The journal's entry, the `last` step, goes only if all others succeeded:
+    what could not be undone must stay known.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], None]]] = []
+        self._last: Callable[[], None] | None = None
+
+    def register(self, what: str, step: Callable[[], None]) -> None:
+        self._steps.append((what, step))
+
+    def last(self, step: Callable[[], None]) -> None:
+        self._last = step
+
+    def __enter__(self) -> "_Undo":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            return
+        complete = True
+        for what, step in reversed(self._steps):
+            try:
+                step()
+            except (CNIError, HostError, OSError) as error:
+                complete = False
+                sys.stderr.write(f"undoing {what}: {error}\n")
+        if complete and self._last is not None:
+            self._last()
+
+
+def _remove_child(host: IPRoute, pod: IPRoute, attachment: Attachment) -> None:
+    child.remove_from_pod(pod, attachment)
+    child.remove_from_host(host, attachment)
+
+
+def _refuse_taken_name(pod: IPRoute, request: Request) -> None:
+    taken = links.find(pod, request.ifname)
+    if taken is not None:
+        what = f"a link of kind {taken.kind}" if taken.kind else "a link"
+        raise CNIError(
+            Code.INVALID_CONFIG,
+            f'the pod already has {what} named "{request.ifname}": give this attachment another '
+            "interface name",
+        )
+
+
+def _require_still_there(namespace: NetworkNamespace) -> None:
+    """Multus never cancels a call: the sandbox may be long gone when an ADD ends."""
+    if not namespace.exists_at_path():
+        raise CNIError(
+            Code.TRY_AGAIN, f'netns "{namespace.path}" was removed while the pod was attached'
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors from below as the runtime's."""
+    try:
+        yield
+    except HostError as error:
+        raise CNIError(Code.KERNEL, str(error)) from None
+    except Busy as error:
+        raise CNIError(Code.TRY_AGAIN, str(error)) from None
+    except OSError as error:
+        raise CNIError(
+            Code.IO_FAILURE, f"{error.filename or 'a file'}: {error.strerror}: {error}"
+        ) from None

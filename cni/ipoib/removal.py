@@ -1,0 +1,185 @@
+"""Undoing an attachment: by DEL, by GC, by a sweep, or by the ADD that follows a killed one.
+
+The interface goes before the addresses, which another pod may have a moment later. Whatever
+fails, the rest is done; the journal's entry stays until nothing is left.
+"""
+
+import sys
+from collections.abc import Callable
+
+from cni.attachments.entry import ADDING, Attachment, Damaged, Entry
+from cni.attachments.journal import Busy, Journal
+from cni.ipoib import child
+from cni.spec.errors import CNIError, Code
+from cni.spec.gc import valid_attachments
+from cni.spec.request import Request
+from host.errors import HostError, NamespaceGone
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
+from host.paths import Paths
+from ipam.delegation import Ipam
+
+IpamOf = Callable[[Request], Ipam | None]
+
+
+class Remover:
+    """Removes attachments of this plugin; `ipam_of` gives the IPAM plugin of a request."""
+
+    def __init__(self, journal: Journal, paths: Paths, ipam_of: IpamOf) -> None:
+        self._journal = journal
+        self._paths = paths
+        self._ipam_of = ipam_of
+
+    def remove(self, attachment: Attachment, request: Request) -> None:
+        """Undo everything of an attachment whose lock is held. Raises CNIError 104 for what failed.
+
+        Where the journal has lost or never had the entry, the request and the child's mark say
+        enough.
+        """
+        failures: list[str] = []
+        entry, damage = self._read(attachment)
+        if entry is None or entry.boot_id == self._paths.boot_id():
+            _try(failures, lambda: self._remove_child(attachment, request, entry))
+        _try(failures, lambda: self._release_addresses(request, entry))
+        if not failures:
+            _try(failures, lambda: self._forget(attachment, damage))
+        if failures:
+            raise CNIError(
+                Code.CLEANUP_INCOMPLETE,
+                f"{attachment} is not wholly removed, DEL again: {'; '.join(failures)}",
+            )
+
+    def remove_entry(self, entry: Entry) -> None:
+        """Undo an attachment, whose lock is held, from its journal alone."""
+        self.remove(entry.attachment, request_of(entry))
+
+    def collect(self, request: Request) -> None:
+        """Undo what the runtime does not list as valid. Goes on after errors, reports them last."""
+        valid = valid_attachments(request.config)
+        if valid is None:
+            sys.stderr.write("GC without cni.dev/valid-attachments: nothing is removed\n")
+            return
+        failures: list[str] = []
+        for entry in self._journal.entries():
+            if isinstance(entry, Damaged):
+                sys.stderr.write(f"{entry}\n")  # whose it was is unknown: a DEL will name it
+            elif self._mine(entry, request.network) and _key(entry) not in valid:
+                _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
+        _try(failures, remove_strays)
+        ipam = self._ipam_of(request)
+        if ipam is not None:
+            _try(failures, ipam.gc)
+        if failures:
+            raise CNIError(Code.CLEANUP_INCOMPLETE, "; ".join(failures))
+
+    def sweep(self) -> list[str]:
+        """Undo what belongs to no living sandbox, after a reboot or a kill. Says what it did."""
+        done: list[str] = []
+        for entry in self._journal.entries():
+            if isinstance(entry, Damaged) or not self._mine(entry):
+                continue
+            if entry.phase != ADDING and self._lives(entry):
+                continue
+            try:
+                self._remove_locked(entry, timeout=0.0)
+                done.append(f"removed {entry.attachment}: its sandbox is gone")
+            except Busy:
+                continue  # an ADD or DEL is at work on it
+            except CNIError as error:
+                done.append(str(error))
+        done += [f'removed stray interface "{name}"' for name in remove_strays()]
+        return done
+
+    def _read(self, attachment: Attachment) -> tuple[Entry | None, Damaged | None]:
+        try:
+            return self._journal.read(attachment), None
+        except Damaged as damage:
+            sys.stderr.write(f"{damage}: going by the request and the interface's mark\n")
+            return None, damage
+
+    def _remove_child(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
+        paths = [request.netns] + ([entry.netns] if entry else [])
+        gone = True
+        for path in dict.fromkeys(path for path in paths if path):
+            try:
+                with NetworkNamespace.open(path) as namespace, netlink(namespace) as pod:
+                    child.remove_from_pod(pod, attachment)
+                    gone = gone and entry is not None and namespace.inode != entry.netns_inode
+            except NamespaceGone:
+                continue
+        with netlink() as host:
+            seconds = child.RETURN_TIME if entry is not None and gone else 0.0
+            child.remove_when_returned(host, attachment, seconds)
+
+    def _release_addresses(self, request: Request, entry: Entry | None) -> None:
+        ipam = self._ipam_of(request)
+        if ipam is None and entry is not None:
+            ipam = self._ipam_of(request_of(entry))
+        if ipam is not None:
+            ipam.delete()
+
+    def _forget(self, attachment: Attachment, damage: Damaged | None) -> None:
+        if damage is not None:
+            aside = self._journal.set_aside(attachment)
+            sys.stderr.write(f"the damaged journal file is kept as {aside}\n")
+        self._journal.remove(attachment)
+
+    def _remove_locked(self, entry: Entry, timeout: float = 10.0) -> None:
+        with self._journal.locked(entry.attachment, timeout):
+            if self._journal.read(entry.attachment) == entry:  # nobody was faster
+                self.remove_entry(entry)
+
+    def _mine(self, entry: Entry, network: str = "") -> bool:
+        return entry.plugin == "ipoib" and network in ("", entry.network)
+
+    def _lives(self, entry: Entry) -> bool:
+        return entry.boot_id == self._paths.boot_id() and namespace_lives(entry)
+
+
+def namespace_lives(entry: Entry) -> bool:
+    """Whether the entry's namespace is still what it was made for."""
+    try:
+        with NetworkNamespace.open(entry.netns) as namespace:
+            return namespace.inode == entry.netns_inode
+    except NamespaceGone:
+        return False
+
+
+def request_of(entry: Entry) -> Request:
+    """The DEL that the runtime would have sent for an entry."""
+    environ = {
+        "CNI_COMMAND": "DEL",
+        "CNI_CONTAINERID": entry.container_id,
+        "CNI_NETNS": entry.netns,
+        "CNI_IFNAME": entry.ifname,
+        "CNI_ARGS": entry.args,
+        "CNI_PATH": ":".join(entry.path),
+    }
+    return Request(
+        command="DEL",
+        container_id=entry.container_id,
+        netns=entry.netns,
+        ifname=entry.ifname,
+        args=entry.args,
+        path=entry.path,
+        config=entry.config.encode(),
+        network=entry.network,
+        environ=environ,
+    )
+
+
+def remove_strays() -> list[str]:
+    """Delete the children that dead namespaces gave back."""
+    with netlink() as host:
+        return child.remove_strays(host)
+
+
+def _key(entry: Entry) -> tuple[str, str]:
+    return entry.container_id, entry.ifname
+
+
+def _try(failures: list[str], step: Callable[[], object]) -> None:
+    try:
+        step()
+    except (CNIError, HostError, OSError, Busy, Damaged) as error:
+        failures.append(str(error))

@@ -1,0 +1,93 @@
+"""Strict decoding of a plugin's configuration: every error names the key and what to do."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from cni.spec.errors import CNIError, invalid_config
+
+T = TypeVar("T")
+
+# Keys any network configuration may hold, whoever the plugin is (SPEC.md section 1, libcni,
+# Multus): the runtime and other tools put them there.
+RUNTIME_KEYS = frozenset(
+    (
+        "cniVersion",
+        "cniVersions",
+        "name",
+        "type",
+        "args",
+        "capabilities",
+        "runtimeConfig",
+        "prevResult",
+        "ipam",
+        "dns",
+        "ipMasq",
+        "disableCheck",
+        "disableGC",
+        "deviceID",
+        "pciBusID",
+    )
+)
+
+
+def decode(raw: bytes, shape: type[T]) -> T:
+    """`raw` as `shape`. CNIError 7 that names the JSON path of what does not fit."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except msgspec.MsgspecError as error:
+        raise _explained(error) from None
+
+
+def convert(value: Any, shape: type[T], path: str) -> T:  # noqa: ANN401 - any JSON value
+    """A decoded JSON value as `shape`; `path` is where it stood, for the error."""
+    try:
+        return msgspec.convert(value, type=shape)
+    except msgspec.MsgspecError as error:
+        raise _explained(error, path) from None
+
+
+def unknown_key(key: str, known: Collection[str], where: str) -> CNIError:
+    """The error for a key that nobody reads, with the valid key it resembles."""
+    nearest = resembling(key, known)
+    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(known))}"
+    return invalid_config(f'{where}unknown key "{key}": {hint}')
+
+
+def refuse_misspelt(config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a top-level key that looks like a misspelt one of ours.
+
+    Unknown keys as such must pass (SPEC.md: other plugins and the runtime own them), but
+    `"pkeys"` or `"max-mtu"` silently ignored puts a pod on the wrong partition.
+    """
+    every = frozenset(known) | RUNTIME_KEYS
+    for key in config:
+        if key not in every and "/" not in key and resembling(key, known):
+            raise unknown_key(key, known, "")
+
+
+def resembling(key: str, known: Collection[str]) -> str:
+    """The known key that `key` most likely was meant to be, or ""."""
+    import difflib  # paid only by configurations that are wrong
+
+    folded = {_folded(one): one for one in sorted(known)}
+    if _folded(key) in folded:
+        return folded[_folded(key)]
+    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.75)
+    return folded[nearest[0]] if nearest else ""
+
+
+def _folded(key: str) -> str:
+    return key.replace("_", "").replace("-", "").lower()
+
+
+def _explained(error: msgspec.MsgspecError, path: str = "$") -> CNIError:
+    """msgspec says "Expected `int`, got `str` - at `$.mtu`": put the key first."""
+    text, separator, place = str(error).rpartition(" - at `")
+    if not separator:
+        if path == "$":
+            return invalid_config(f"invalid configuration: {error}")
+        text, place = str(error), "$`"
+    key = (path + place.rstrip("`").removeprefix("$")).removeprefix("$.")
+    return invalid_config(f'invalid configuration: "{key}": {text.replace("`", "")}')

@@ -1,0 +1,140 @@
+"""Running another CNI executable, an IPAM plugin above all, on the caller's behalf.
+
+Follows pkg/invoke of the reference: looked up in CNI_PATH, started with the environment and the
+configuration that we got, byte for byte. On top of it: a deadline of our own, below the
+runtime's, and no delegate outlives us.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from cni.spec.result import Result, decode_any
+
+_BUSY_TRIES = 6
+_BUSY_PAUSE = 1.0  # seconds
+_UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before the runtime's
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _ErrorDocument(msgspec.Struct):
+    code: int = 0
+    msg: str = ""
+    details: str = ""
+
+
+def find(plugin_type: str, path: Sequence[str]) -> Path:
+    """The first regular file of that name in CNI_PATH order; CNIError 7 if there is none."""
+    if "/" in plugin_type or plugin_type in ("", ".", ".."):
+        raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
+    for directory in path:
+        candidate = Path(directory) / plugin_type
+        try:
+            if candidate.is_file():
+                return candidate
+        except OSError:
+            continue
+    raise CNIError(
+        Code.INVALID_CONFIG, f'failed to find plugin "{plugin_type}" in path [{" ".join(path)}]'
+    )
+
+
+def add(plugin_type: str, request: Request) -> Result:
+    """Run the delegate's ADD. Where it fails, run its DEL too: the specification asks for it."""
+    executable = find(plugin_type, request.path)
+    try:
+        return decode_any(_execute(executable, "ADD", request), request.cni_version)
+    except BaseException:
+        undo(plugin_type, request)
+        raise
+
+
+def undo(plugin_type: str, request: Request) -> None:
+    """Take back an ADD of the delegate, best effort: its failure is written to stderr."""
+    deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
+    request = msgspec.structs.replace(request, delegate_deadline=deadline)
+    try:
+        run(plugin_type, "DEL", request)
+    except CNIError as error:
+        sys.stderr.write(f"undoing {plugin_type}: {error}\n")
+
+
+def run(plugin_type: str, command: str, request: Request) -> None:
+    """Run a verb that answers nothing: CHECK, DEL, GC, STATUS."""
+    _execute(find(plugin_type, request.path), command, request)
+
+
+def _execute(executable: Path, command: str, request: Request) -> bytes:
+    environ = {**request.environ, "CNI_COMMAND": command}
+    with _start(executable, environ) as process:
+        try:
+            stdout, stderr = process.communicate(request.config, timeout=request.delegate_deadline)
+        except subprocess.TimeoutExpired:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{executable} {command} did not answer within {request.delegate_deadline:g} s "
+                "and was killed; try again, and see why it hangs",
+            ) from None
+        finally:
+            # Its children too, which may be what hangs, and hold our end of its output.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise _failure(process.returncode, stdout, stderr)
+    sys.stderr.write(stderr.decode(errors="replace"))
+    return stdout
+
+
+def _start(executable: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+    for remaining in reversed(range(_BUSY_TRIES)):
+        try:
+            return subprocess.Popen(
+                [str(executable)],
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+                preexec_fn=_die_with_parent,
+            )
+        except OSError as error:
+            # An installer may be writing the file this very moment (ETXTBSY).
+            if error.errno != errno.ETXTBSY or not remaining:
+                raise CNIError(
+                    Code.DELEGATE, f"cannot start {executable}: {error.strerror}"
+                ) from None
+            time.sleep(_BUSY_PAUSE)
+    raise AssertionError("unreachable")
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
+    if not stdout.strip():
+        text = stderr.decode(errors="replace").strip()
+        if text:
+            return CNIError(Code.INTERNAL, f"netplugin failed: {text}")
+        how = f": signal: {signal.strsignal(-returncode)}" if returncode < 0 else ""
+        return CNIError(Code.INTERNAL, f"netplugin failed with no error message{how}")
+    try:
+        document = msgspec.json.decode(stdout, type=_ErrorDocument)
+    except msgspec.MsgspecError as error:
+        text = stdout.decode(errors="replace")
+        return CNIError(
+            Code.INTERNAL,
+            f'netplugin failed but error parsing its diagnostic message "{text}": {error}',
+        )
+    return CNIError(document.code, document.msg, document.details)

@@ -1,0 +1,157 @@
+"""From environment and standard input to one JSON document and an exit code.
+
+`answer` is the protocol without the process, so that the agent and the tests use it too;
+`serve` is the process: standard output is taken away from everything else, SIGTERM becomes an
+exception that unwinds what was done.
+"""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import msgspec
+
+from cni.spec import request as requests
+from cni.spec import versions
+from cni.spec.entry import CURRENT_VERSION
+from cni.spec.errors import CNIError, Code
+from cni.spec.plugin import Plugin
+from cni.spec.request import Request
+from cni.spec.result import Result, encode
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived: unwind. Not an Exception, so that no handler takes it for a failure."""
+
+
+class Answer(NamedTuple):
+    """What goes to standard output ("" is nothing) and the exit code."""
+
+    document: bytes
+    exit_code: int
+
+
+def answer(
+    load: Callable[[], Plugin], environ: Mapping[str, str], read_config: Callable[[], bytes]
+) -> Answer:
+    """Run one call. Whatever happens, the answer holds at most one JSON document."""
+    version = CURRENT_VERSION
+    try:
+        request = requests.read(environ, read_config)
+        if request.command not in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
+            raise CNIError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {request.command}")
+        plugin = load()
+        version = requests.config_version(request.config)
+        versions.require_verb(request.command, version, plugin.versions)
+        versions.require_supported(version, plugin.versions)
+        request = msgspec.structs.replace(request, cni_version=version)
+        document = _run(plugin, request)
+        return Answer(document, 0)
+    except CNIError as error:
+        failure = error
+    except Terminated:
+        text = "terminated by a signal; what was done has been undone"
+        failure = CNIError(Code.TRY_AGAIN, text)
+    except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
+        traceback.print_exc()
+        text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
+        failure = CNIError(Code.INTERNAL, text)
+    if environ.get("CNI_COMMAND") == "DEL":
+        failure = _not_taken_for_success(failure)
+    return Answer(_error_document(failure, version), 1)
+
+
+def serve(load: Callable[[], Plugin]) -> int:
+    """Answer this process's call on its standard output and return the exit code."""
+    # Anything that prints, in a library too, must not reach the runtime's JSON parser.
+    # Not below 3: with standard input closed, the copy would become it.
+    output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, _terminate)
+    reply = answer(load, os.environ, _read_stdin)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        view = memoryview(reply.document)
+        while view:
+            view = view[os.write(output, view) :]
+        os.close(output)
+        sys.stderr.flush()
+    except OSError:  # the runtime went away: only the exit code can say so
+        return 1
+    return reply.exit_code
+
+
+def _run(plugin: Plugin, request: Request) -> bytes:
+    if request.command == "ADD":
+        _refuse_own_netns(request)
+        result = plugin.add(request)
+        if isinstance(result, Result):
+            return encode(result, request.cni_version)
+        return msgspec.json.encode(result)
+    if request.command == "DEL":
+        _refuse_own_netns(request)
+        plugin.delete(request)
+    elif request.command == "CHECK":
+        plugin.check(request)
+    elif request.command == "GC":
+        plugin.gc(request)
+    else:
+        plugin.status(request)
+    return b""
+
+
+def _refuse_own_netns(request: Request) -> None:
+    """The reference makes this check after the work; before it, nothing needs undoing."""
+    if request.netns_override or not request.netns:
+        return
+    try:
+        theirs = Path(request.netns).stat()
+        ours = Path("/proc/thread-self/ns/net").stat()
+    except OSError:
+        return  # a path that cannot be opened is the verb's business: DEL passes, ADD explains
+    if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+        raise CNIError(
+            Code.INVALID_NETNS,
+            "plugin's netns and netns from CNI_NETNS should not be the same",
+        )
+
+
+def _not_taken_for_success(error: CNIError) -> CNIError:
+    """containerd's go-cni reads a failed DEL as done if its text holds one of these phrases."""
+    texts = []
+    for text in (error.message, error.details):  # the library's text is both, joined
+        text = re.sub("no such file or directory", "missing file", text, flags=re.I)
+        texts.append(re.sub("not found", "absent", text, flags=re.I))
+    return CNIError(error.code, *texts)
+
+
+def _error_document(error: CNIError, version: str) -> bytes:
+    document = {"cniVersion": version, "code": error.code, "msg": error.message}
+    if error.details:
+        document["details"] = error.details
+    # json and not msgspec: undecodable bytes of the environment are surrogates, which JSON escapes
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _read_stdin() -> bytes:
+    chunks = []
+    size = 0
+    while chunk := os.read(0, 65536):
+        size += len(chunk)
+        if size > requests.MAX_CONFIG_BYTES:
+            raise OSError(f"more than {requests.MAX_CONFIG_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the undoing
+    raise Terminated

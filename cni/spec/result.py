@@ -1,0 +1,271 @@
+"""Results: the newest version inside, any version at the edges.
+
+`encode` writes a result in the version a runtime asked for, `decode` reads a delegate's or a
+`prevResult`. The rules are the reference's (pkg/types/{020,040,100}), down to which 1.1 fields
+stay in a 1.0.0 result; tests hold both to the reference's own output.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code
+
+FAMILY_020 = ("0.1.0", "0.2.0")
+FAMILY_040 = ("0.3.0", "0.3.1", "0.4.0")
+FAMILY_100 = ("1.0.0", "1.1.0")
+
+
+def _cidr(text: str) -> str:
+    """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
+    address, slash, prefix = text.partition("/")
+    if not slash or "%" in address or not (prefix.isascii() and prefix.isdigit()):
+        raise ValueError(f"invalid CIDR address: {text}")
+    interface = ipaddress.ip_interface(f"{address}/{int(prefix)}")
+    if interface.version == 6 and interface.ip.ipv4_mapped and int(prefix) >= 96:
+        return f"{interface.ip.ipv4_mapped}/{int(prefix) - 96}"
+    return f"{interface.ip}/{int(prefix)}"
+
+
+def _ip(text: str) -> str:
+    if "%" in text:  # a zone, which Python reads and CNI has no place for
+        raise ValueError(f"invalid IP address: {text}")
+    address = ipaddress.ip_address(text)
+    if address.version == 6 and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(address)
+
+
+class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
+    nameservers: tuple[str, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host."""
+
+    name: str
+    mac: str = ""
+    mtu: int = 0
+    sandbox: str = ""
+    socketPath: str = ""
+    pciID: str = ""
+
+
+class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An address with its prefix; `interface` is an index into the result's interfaces."""
+
+    address: str
+    gateway: str | None = None
+    interface: int | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "address", _cidr(self.address))
+        if self.gateway is not None:
+            msgspec.structs.force_setattr(
+                self, "gateway", _ip(self.gateway) if self.gateway else None
+            )
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return 6 if ":" in self.address else 4
+
+
+class Route(msgspec.Struct, frozen=True, omit_defaults=True):
+    dst: str
+    gw: str | None = None
+    mtu: int = 0
+    advmss: int = 0
+    priority: int = 0
+    table: int | None = None
+    scope: int | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "dst", _cidr(self.dst))
+        if self.gw is not None:
+            msgspec.structs.force_setattr(self, "gw", _ip(self.gw) if self.gw else None)
+
+    @property
+    def family(self) -> int:
+        """4 or 6, of the destination."""
+        return 6 if ":" in self.dst else 4
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an ADD answers, in the shape of 1.1.0 without the version."""
+
+    interfaces: tuple[Interface, ...] = ()
+    ips: tuple[IPConfig, ...] = ()
+    routes: tuple[Route, ...] = ()
+    dns: DNS = DNS()
+
+
+class _Route020(msgspec.Struct, omit_defaults=True):
+    dst: str
+    gw: str | None = None
+
+
+class _IPConfig020(msgspec.Struct, omit_defaults=True):
+    ip: str
+    gateway: str | None = None
+    routes: tuple[_Route020, ...] | None = None
+
+
+class _Result020(msgspec.Struct, omit_defaults=True):
+    ip4: _IPConfig020 | None = None
+    ip6: _IPConfig020 | None = None
+    dns: DNS | None = None
+
+
+class _Lists(msgspec.Struct):
+    """Result of 0.3.0 and later as it is read: Go writes null for an empty list."""
+
+    interfaces: tuple[Interface, ...] | None = None
+    ips: tuple[IPConfig, ...] | None = None
+    routes: tuple[Route, ...] | None = None
+    dns: DNS | None = None
+
+
+class _Version(msgspec.Struct):
+    cniVersion: str = ""
+
+
+def encode(result: Result, version: str) -> bytes:
+    """The result as a JSON document of `version`.
+
+    Raises CNIError 7 when a 0.1.0 or 0.2.0 document is asked for and there is no address.
+    """
+    return msgspec.json.encode(to_document(result, version))
+
+
+def to_document(result: Result, version: str) -> dict[str, Any]:
+    """The result as plain values of `version`; see `encode`."""
+    version = version or "0.1.0"
+    if version in FAMILY_020:
+        return {"cniVersion": version, **_to_020(result)}
+    document: dict[str, Any] = {"cniVersion": version, **msgspec.to_builtins(result)}
+    if not document.get("dns"):  # omit_defaults goes by identity for a struct within a struct
+        document.pop("dns", None)
+    if version in FAMILY_100:
+        return document
+    if version not in FAMILY_040:
+        raise CNIError(
+            Code.INCOMPATIBLE_VERSION,
+            f"no converter for CNI result version 1.1.0 to {version}",
+        )
+    for interface in document.get("interfaces", ()):
+        for key in ("mtu", "socketPath", "pciID"):
+            interface.pop(key, None)
+    if "ips" in document:
+        document["ips"] = [
+            {"version": str(ip.family), **msgspec.to_builtins(ip)} for ip in result.ips
+        ]
+    document.setdefault("dns", {})
+    return document
+
+
+def require_convertible(version: str, *, has_addresses: bool) -> None:
+    """Say before anything is changed that the result could not be printed afterwards.
+
+    A configuration without cniVersion means 0.1.0, whose results must hold an address.
+    """
+    if version in FAMILY_020 and not has_addresses:
+        raise CNIError(
+            Code.INVALID_CONFIG,
+            "cannot convert: no valid IP addresses (a result of CNI version "
+            f'{version} needs one: set "cniVersion" to "1.0.0", or "ipam")',
+        )
+
+
+def decode(document: bytes, config_version: str) -> Result:
+    """Read a result that belongs to a configuration of `config_version`.
+
+    A missing version is the configuration's; a version of another family is an error, as in
+    the reference. Raises CNIError 6.
+    """
+    try:
+        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+        family = _family(config_version)
+        if given not in family:
+            # "" belongs to the oldest family, where the reference prints it first.
+            listed = " ".join((("",) if family is FAMILY_020 else ()) + family)
+            raise CNIError(
+                Code.DECODING_FAILURE,
+                f'result type supports [{listed.strip()}] but unmarshalled CNIVersion is "{given}"',
+            )
+        if family is FAMILY_020:
+            return _from_020(msgspec.json.decode(document, type=_Result020))
+        lists = msgspec.json.decode(document, type=_Lists)
+    except msgspec.MsgspecError as error:
+        raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
+    return Result(
+        interfaces=lists.interfaces or (),
+        ips=lists.ips or (),
+        routes=lists.routes or (),
+        dns=lists.dns or DNS(),
+    )
+
+
+def decode_any(document: bytes, config_version: str) -> Result:
+    """Read a delegate's result of whatever supported version, as runtimes' libraries do."""
+    try:
+        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+    except msgspec.MsgspecError as error:
+        raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
+    return decode(document, given)
+
+
+def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
+    """Our result behind an earlier plugin's, whose unknown keys are kept.
+
+    `previous` is the request's prevResult of the same version family (1.x or 0.3 to 0.4).
+    """
+    ours = to_document(result, version)
+    offset = len(previous.get("interfaces") or ())
+    for ip in ours.get("ips", ()):
+        if "interface" in ip:
+            ip["interface"] += offset
+    merged = {**ours, **previous, "cniVersion": version}
+    for key in ("interfaces", "ips", "routes"):
+        both = [*(previous.get(key) or ()), *ours.get(key, ())]
+        if both:
+            merged[key] = both
+    merged["dns"] = ours.get("dns") or previous.get("dns") or {}
+    if not merged["dns"] and version in FAMILY_100:
+        del merged["dns"]
+    return merged
+
+
+def _family(version: str) -> tuple[str, ...]:
+    for family in (FAMILY_020, FAMILY_040, FAMILY_100):
+        if (version or "0.1.0") in family:
+            return family
+    raise CNIError(Code.INCOMPATIBLE_VERSION, f'unsupported CNI result version "{version}"')
+
+
+def _to_020(result: Result) -> dict[str, Any]:
+    old = _Result020(dns=result.dns)
+    for family, key in ((4, "ip4"), (6, "ip6")):
+        first = next((ip for ip in result.ips if ip.family == family), None)
+        if first is not None:
+            routes = tuple(_Route020(r.dst, r.gw) for r in result.routes if r.family == family)
+            setattr(old, key, _IPConfig020(first.address, first.gateway, routes or None))
+    if old.ip4 is None and old.ip6 is None:
+        raise CNIError(Code.INVALID_CONFIG, "cannot convert: no valid IP addresses")
+    document: dict[str, Any] = msgspec.to_builtins(old)
+    return document
+
+
+def _from_020(old: _Result020) -> Result:
+    ips: list[IPConfig] = []
+    routes: list[Route] = []
+    for config in (old.ip4, old.ip6):
+        if config is not None:
+            ips.append(IPConfig(config.ip, config.gateway))
+            routes += [Route(route.dst, route.gw) for route in config.routes or ()]
+    return Result(ips=tuple(ips), routes=tuple(routes), dns=old.dns or DNS())

@@ -1,0 +1,58 @@
+"""Comparing protocol versions, and the gates in front of the verbs that came later.
+
+Follows the reference (pkg/version/{plugin,reconcile}.go, pkg/skel): a verb is allowed by order,
+a configuration is accepted by equality, and the two give different errors.
+"""
+
+from collections.abc import Sequence
+
+from cni.spec.errors import CNIError, Code
+
+Parts = tuple[int, int, int]
+
+FIRST_VERSION_WITH = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+
+
+def parse(version: str) -> Parts:
+    """`1.0.0` as three integers; "" is 0.1.0. Raises CNIError 6 for anything but 1-3 numbers."""
+    if version == "":
+        return (0, 1, 0)
+    parts = version.split(".")
+    if len(parts) > 3:
+        raise CNIError(Code.DECODING_FAILURE, f'invalid version "{version}": too many parts')
+    numbers = []
+    for part in parts:
+        if not (part.isascii() and part.isdigit()):
+            raise CNIError(
+                Code.DECODING_FAILURE, f'invalid version "{version}": "{part}" is not a number'
+            )
+        numbers.append(int(part))
+    major, minor, micro = [*numbers, 0, 0][:3]
+    return major, minor, micro
+
+
+def at_least(version: str, other: str) -> bool:
+    """Whether `version` is `other` or later."""
+    return parse(version) >= parse(other)
+
+
+def require_supported(version: str, supported: Sequence[str]) -> None:
+    """The configuration's version must be one of ours to the letter, else CNIError 1."""
+    if version not in supported:
+        known = " ".join(f'"{one}"' for one in supported)
+        raise CNIError(
+            Code.INCOMPATIBLE_VERSION,
+            "incompatible CNI versions",
+            f'config is "{version}", plugin supports [{known}]',
+        )
+
+
+def require_verb(command: str, version: str, supported: Sequence[str]) -> None:
+    """CHECK, GC and STATUS exist from some version on, for the config and for the plugin."""
+    first = FIRST_VERSION_WITH.get(command)
+    if first is None:
+        return
+    if not at_least(version, first):
+        raise CNIError(Code.INCOMPATIBLE_VERSION, f"config version does not allow {command}")
+    if not any(at_least(one, version) for one in supported):
+        raise CNIError(Code.INCOMPATIBLE_VERSION, f"plugin version does not allow {command}")

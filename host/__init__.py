@@ -1,0 +1,6 @@
+"""The node: the only code that touches the kernel, and where the node's files are.
+
+`links`, `namespaces`, `addresses`, `announce` act through netlink and sockets; `infiniband`
+reads sysfs; `paths` and `files` say where things are and how they are written. Nothing here
+knows CNI, Kubernetes or the other packages.
+"""

@@ -1,0 +1,48 @@
+"""Writing files that must survive a kill or a power cut at any moment."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `content`: a reader sees the old file or the new one, never a part.
+
+    Both the file and the directory entry are on disk when this returns (fsync(2)). The caller
+    holds a lock that makes it the only writer of `path`: the temporary file's name is fixed,
+    so that what a killed writer leaves is overwritten by the next one.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with temporary.open("wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove `path`, and what a killed writer left of it, durably; nothing there is fine."""
+    if not path.parent.exists():
+        return
+    _temporary(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""The adapters' sysfs: which HCA and port an IPoIB interface belongs to, and that port's state.
+
+Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp/ipoib.
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from host.links import Link
+from host.paths import Paths
+
+FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """A port of an HCA. States are sysfs' words: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
+
+    hca: str
+    number: int
+    state: str
+    physical_state: str
+    sm_lid: int
+    pkeys: tuple[int, ...]
+
+    def has_pkey(self, pkey: int) -> bool:
+        """Membership of the partition, full or limited."""
+        return any(pkey & 0x7FFF == own & 0x7FFF for own in self.pkeys)
+
+
+def port_of(paths: Paths, link: Link) -> Port | None:
+    """The port under an IPoIB interface of the host, or None if sysfs does not tell.
+
+    An interface bears its port's GUID in the last 8 bytes of its address. An HCA that is no PCI
+    function has no `device/infiniband` below the netdev, so the GUID decides in any case.
+    """
+    guid = link.mac.replace(":", "")[-16:]
+    below_netdev = paths.sys / "class/net" / link.name / "device/infiniband"
+    for directory in (below_netdev, paths.sys / "class/infiniband"):
+        for hca in _entries(directory):
+            for port in _entries(hca / "ports"):
+                if _text(port / "gids/0").replace(":", "")[-16:] == guid:
+                    return _port(hca.name, port)
+    return None
+
+
+def bdf_of(paths: Paths, name: str) -> str:
+    """The PCI address of the function under a netdev of the host, "" if it is none."""
+    device = paths.sys / "class/net" / name / "device"
+    if not device.exists():
+        return ""
+    address = device.resolve().name
+    return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
+
+
+def _port(hca: str, port: Path) -> Port:
+    return Port(
+        hca=hca,
+        number=int(port.name),
+        state=_text(port / "state").partition(": ")[2],
+        physical_state=_text(port / "phys_state").partition(": ")[2],
+        sm_lid=int(_text(port / "sm_lid") or "0", 0),
+        # An empty slot of the table reads 0x0000.
+        pkeys=tuple(
+            pkey for entry in _entries(port / "pkeys") if (pkey := int(_text(entry) or "0", 0))
+        ),
+    )
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

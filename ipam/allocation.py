@@ -1,0 +1,175 @@
+"""Which address an attachment gets: rules only, over whatever `Space` a store offers.
+
+In this order, for all sets of a request before anything is changed: addresses that the same pod
+holds from a former sandbox; then the lowest free address; then, where a set has none, the lowest
+one whose holder died with an earlier boot. The cost is a lookup for each gap between
+exclusions, whatever the size of the range and the number of reservations.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, parse, text
+from ipam.ranges import Range, RangeSet
+from ipam.store import Attachment, Owner, Reservation
+
+
+class Space(Protocol):
+    """What allocation needs to know of a store."""
+
+    def run_at(self, domain: str, address: int) -> Interval | None:
+        """The run of taken addresses that `address` is in, None if it is free."""
+
+    def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
+        """Runs that touch `interval`, lowest first."""
+
+    def at(self, domain: str, address: int) -> Reservation | None:
+        """The reservation of an address."""
+
+    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
+        """The lowest reservation in `interval` of another boot than `boot`."""
+
+    def of_attachment(self, attachment: Attachment) -> list[Reservation]:
+        """What an attachment holds, by domain and address."""
+
+    def of_pod(self, owner: Owner) -> list[Reservation]:
+        """What the owner's pod holds for the same network and ifname, by domain and address."""
+
+
+class Choice(NamedTuple):
+    """An address for a set: the range it comes from, and whose place it takes, if anyone's."""
+
+    range: Range
+    address: int
+    replaced: Reservation | None = None
+
+
+def choose(space: Space, owner: Owner, sets: Sequence[RangeSet], boot: str) -> list[Choice]:
+    """One address for each set, in their order. CNIError 103, 110 or 111; changes nothing."""
+    former = _former(space, owner, boot)
+    chosen: dict[int, Choice] = {}
+    # What is bound goes first, so that no other set takes its address.
+    for index, one in enumerate(sets):
+        choice = _kept(one, former, chosen.values())
+        if choice is not None:
+            chosen[index] = choice
+    for fixed in (True, False):
+        for index, one in enumerate(sets):
+            if index not in chosen and one.fixed is fixed:
+                chosen[index] = _found(space, one, chosen.values(), boot)
+    return [chosen[index] for index in range(len(sets))]
+
+
+def lowest_free(space: Space, range_: Range, avoid: Iterable[int] = ()) -> int | None:
+    """The lowest address that the range allows and nobody holds."""
+    for part in range_.allowed(avoid):
+        run = space.run_at(range_.domain, part.first)
+        if run is None:
+            return part.first
+        # Runs that touch are one run: the address behind it is free.
+        if run.last < part.last:
+            return run.last + 1
+    return None
+
+
+def lowest_stale(
+    space: Space, range_: Range, boot: str, avoid: Iterable[int] = ()
+) -> Reservation | None:
+    """The lowest reservation that the range allows and that is of another boot."""
+    for part in range_.allowed(avoid):
+        stale = space.lowest_stale(range_.domain, part, boot)
+        if stale is not None:
+            return stale
+    return None
+
+
+def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
+    """Why the set has no address for a newcomer; "" if it has one."""
+    for range_ in one.ranges:
+        if lowest_free(space, range_) is not None:
+            return ""
+        if lowest_stale(space, range_, boot) is not None:
+            return ""
+    return "; ".join(_description(space, range_) for range_ in one.ranges)
+
+
+def _former(space: Space, owner: Owner, boot: str) -> list[Reservation]:
+    """What the owner held before: in an earlier sandbox of its pod, or before a reboot."""
+    own = space.of_attachment(owner.attachment)
+    alive = [one for one in own if one.boot == boot]
+    if alive:
+        held = ", ".join(one.address for one in alive)
+        raise CNIError(
+            Code.ALREADY_ATTACHED,
+            f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
+            "before another ADD",
+        )
+    return own + [one for one in space.of_pod(owner) if one not in own]
+
+
+def _kept(one: RangeSet, former: Sequence[Reservation], chosen: Iterable[Choice]) -> Choice | None:
+    """A former address that the set still allows, from the same range if there is one."""
+    used = {(choice.range.domain, choice.address) for choice in chosen}
+    avoid = {address for _, address in used}
+    for same_range in (True, False):
+        for range_ in one.ranges:
+            for held in former:
+                address = parse(held.address)
+                if (
+                    held.domain == range_.domain
+                    and (held.range == str(range_.network)) is same_range
+                    and address not in avoid
+                    and range_.allows(address)
+                ):
+                    return Choice(range_, address, held)
+    return None
+
+
+def _found(space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str) -> Choice:
+    avoid = [choice.address for choice in chosen]
+    for range_ in one.ranges:
+        address = lowest_free(space, range_, avoid)
+        if address is not None:
+            return Choice(range_, address)
+    for range_ in one.ranges:
+        stale = lowest_stale(space, range_, boot, avoid)
+        if stale is not None:
+            return Choice(range_, parse(stale.address), stale)
+    if one.fixed:
+        raise _taken(space, one.ranges[0], avoid)
+    raise CNIError(
+        Code.NO_FREE_ADDRESS,
+        "Could not allocate IP in range: "
+        + "; ".join(_description(space, range_) for range_ in one.ranges)
+        + ". Delete pods that no longer need one, or widen the range",
+    )
+
+
+def _taken(space: Space, range_: Range, avoid: Sequence[int]) -> CNIError:
+    address = text(range_.first)
+    if range_.first in avoid:
+        return CNIError(Code.ADDRESS_TAKEN, f"{range_.where}: {address} is asked for twice")
+    holder = space.at(range_.domain, range_.first)
+    who = holder.holder if holder else "someone else"
+    return CNIError(
+        Code.ADDRESS_TAKEN,
+        f"{range_.where}: address {address} is held by {who}: nothing was reserved; "
+        "ask for another address or delete that pod",
+    )
+
+
+def _description(space: Space, range_: Range) -> str:
+    held = sum(
+        min(run.last, part.last) - max(run.first, part.first) + 1
+        for part in range_.allowed()
+        for run in space.runs_in(range_.domain, part)
+    )
+    excluded = " ".join(
+        text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
+        for hole in range_.excluded
+    )
+    return (
+        f"ip: {text(range_.first)} / - {text(range_.last)} / range: {range_.network} / "
+        f"excludeRanges: [{excluded}] ({range_.where}: {held} addresses held)"
+    )

@@ -1,0 +1,212 @@
+"""`podfabric ipam ...`: what an operator asks and tells the store of this node."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code, invalid_config
+from host.paths import Paths
+from ipam import fsck, importing
+from ipam.addresses import parse, parse_interface, text
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
+
+Extra = Callable[[], Iterable[Reservation]]
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """The commands of `podfabric ipam`, each with the function that runs it."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    listing = commands.add_parser("list", help="every reservation of this node")
+    listing.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    listing.set_defaults(run=_list)
+
+    show = commands.add_parser("show", help="who holds an address")
+    show.add_argument("address")
+    show.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    show.set_defaults(run=_show)
+
+    release = commands.add_parser("release", help="free an address by hand")
+    release.add_argument("address")
+    release.add_argument("--network-name", help="of several holders, the one in this domain")
+    release.add_argument(
+        "--force", action="store_true", help="also if the holder may be running (this boot)"
+    )
+    release.set_defaults(run=_release)
+
+    check = commands.add_parser("fsck", help="check the store, and repair it if it is damaged")
+    check.add_argument("--dry-run", action="store_true", help="only say what is wrong")
+    check.add_argument("--rebuild", action="store_true", help="write it anew although it is sound")
+    check.add_argument(
+        "--accept-loss", action="store_true", help="rebuild even if records cannot be read"
+    )
+    check.set_defaults(run=_fsck)
+
+    imports = commands.add_parser("import", help="take over the reservations of another plugin")
+    imports.add_argument("source", type=Path, help="host-local's directory of a network, or YAML")
+    imports.add_argument("--network", help="the CNI network's name (default: the directory's)")
+    imports.add_argument("--network-name", help='"network_name" of its configuration')
+    imports.add_argument(
+        "--private", action="store_true", help='it has "enable_overlapping_ranges": false'
+    )
+    imports.add_argument("--range", action="append", default=[], help="CIDR; may be repeated")
+    imports.add_argument("--ifname", default="eth0", help="where the source has none")
+    imports.set_defaults(run=_import)
+
+
+def run(arguments: argparse.Namespace, extra: Extra = tuple) -> int:
+    """Run the command that `arguments` name; the exit code.
+
+    `extra` answers reservations that are known outside the store, for fsck.
+    """
+    paths = Paths.from_environ(os.environ)
+    arguments.extra = extra
+    try:
+        code: int = arguments.run(arguments, paths)
+    except CNIError as error:
+        sys.stderr.write(f"podfabric ipam: {error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"podfabric ipam: {error.filename}: {error.strerror}\n")
+        return 1
+    return code
+
+
+def _store(paths: Paths) -> SqliteStore:
+    return SqliteStore(paths.ipam, paths.boot_id())
+
+
+def _list(arguments: argparse.Namespace, paths: Paths) -> int:
+    _print(_store(paths).reservations(), arguments.output, paths.boot_id())
+    return 0
+
+
+def _show(arguments: argparse.Namespace, paths: Paths) -> int:
+    found = _holders(arguments.address, _store(paths))
+    if not found:
+        sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
+        return 1
+    _print(found, arguments.output, paths.boot_id())
+    return 0
+
+
+def _release(arguments: argparse.Namespace, paths: Paths) -> int:
+    store = _store(paths)
+    found = _holders(arguments.address, store)
+    if arguments.network_name is not None:
+        found = [one for one in found if one.domain == arguments.network_name]
+    if not found:
+        sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
+        return 1
+    if len(found) > 1:
+        domains = ", ".join(f'"{one.domain}"' for one in found)
+        raise invalid_config(
+            f"{arguments.address} has {len(found)} holders: choose one by --network-name "
+            f"({domains})"
+        )
+    if found[0].boot == store.boot and not arguments.force:
+        raise CNIError(
+            Code.ADDRESS_TAKEN,
+            f"{arguments.address} was given to {found[0].holder} in this boot and may be in use: "
+            "see that it is gone, and add --force",
+        )
+    store.forget(found[0])
+    sys.stdout.write(f"released {found[0].address}, held by {found[0].holder}\n")
+    return 0
+
+
+def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
+    directory = paths.ipam
+    if arguments.dry_run:
+        return _verdict(directory)
+    try:
+        # Whatever the next call would do by itself is no damage: an unfinished record, say.
+        _store(paths).reservations()
+    except CNIError as error:
+        if error.code != Code.STORE_DAMAGED:
+            raise
+    if fsck.check(directory, _say) and not arguments.rebuild:
+        _say(f"the address store in {directory} is sound")
+        return 0
+    rebuilt = fsck.rebuild(
+        directory, _say, accept_loss=arguments.accept_loss, extra=arguments.extra()
+    )
+    return _verdict(directory) if rebuilt else 1
+
+
+def _verdict(directory: Path) -> int:
+    sound = fsck.check(directory, _say)
+    _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
+    return 0 if sound else 1
+
+
+def _import(arguments: argparse.Namespace, paths: Paths) -> int:
+    source: Path = arguments.source
+    network = arguments.network or (source.name if source.is_dir() else "")
+    if not network:
+        raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
+    try:
+        ranges = tuple(parse_interface(one)[1] for one in arguments.range)
+    except ValueError as error:
+        raise invalid_config(f"--range: {error}") from None
+    store = _store(paths)
+    defaults = importing.Defaults(
+        network=network,
+        boot=store.boot,
+        since=int(time.time()),
+        ifname=arguments.ifname,
+        network_name=arguments.network_name,
+        shared=not arguments.private,
+        ranges=ranges,
+    )
+    notes: list[str] = []
+    read = importing.host_local if source.is_dir() else importing.whereabouts
+    reservations = read(source, defaults, notes)
+    for note in notes:
+        sys.stderr.write(f"{note}\n")
+    count = importing.import_all(store, reservations)
+    sys.stdout.write(f"imported {count} of {len(reservations)} reservations, the rest was there\n")
+    return 0
+
+
+def _holders(given: str, store: SqliteStore) -> list[Reservation]:
+    try:
+        address = text(parse(given))
+    except ValueError as error:
+        raise invalid_config(str(error)) from None
+    return [one for one in store.reservations() if one.address == address]
+
+
+def _print(reservations: list[Reservation], output: str, boot: str) -> None:
+    if output == "json":
+        sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
+        return
+    header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
+    rows = [header, *(_row(one, boot) for one in reservations)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
+
+
+def _row(one: Reservation, boot: str) -> tuple[str, ...]:
+    return (
+        one.address,
+        one.range,
+        f"{one.namespace}/{one.pod}" if one.pod else "-",
+        one.network,
+        one.ifname,
+        one.container_id[:13],
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.since)),
+        "this" if one.boot == boot else "earlier",
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

@@ -1,0 +1,185 @@
+"""Reservations out of other IPAM plugins' stores: host-local's directory, whereabouts' IPPools.
+
+Both keep less than we do: host-local neither range nor pod, whereabouts no network. The caller
+says what is missing; `import_all` then adds all of it to a store or nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cni.spec.config import convert
+from cni.spec.errors import CNIError, Code, invalid_config
+from ipam.addresses import Network, parse, parse_interface, text
+from ipam.ranges import domain_of
+from ipam.store import Reservation, Store
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files do not say: `ranges` the addresses may be from, and where there is no
+    interface name, `ifname`. `network_name` None is the pool's own; `shared` is the network's
+    `enable_overlapping_ranges`."""
+
+    network: str
+    boot: str
+    since: int
+    ifname: str = "eth0"
+    network_name: str | None = None
+    shared: bool = True
+    ranges: tuple[Network, ...] = ()
+
+
+class _Allocation(msgspec.Struct, frozen=True):
+    id: str
+    podref: str
+    ifname: str = ""
+
+
+class _PoolSpec(msgspec.Struct, frozen=True):
+    range: str
+    allocations: dict[str, _Allocation] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Pool(msgspec.Struct, frozen=True):
+    spec: _PoolSpec
+    metadata: _Metadata = _Metadata()
+
+
+def host_local(directory: Path, defaults: Defaults, notes: list[str]) -> list[Reservation]:
+    """The reservations below `<dataDir>/<network>`: files named by address (backend/disk).
+
+    Each holds `<container id>\\r\\n<ifname>`, before version 0.8 the container id alone.
+    """
+    reservations: list[Reservation] = []
+    for path in sorted(directory.iterdir()):
+        try:
+            address = parse(path.name)
+        except ValueError:
+            if path.name != "lock" and not path.name.startswith("last_reserved_ip."):
+                notes.append(f"{path}: not named by an address, left out")
+            continue
+        container_id, _, ifname = path.read_text(errors="replace").strip().partition("\n")
+        if not container_id.strip():
+            notes.append(f"{path}: empty, the rest of an ADD that died: left out")
+            continue
+        network = _network_of(address, defaults.ranges)
+        reservations.append(
+            Reservation(
+                domain=domain_of(defaults.network_name or "", network, shared=defaults.shared),
+                address=text(address),
+                range=str(network),
+                network=defaults.network,
+                container_id=container_id.strip(),
+                ifname=ifname.strip() or defaults.ifname,
+                boot=defaults.boot,
+                since=int(path.stat().st_mtime),
+            )
+        )
+    return reservations
+
+
+def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Reservation]:
+    """The allocations of the IPPools in a YAML file: documents, or lists of kubectl.
+
+    An allocation's key is its offset from the literal address in `spec.range` (CRD v1alpha1).
+    """
+    reservations: list[Reservation] = []
+    for document in _documents(manifest):
+        kind = document.get("kind", "")
+        if kind != "IPPool":
+            notes.append(f"{manifest}: {kind or 'a document without a kind'}: left out")
+            continue
+        name = str((document.get("metadata") or {}).get("name", ""))
+        pool = convert(document, _Pool, f"IPPool {name}")
+        reservations += _allocations(pool, defaults)
+    return reservations
+
+
+def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
+    """Add what is not there yet, all or nothing. Answers how many; CNIError 111 for conflicts."""
+    held = {(one.domain, one.address): one for one in store.reservations()}
+    new: dict[tuple[str, str], Reservation] = {}
+    conflicts = []
+    for one in reservations:
+        key = (one.domain, one.address)
+        holder = held.get(key) or new.get(key)
+        if holder is None:
+            new[key] = one
+        elif holder.attachment != one.attachment:
+            conflicts.append(f"{one.address}: held by {holder.holder}, not by {one.holder}")
+    if conflicts:
+        raise CNIError(
+            Code.ADDRESS_TAKEN, f"nothing was imported: {'; '.join(conflicts)}", str(len(conflicts))
+        )
+    if new:
+        store.load(list(new.values()))
+    return len(new)
+
+
+def _allocations(pool: _Pool, defaults: Defaults) -> Iterator[Reservation]:
+    try:
+        base, network = parse_interface(pool.spec.range)
+    except ValueError as error:
+        raise invalid_config(f'IPPool {pool.metadata.name}: "spec.range": {error}') from None
+    network_name = defaults.network_name
+    if network_name is None:
+        network_name = _network_name(pool)
+    domain = domain_of(network_name, network, shared=defaults.shared)
+    for offset, allocation in sorted((pool.spec.allocations or {}).items()):
+        address = base + int(offset) if offset.isascii() and offset.isdigit() else -1
+        if address not in network:
+            raise invalid_config(
+                f'IPPool {pool.metadata.name}: "spec.allocations.{offset}" is no address of '
+                f"{network}"
+            )
+        namespace, _, pod = allocation.podref.rpartition("/")
+        yield Reservation(
+            domain=domain,
+            address=text(address),
+            range=str(network),
+            network=defaults.network,
+            container_id=allocation.id,
+            ifname=allocation.ifname or defaults.ifname,
+            namespace=namespace,
+            pod=pod,
+            boot=defaults.boot,
+            since=defaults.since,
+        )
+
+
+def _network_name(pool: _Pool) -> str:
+    """whereabouts names a pool `[<network_name>-]<range with ':' and '/' as '-'>`."""
+    normalised = pool.spec.range.replace(":", "-").replace("/", "-")
+    name = pool.metadata.name.removesuffix(normalised)
+    return name.removesuffix("-") if name != pool.metadata.name else ""
+
+
+def _network_of(address: int, ranges: Iterable[Network]) -> Network:
+    single = Network(address, 128)
+    return next((one for one in ranges if address in one), single)
+
+
+def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise CNIError(
+            Code.INTERNAL, "reading YAML needs PyYAML: pip install 'podfabric[import]'"
+        ) from None
+    try:
+        documents = list(yaml.safe_load_all(manifest.read_bytes()))
+    except yaml.YAMLError as error:
+        raise CNIError(Code.DECODING_FAILURE, f"{manifest} is no YAML: {error}") from None
+    for document in documents:
+        if not isinstance(document, dict):
+            continue
+        items = document.get("items")
+        for one in items if isinstance(items, list) else [document]:
+            if isinstance(one, dict):
+                yield one

@@ -1,0 +1,224 @@
+"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS asks.
+
+ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that
+what was reserved under an older configuration, or under one that is broken by now, is released.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cni.spec import arguments
+from cni.spec.config import decode
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Request
+from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
+from cni.spec.result import decode as decode_result
+from ipam import options as ipam_options
+from ipam import resolv_conf
+from ipam.addresses import parse_interface, text
+from ipam.messages import Messages
+from ipam.options import Options
+from ipam.ranges import RangeSet
+from ipam.requested import ARGS_KEYS, final_sets
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Attachment, Grant, Granted, Owner, Store
+
+# go-cni takes a failed DEL whose text has one of these for a success (cni.go, Remove).
+_MISREAD = re.compile("not found|no such file or directory", re.IGNORECASE)
+
+
+class _Attached(msgspec.Struct):
+    containerID: str
+    ifname: str
+
+
+_Attachments = list[_Attached] | None | msgspec.UnsetType
+
+
+class _Collection(msgspec.Struct):
+    # spec-v1.1.0 has the older name, the text after it and libcni 1.2 the newer one.
+    valid: _Attachments = msgspec.field(default=msgspec.UNSET, name="cni.dev/valid-attachments")
+    attachments: _Attachments = msgspec.field(default=msgspec.UNSET, name="cni.dev/attachments")
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+class _Previous(msgspec.Struct):
+    prevResult: msgspec.Raw = _NULL
+
+
+class AddressPlugin:
+    """`podfabric-ipam` over the store in `directory`. Implements `cni.spec.plugin.Plugin`.
+
+    `boot_id` is asked only by verbs that need it.
+    """
+
+    versions = VERSIONS
+
+    def __init__(self, directory: Path, boot_id: Callable[[], str]) -> None:
+        self._directory = directory
+        self._boot_id = boot_id
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        """Reserve addresses and answer them."""
+        return self.reserve(request)[0]
+
+    def reserve(self, request: Request) -> tuple[Result, Grant]:
+        """`add`, with what `undo` needs."""
+        options = ipam_options.read(request.config)
+        messages = Messages(options.log_file, options.log_level)
+        for note in options.notes:
+            messages.warning(note)
+        pairs = arguments.parse(request.args, ARGS_KEYS)
+        sets = final_sets(options, pairs)
+        _require_answerable(sets, request)
+        dns = resolv_conf.read(options.resolv_conf) if options.resolv_conf else options.dns
+        owner = Owner(_attachment(request), _encodable(arguments.pod_of(pairs)))
+        try:
+            grant = self._store(self._boot()).reserve(owner, sets)
+        except CNIError as error:
+            messages.error(f"ADD {owner.attachment}: {error}")
+            raise
+        result = _result(grant, options, dns)
+        addresses = ", ".join(ip.address for ip in result.ips)
+        messages.info(f"ADD {owner.attachment}: {addresses}")
+        return result, grant
+
+    def undo(self, grant: Grant) -> None:
+        """Take back one `reserve`, and nothing that another call did."""
+        self._store("").undo(grant)
+
+    def delete(self, request: Request) -> None:
+        """Release whatever the attachment holds; holding nothing is fine."""
+        messages = Messages(*ipam_options.logging_of(request.config))
+        attachment = _attachment(request)
+        try:
+            released = self._store("").release(attachment)
+        except CNIError as error:
+            message = _MISREAD.sub("missing", error.message)
+            messages.error(f"DEL {attachment}: {message}")
+            raise CNIError(error.code, message, error.details) from None
+        messages.info(
+            f"DEL {attachment}: {', '.join(one.address for one in released) or 'nothing'}"
+        )
+
+    def check(self, request: Request) -> None:
+        """Compare prevResult's addresses with what the attachment holds."""
+        options = ipam_options.read(request.config)
+        previous = decode(request.config, _Previous).prevResult
+        if bytes(previous) == b"null":
+            raise invalid_config("prevResult missing: CHECK compares it with the reservations")
+        attachment = _attachment(request)
+        held = {one.address for one in self._store("").held_by(attachment)}
+        for ip in decode_result(bytes(previous), request.cni_version).ips:
+            address, _ = parse_interface(ip.address)
+            if text(address) not in held and _is_ours(address, options):
+                raise CNIError(
+                    Code.CHECK_FAILED,
+                    f"{text(address)} is not reserved for {attachment}: recreate the pod "
+                    "before another one gets the address",
+                )
+        if not held:
+            raise CNIError(
+                Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
+            )
+
+    def gc(self, request: Request) -> None:
+        """Release what attachments of this network hold that the runtime does not list."""
+        messages = Messages(*ipam_options.logging_of(request.config))
+        listed = decode(request.config, _Collection)
+        valid = listed.attachments if listed.valid is msgspec.UNSET else listed.valid
+        if isinstance(valid, msgspec.UnsetType):
+            messages.warning(
+                f'GC of network {request.network}: no "cni.dev/valid-attachments", so nothing '
+                "is known to be dead: nothing was released"
+            )
+            return
+        alive = {(one.containerID, one.ifname) for one in valid or ()}
+        for one in self._store("").collect(request.network, alive):
+            messages.info(f"GC: {one.address} of {one.holder}")
+
+    def status(self, request: Request) -> None:
+        """CNIError 50 if an ADD would get no address now."""
+        options = ipam_options.read(request.config)
+        try:
+            full = self._store(self._boot()).exhausted(options.sets)
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message) from None
+        if full:
+            raise CNIError(
+                Code.UNAVAILABLE,
+                f"no free address: {full}. Delete pods that no longer need one, or widen the range",
+            )
+
+    def _store(self, boot: str) -> Store:
+        return SqliteStore(self._directory, boot)
+
+    def _boot(self) -> str:
+        try:
+            return self._boot_id()
+        except OSError as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"cannot tell which boot this is: {error.filename}: {error.strerror}: see that "
+                "/proc is mounted",
+            ) from None
+
+
+def _attachment(request: Request) -> Attachment:
+    _require_text(request.ifname, "CNI_IFNAME")
+    return Attachment(request.network, request.container_id, request.ifname)
+
+
+def _encodable(pod: arguments.Pod) -> arguments.Pod:
+    for value in (pod.namespace, pod.name, pod.uid):
+        _require_text(value, "CNI_ARGS")
+    return pod
+
+
+def _require_text(value: str, name: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CNIError(Code.INVALID_ENVIRONMENT, f"{name} is not UTF-8") from None
+
+
+def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
+    """Refuse before anything is reserved what no result of this version could hold."""
+    if not sets:
+        raise invalid_config(
+            'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
+            'in "ipam"'
+        )
+    families = [one.family for one in sets]
+    if request.cni_version in FAMILY_020 and len(families) > len(set(families)):
+        raise invalid_config(
+            f"CNI version {request.cni_version} does not support more than 1 address per family: "
+            'set "cniVersion" to "1.0.0"'
+        )
+
+
+def _result(grant: Grant, options: Options, dns: DNS) -> Result:
+    return Result(ips=tuple(map(_ip, grant.granted)), routes=options.routes, dns=dns)
+
+
+def _ip(granted: Granted) -> IPConfig:
+    gateway = granted.range.gateway
+    return IPConfig(
+        f"{granted.reservation.address}/{granted.range.network.family_prefix}",
+        None if gateway is None else text(gateway),
+    )
+
+
+def _is_ours(address: int, options: Options) -> bool:
+    return any(
+        range_.first <= address <= range_.last
+        for one in (*options.sets, *options.static)
+        for range_ in one.ranges
+    )

@@ -1,0 +1,167 @@
+"""One range as a configuration writes it, in whereabouts' or host-local's spelling."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from cni.spec.config import convert, unknown_key
+from cni.spec.errors import invalid_config
+from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval
+from ipam.ranges import Range, RangeSet, merged, never_usable, of_network
+
+T = TypeVar("T")
+Section = dict[str, Any]
+
+
+class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a range. Of each pair of spellings one may be there."""
+
+    range: str = ""
+    range_start: str = ""
+    range_end: str = ""
+    exclude: tuple[str, ...] = ()
+    gateway: str = ""
+    use_all_addresses: bool | None = None
+    subnet: str = ""
+    rangeStart: str = ""
+    rangeEnd: str = ""
+
+
+def section(given: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
+    """A JSON object as `shape`: null is absent, a key that is no field (or `also`) an error."""
+    fields = {field.encode_name for field in msgspec.structs.fields(shape)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in fields:
+            raise unknown_key(key, fields | set(also), f"{path}: ")
+    present = {key: value for key, value in given.items() if value is not None}
+    return convert(present, shape, path)
+
+
+class RangeReader:
+    """Makes ranges of what a configuration says, all under the same common settings.
+
+    `domain` answers where addresses of a network are unique, `gateway` is the common gateway of
+    its family, `use_all` whether network and broadcast address may be handed out. `notes`
+    collects what the operator should know.
+    """
+
+    def __init__(
+        self, domain: Callable[[Network], str], gateway: int | None, *, use_all: bool
+    ) -> None:
+        self.domain = domain
+        self.gateway = gateway
+        self.use_all = use_all
+        self.notes: list[str] = []
+
+    def set_of(self, ranges: Sequence[Section], path: str) -> RangeSet:
+        """host-local's range set: ranges of one family that yield one address together."""
+        if not ranges:
+            raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
+        read = []
+        for index, one in enumerate(ranges):
+            place = f"{path}[{index}]"
+            read.append(self.read(section(one, RangeOptions, place), place))
+        if len({one.family for one in read}) > 1:
+            raise invalid_config(f'"{path}": mixed address families in one range set')
+        return RangeSet(tuple(read))
+
+    def read(self, options: RangeOptions, path: str) -> Range:
+        """One range. CNIError 7 that names the key under `path`."""
+        range_key, range_text = _one_of(options, path, "range", "subnet")
+        start_key, start_text = _one_of(options, path, "range_start", "rangeStart")
+        end_key, end_text = _one_of(options, path, "range_end", "rangeEnd")
+        if not range_text:
+            raise invalid_config(f'"{path}": there is no "range"')
+        start, end = _address(start_text, start_key), _address(end_text, end_key)
+        try:
+            network, dashed = _network(range_text)
+        except ValueError as error:
+            raise invalid_config(f'"{range_key}": {error}') from None
+        if dashed:
+            if (start, end) not in ((None, None), dashed):
+                self.notes.append(f"{range_key} says start and end: {path} has others, ignored")
+            start, end = dashed.first, dashed.last
+            start_key = end_key = range_key
+        use_all = self.use_all if options.use_all_addresses is None else options.use_all_addresses
+        try:
+            first, last = of_network(network, start=start, end=end, use_all=use_all)
+        except ValueError as error:
+            raise invalid_config(
+                f'"{_blamed(range_key, start_key, end_key, error)}": {error}'
+            ) from None
+        return Range(
+            network=network,
+            first=first,
+            last=last,
+            excluded=merged((*_excluded(options.exclude, path), *never_usable(network))),
+            gateway=self._gateway(options, path, network, use_all=use_all),
+            domain=self.domain(network),
+            where=range_key,
+        )
+
+    def _gateway(
+        self, options: RangeOptions, path: str, network: Network, *, use_all: bool
+    ) -> int | None:
+        if options.gateway:
+            key = f"{path}.gateway"
+            gateway = _address(options.gateway, key)
+            if gateway is not None and family(gateway) != family(network.address):
+                raise invalid_config(f'"{key}" is of another family than {network}')
+            return gateway
+        if self.gateway is not None and family(self.gateway) == family(network.address):
+            return self.gateway
+        if options.subnet and not use_all:
+            # host-local's default for its own spelling; existing bridges have this address.
+            return network.address + 1
+        return None
+
+
+def _one_of(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
+    """The key of these spellings that was used (the first if none was), with its value."""
+    used = [key for key in keys if getattr(options, key)]
+    if len(used) > 1:
+        raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": leave one out')
+    key = used[0] if used else keys[0]
+    value: str = getattr(options, key)
+    return f"{path}.{key}", value
+
+
+def _address(given: str, key: str) -> int | None:
+    if not given:
+        return None
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise invalid_config(f'"{key}": {error}') from None
+
+
+def _network(given: str) -> tuple[Network, Interval | None]:
+    """`10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with its first and last address."""
+    first_text, dash, rest = given.partition("-")
+    if not dash:
+        return parse_interface(given)[1], None
+    last, network = parse_interface(rest.strip())
+    first = parse(first_text.strip())
+    if first not in network:
+        raise ValueError(f"invalid range start for CIDR {network}: {first_text.strip()}")
+    return network, Interval(first, last)
+
+
+def _excluded(exclude: Sequence[str], path: str) -> list[Interval]:
+    intervals = []
+    for index, one in enumerate(exclude):
+        try:
+            intervals.append(parse_interval(one))
+        except ValueError as error:
+            raise invalid_config(
+                f'could not parse exclude range "{one}" ("{path}.exclude[{index}]"): {error}'
+            ) from None
+    return intervals
+
+
+def _blamed(range_key: str, start_key: str, end_key: str, error: ValueError) -> str:
+    text = str(error)
+    if text.startswith(("invalid range start", "range start")):
+        return start_key
+    return end_key if text.startswith("invalid range end") else range_key

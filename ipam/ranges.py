@@ -1,0 +1,129 @@
+"""A range of addresses: which of them may be handed out, and in which order sets are asked.
+
+`of_network` applies whereabouts' rules (pkg/iphelpers GetIPRange) with the differences that
+docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ipam.addresses import MAPPED_FIRST, MAPPED_LAST, Interval, Network, family, text
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
+
+    `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
+    sorted and does not overlap.
+    """
+
+    network: Network
+    first: int
+    last: int
+    excluded: tuple[Interval, ...] = ()
+    gateway: int | None = None
+    domain: str = ""
+    where: str = "ipam.range"
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return family(self.network.address)
+
+    def allows(self, address: int) -> bool:
+        """Whether `address` may be handed out from this range."""
+        return any(part.first <= address <= part.last for part in self.allowed())
+
+    def allowed(self, avoid: Iterable[int] = ()) -> Iterator[Interval]:
+        """What may be handed out, lowest first: the range without its exclusions and `avoid`."""
+        holes = [*self.excluded, *(Interval(one, one) for one in avoid)]
+        if self.gateway is not None:
+            holes.append(Interval(self.gateway, self.gateway))
+        cursor = self.first
+        for hole in merged(holes):
+            if hole.last < cursor:
+                continue
+            if hole.first > self.last:
+                break
+            if hole.first > cursor:
+                yield Interval(cursor, hole.first - 1)
+            cursor = hole.last + 1
+        if cursor <= self.last:
+            yield Interval(cursor, self.last)
+
+    def __str__(self) -> str:
+        return f"{self.network} ({text(self.first)}-{text(self.last)})"
+
+
+class RangeSet(msgspec.Struct, frozen=True):
+    """Ranges of one family that yield one address together, asked in this order.
+
+    `fixed` sets hold the one address that was asked for by name.
+    """
+
+    ranges: tuple[Range, ...]
+    fixed: bool = False
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return self.ranges[0].family
+
+
+def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
+    """Where addresses of `network` are unique.
+
+    `shared` is `enable_overlapping_ranges`: all ranges of a network_name together. Else the
+    range is a domain of its own, as whereabouts has it.
+    """
+    # A network_name holds no space: the two kinds of domains cannot meet.
+    return network_name if shared else f"{network_name} {network}"
+
+
+def of_network(
+    network: Network,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    use_all: bool = False,
+) -> tuple[int, int]:
+    """The first and the last usable address.
+
+    A start or end at the network or broadcast address moves to the nearest usable one. Raises
+    ValueError: start or end outside the network, start after end, no usable address.
+    """
+    for key, bound in (("start", start), ("end", end)):
+        if bound is not None and bound not in network:
+            raise ValueError(f"invalid range {key} for CIDR {network}: {text(bound)}")
+    if start is not None and end is not None and start > end:
+        raise ValueError(f"range start {text(start)} is after range end {text(end)}")
+    lowest, highest = network.address, network.last
+    if not use_all:
+        if network.prefix > 126:
+            raise ValueError(
+                f"net mask is too short, subnet {network} has no usable IP addresses: "
+                'set "use_all_addresses": true to hand out all of them'
+            )
+        lowest, highest = lowest + 1, highest - 1
+    first = lowest if start is None else min(max(start, lowest), highest)
+    last = highest if end is None else max(min(end, highest), lowest)
+    return first, last
+
+
+def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """The same addresses as sorted intervals that neither overlap nor touch."""
+    result: list[Interval] = []
+    for interval in sorted(intervals):
+        if result and interval.first <= result[-1].last + 1:
+            result[-1] = Interval(result[-1].first, max(result[-1].last, interval.last))
+        else:
+            result.append(interval)
+    return tuple(result)
+
+
+def never_usable(network: Network) -> tuple[Interval, ...]:
+    """What a large IPv6 network must not hand out: the IPv4-mapped addresses within it."""
+    if network.address <= MAPPED_FIRST and network.last >= MAPPED_LAST and network.prefix < 96:
+        return (Interval(MAPPED_FIRST, MAPPED_LAST),)
+    return ()

@@ -1,0 +1,111 @@
+"""Rows of the SQLite store: the tables, and reservations and runs to and from them.
+
+SQLite does not checksum what it stores: every row carries the crc32 of its content, and one
+that does not match is `Damage`.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ipam.addresses import Interval, parse, text
+from ipam.store import Reservation
+
+VERSION = 1
+COLUMNS = "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since"
+RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
+
+SCHEMA = (
+    """CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER, store TEXT, seq INTEGER,
+    count INTEGER, crc INTEGER)""",
+    """CREATE TABLE reservation (domain TEXT, address BLOB, range TEXT, network TEXT,
+    container_id TEXT, ifname TEXT, namespace TEXT, pod TEXT, uid TEXT, boot TEXT, since INTEGER,
+    crc INTEGER, PRIMARY KEY (domain, address)) WITHOUT ROWID""",
+    """CREATE TABLE run (domain TEXT, first BLOB, last BLOB, crc INTEGER,
+    PRIMARY KEY (domain, first)) WITHOUT ROWID""",
+    "CREATE INDEX by_attachment ON reservation (network, container_id, ifname)",
+    "CREATE INDEX by_boot ON reservation (boot)",
+    "CREATE INDEX by_name ON reservation (namespace, pod) WHERE pod != ''",
+    "CREATE INDEX by_uid ON reservation (uid) WHERE uid != ''",
+)
+
+
+class Damage(Exception):
+    """What the store holds cannot be; the text says what was seen."""
+
+
+def runs_of(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Interval]]:
+    """Sorted (domain, address) pairs as runs."""
+    current: tuple[str, Interval] | None = None
+    for domain, address in keys:
+        if current is not None and current[0] == domain and current[1].last + 1 == address:
+            current = (domain, Interval(current[1].first, address))
+            continue
+        if current is not None:
+            yield current
+        current = (domain, Interval(address, address))
+    if current is not None:
+        yield current
+
+
+def key_of(address: int) -> bytes:
+    return address.to_bytes(16, "big")
+
+
+def address_of(key: object) -> int:
+    if not isinstance(key, bytes) or len(key) != 16:
+        raise Damage("an address has not 16 bytes")
+    return int.from_bytes(key, "big")
+
+
+def crc_of(content: Sequence[object]) -> int:
+    return zlib.crc32(repr(tuple(content)).encode(errors="backslashreplace"))
+
+
+def reservation_row(reservation: Reservation) -> tuple[object, ...]:
+    one = reservation
+    content = (
+        one.domain,
+        key_of(parse(one.address)),
+        one.range,
+        one.network,
+        one.container_id,
+        one.ifname,
+        one.namespace,
+        one.pod,
+        one.uid,
+        one.boot,
+        one.since,
+    )
+    return (*content, crc_of(content))
+
+
+def reservation_of(row: tuple[Any, ...]) -> Reservation:
+    *content, crc = row
+    if crc != crc_of(content):
+        raise Damage("a reservation does not match its checksum")
+    return Reservation(
+        domain=content[0],
+        address=text(address_of(content[1])),
+        range=content[2],
+        network=content[3],
+        container_id=content[4],
+        ifname=content[5],
+        namespace=content[6],
+        pod=content[7],
+        uid=content[8],
+        boot=content[9],
+        since=content[10],
+    )
+
+
+def run_row(domain: str, run: Interval) -> tuple[object, ...]:
+    content = (domain, key_of(run.first), key_of(run.last))
+    return (*content, crc_of(content))
+
+
+def run_of(row: tuple[Any, ...]) -> Interval:
+    *content, crc = row
+    if crc != crc_of(content):
+        raise Damage("a run of taken addresses does not match its checksum")
+    return Interval(address_of(content[1]), address_of(content[2]))

@@ -1,0 +1,209 @@
+"""The address store of one node: SQLite and a log under a file lock. See `store` for the words.
+
+Every method opens the files, does one transaction and closes them again: nothing of a store
+stays in a process that another one has changed or repaired meanwhile. A transaction writes the
+log first and commits then, so that a process may die anywhere in between.
+"""
+
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from cni.spec.errors import CNIError, Code
+from ipam import allocation
+from ipam.addresses import parse, text
+from ipam.lock import exclusive
+from ipam.log import Log, records_of
+from ipam.ranges import RangeSet
+from ipam.recovery import LOCK, Report, explained, open_store, rewrite_log
+from ipam.rows import Damage
+from ipam.store import Attachment, Grant, Granted, Owner, Reservation
+from ipam.tables import Tables
+
+_LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
+_RECORDS_WORTH_COMPACTING = 1000
+_WORTH_LOADING = 1000
+
+
+def report_to_stderr(text: str) -> None:
+    """Say what was repaired where the runtime's log shows it."""
+    sys.stderr.write(f"{text}\n")
+
+
+class SqliteStore:
+    """The reservations of this node, in `directory`. Implements `ipam.store.Store`.
+
+    `boot` is this boot's identity: what was reserved in another one is stale.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        boot: str,
+        *,
+        report: Report = report_to_stderr,
+        lock_timeout: float = _LOCK_TIMEOUT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = directory
+        self.boot = boot
+        self._report = report
+        self._lock_timeout = lock_timeout
+        self._clock = clock
+
+    def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
+        """See Store.reserve."""
+        with self._open() as (tables, log):
+            choices = allocation.choose(tables, owner, sets, self.boot)
+            granted = tuple(
+                Granted(choice.range, self._reservation(owner, choice), choice.replaced)
+                for choice in choices
+            )
+            self._write(tables, log, put=[one.reservation for one in granted])
+        return Grant(granted)
+
+    def undo(self, grant: Grant) -> None:
+        """See Store.undo."""
+        with self._open() as (tables, log):
+            put, drop = [], []
+            for one in grant.granted:
+                reservation = one.reservation
+                held = tables.at(reservation.domain, parse(reservation.address))
+                if held != reservation:
+                    continue
+                if one.replaced is None:
+                    drop.append(reservation)
+                else:
+                    put.append(one.replaced)
+            self._write(tables, log, put, drop)
+
+    def release(self, attachment: Attachment) -> list[Reservation]:
+        """See Store.release."""
+        with self._open() as (tables, log):
+            held = tables.of_attachment(attachment)
+            self._write(tables, log, drop=held)
+            self._compact(tables, log)
+        return held
+
+    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
+        """See Store.collect."""
+        with self._open() as (tables, log):
+            dead = [
+                one
+                for one in tables.of_network(network)
+                if (one.container_id, one.ifname) not in valid
+            ]
+            self._write(tables, log, drop=dead)
+            self._compact(tables, log)
+        return dead
+
+    def forget(self, reservation: Reservation) -> None:
+        """Free one address whoever holds it, for an operator who knows better.
+
+        CNIError 11 if it is not held any more as `reservation` says.
+        """
+        with self._open() as (tables, log):
+            if tables.at(reservation.domain, parse(reservation.address)) != reservation:
+                raise CNIError(
+                    Code.TRY_AGAIN,
+                    f"{reservation.address} has changed hands meanwhile: nothing was released",
+                )
+            self._write(tables, log, drop=[reservation])
+
+    def held_by(self, attachment: Attachment) -> list[Reservation]:
+        """See Store.held_by."""
+        with self._open() as (tables, _):
+            held = tables.of_attachment(attachment)
+        return sorted(held, key=lambda one: parse(one.address))
+
+    def exhausted(self, sets: Sequence[RangeSet]) -> str:
+        """See Store.exhausted."""
+        with self._open() as (tables, _):
+            for one in sets:
+                full = "" if one.fixed else allocation.exhaustion(tables, one, self.boot)
+                if full:
+                    return full
+        return ""
+
+    def reservations(self) -> list[Reservation]:
+        """See Store.reservations."""
+        with self._open() as (tables, _):
+            return list(tables.all())
+
+    def load(self, reservations: Sequence[Reservation]) -> None:
+        """See Store.load."""
+        with self._open() as (tables, log):
+            for one in reservations:
+                held = tables.at(one.domain, parse(one.address))
+                if held is not None:
+                    raise CNIError(
+                        Code.ADDRESS_TAKEN,
+                        f"{one.address} is held by {held.holder}: nothing was loaded",
+                    )
+            self._write(tables, log, put=reservations)
+            self._compact(tables, log)
+
+    def _reservation(self, owner: Owner, choice: allocation.Choice) -> Reservation:
+        return Reservation(
+            domain=choice.range.domain,
+            address=text(choice.address),
+            range=str(choice.range.network),
+            network=owner.attachment.network,
+            container_id=owner.attachment.container_id,
+            ifname=owner.attachment.ifname,
+            namespace=owner.pod.namespace,
+            pod=owner.pod.name,
+            uid=owner.pod.uid,
+            boot=self.boot,
+            since=int(self._clock()),
+        )
+
+    def _write(
+        self,
+        tables: Tables,
+        log: Log,
+        put: Sequence[Reservation] = (),
+        drop: Sequence[Reservation] = (),
+    ) -> None:
+        """One transaction: the tables, the log, the commit, in this order."""
+        if not put and not drop:
+            return
+        records = records_of(tables.meta.seq, put, [(one.domain, one.address) for one in drop])
+        size = log.size
+        tables.begin()
+        try:
+            for one in drop:
+                tables.drop(one.domain, parse(one.address))
+            if len(put) < _WORTH_LOADING:
+                for one in put:
+                    tables.put(one)
+            else:
+                tables.load(put)
+            tables.record(records[-1].seq)
+            log.append(records)
+            tables.commit()
+        except BaseException:
+            # A signal may strike behind the commit: then it is done, and the log must say so.
+            if tables.rollback():
+                log.truncate(size)
+            raise
+
+    def _compact(self, tables: Tables, log: Log) -> None:
+        """Write the log anew once most of it is history, so that its size follows the store's."""
+        base = log.header.base if log.header else 0
+        if tables.meta.seq - base > _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
+            rewrite_log(log.path, tables)
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Tables, Log]]:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with exclusive(self.directory / LOCK, self._lock_timeout):
+                tables, log = open_store(self.directory, self._report)
+                with closing(log), closing(tables):
+                    yield tables, log
+        except (Damage, sqlite3.Error, OSError) as error:
+            raise explained(error, self.directory) from None

@@ -1,0 +1,124 @@
+"""Who holds which address: the words, and what every store of reservations can do.
+
+The store of one node is `sqlite_store`. A store that is shared by a cluster comes behind the
+same interface.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import msgspec
+
+from cni.spec.arguments import Pod
+from ipam.ranges import Range, RangeSet
+
+
+class Attachment(msgspec.Struct, frozen=True, order=True):
+    """What a runtime attaches and detaches (SPEC.md 0.4.0): network, container id, ifname."""
+
+    network: str
+    container_id: str
+    ifname: str
+
+    def __str__(self) -> str:
+        return f"network {self.network}, container {self.container_id}, interface {self.ifname}"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """An attachment, and the pod it is made for as far as the runtime named it."""
+
+    attachment: Attachment
+    pod: Pod = Pod()
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """An address held by an attachment. One record of the store, of its log and of `list`.
+
+    `domain` is where the address is unique, `range` the network it was taken from (CIDR),
+    `boot` the boot in which it was taken, `since` seconds since 1970.
+    """
+
+    domain: str
+    address: str
+    range: str
+    network: str
+    container_id: str
+    ifname: str
+    namespace: str = ""
+    pod: str = ""
+    uid: str = ""
+    boot: str = ""
+    since: int = 0
+
+    @property
+    def attachment(self) -> Attachment:
+        """The holder as the runtime knows it."""
+        return Attachment(self.network, self.container_id, self.ifname)
+
+    @property
+    def holder(self) -> str:
+        """The holder in an error: the pod where it is known, and always the attachment."""
+        pod = f"pod {self.namespace}/{self.pod}, " if self.pod else ""
+        return f"{pod}{self.attachment}"
+
+    def held_by_pod_of(self, owner: Owner) -> bool:
+        """Whether `owner` is this reservation's pod again, for the same network and ifname.
+
+        By uid where both sides know it, by namespace and name else.
+        """
+        attachment, pod = owner.attachment, owner.pod
+        if (self.network, self.ifname) != (attachment.network, attachment.ifname):
+            return False
+        if self.uid and pod.uid:
+            return self.uid == pod.uid
+        return pod.name != "" and (self.namespace, self.pod) == (pod.namespace, pod.name)
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """One address that `reserve` gave out, its range, and whose place it took, if anyone's."""
+
+    range: Range
+    reservation: Reservation
+    replaced: Reservation | None = None
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """What one `reserve` did, in the order of its range sets: all that `undo` needs."""
+
+    granted: tuple[Granted, ...] = ()
+
+
+class Store(Protocol):
+    """Reservations. Every method is one transaction; CNIError is what it raises.
+
+    Codes: 5 for a system that refuses, 11 for a lock that is held for too long, 112 for a
+    damaged store, which is left as it is.
+    """
+
+    def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
+        """One address of each set for `owner`: all or none.
+
+        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
+        address, 111 if a fixed address is held by someone else.
+        """
+
+    def undo(self, grant: Grant) -> None:
+        """Take back one `reserve`: what it replaced is put back, what changed since stays."""
+
+    def release(self, attachment: Attachment) -> list[Reservation]:
+        """Free everything that the attachment holds and answer it."""
+
+    def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
+        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
+
+    def held_by(self, attachment: Attachment) -> list[Reservation]:
+        """Everything that the attachment holds, lowest address first."""
+
+    def exhausted(self, sets: Sequence[RangeSet]) -> str:
+        """Why a reserve of these sets would fail for a newcomer; "" if it would not."""
+
+    def reservations(self) -> list[Reservation]:
+        """Everything, by domain and address."""
+
+    def load(self, reservations: Sequence[Reservation]) -> None:
+        """Add reservations in bulk: all or none. CNIError 111 if an address is held already."""

@@ -1,0 +1,357 @@
+"""The SQLite side of the store: reservations, and the runs of taken addresses beside them.
+
+Both trees hold the same addresses, in two forms, and are held against each other before an
+address is handed out or taken back: an address that is free among the runs must be absent from
+the reservations. A row of either that fails its checksum, or the two differing, is `Damage`.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ipam.addresses import Interval, parse, text
+from ipam.rows import (
+    COLUMNS,
+    RESERVATION_MARKS,
+    SCHEMA,
+    VERSION,
+    Damage,
+    address_of,
+    crc_of,
+    key_of,
+    reservation_of,
+    reservation_row,
+    run_of,
+    run_row,
+    runs_of,
+)
+from ipam.store import Attachment, Owner, Reservation
+
+
+class Meta(NamedTuple):
+    """The identity of the store, the last sequence number applied, and how many rows there are."""
+
+    store: str
+    seq: int
+    held: int
+
+
+class Tables:
+    """An open database. The caller holds the store's lock; sqlite3.Error and Damage are raised."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing database and read who it is."""
+        uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
+        self.connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            self._execute("PRAGMA cell_size_check = ON")
+            # Nobody else is in: no shared memory, which a truncated file would turn into SIGBUS.
+            self._execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._execute("PRAGMA synchronous = NORMAL")
+            found = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
+            if found != set(SCHEMA):
+                raise Damage("its tables are not those of an address store")
+            self.meta = self._read_meta()
+        except BaseException:
+            self.connection.close()
+            raise
+
+    @classmethod
+    def create(cls, path: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
+        """Write a new database at `path`, where nothing is, and close it: then it is on disk."""
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("BEGIN")
+            for statement in SCHEMA:
+                connection.execute(statement)
+            empty = (VERSION, store, seq, 0)
+            connection.execute(
+                "INSERT INTO meta VALUES (1, ?, ?, ?, ?, ?)", (*empty, crc_of(empty))
+            )
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+        tables = cls(path)
+        try:
+            tables.begin()
+            tables.load(reservations)
+            tables.record(seq)
+            tables.commit()
+        finally:
+            tables.close()
+
+    def close(self) -> None:
+        """Write the WAL back and close."""
+        self.connection.close()
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._execute("BEGIN IMMEDIATE")
+
+    def record(self, seq: int) -> None:
+        """Note in the transaction that the log up to `seq` is applied."""
+        self.meta = self.meta._replace(seq=seq)
+        content = (VERSION, *self.meta)
+        self._execute(
+            "UPDATE meta SET version = ?, store = ?, seq = ?, count = ?, crc = ? WHERE id = 1",
+            (*content, crc_of(content)),
+        )
+
+    def commit(self) -> None:
+        """End the transaction."""
+        self._execute("COMMIT")
+
+    def rollback(self) -> bool:
+        """Undo an open transaction; whether there was one."""
+        if not self.connection.in_transaction:
+            return False
+        self._execute("ROLLBACK")
+        self.meta = self._read_meta()
+        return True
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def run_at(self, domain: str, address: int) -> Interval | None:
+        """The run that holds `address`, None if no run does."""
+        run = self._run_up_to(domain, address)
+        return run if run is not None and run.last >= address else None
+
+    def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
+        """Runs that touch `interval`, lowest first."""
+        before = self._run_up_to(domain, interval.first)
+        if before is not None and before.last >= interval.first:
+            yield before
+        for row in self._execute(
+            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first > ? "
+            "AND first <= ? ORDER BY first",
+            (domain, key_of(interval.first), key_of(interval.last)),
+        ):
+            yield run_of(row)
+
+    def at(self, domain: str, address: int) -> Reservation | None:
+        """The reservation of `address`."""
+        return self._row(domain, key_of(address))
+
+    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
+        """The lowest reservation in `interval` that was made in another boot than `boot`."""
+        lowest: bytes | None = None
+        other = ""
+        while True:
+            # One step for each boot that left something behind, not one for each reservation.
+            row = self._execute(
+                "SELECT boot FROM reservation INDEXED BY by_boot WHERE boot >= ? AND boot != ? "
+                "ORDER BY boot LIMIT 1",
+                (other, boot),
+            ).fetchone()
+            if row is None:
+                break
+            found = self._execute(
+                "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
+                "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
+                (row[0], domain, key_of(interval.first), key_of(interval.last)),
+            ).fetchone()
+            if found is not None and (lowest is None or found[0] < lowest):
+                lowest = found[0]
+            other = f"{row[0]}\0"
+        if lowest is None:
+            return None
+        stale = self._existing(domain, lowest)
+        if stale.boot == boot:
+            raise Damage("the index of boots does not match the reservations")
+        return stale
+
+    def of_attachment(self, attachment: Attachment) -> list[Reservation]:
+        """What the attachment holds, by domain and address."""
+        keys = self._execute(
+            "SELECT domain, address FROM reservation INDEXED BY by_attachment "
+            "WHERE network = ? AND container_id = ? AND ifname = ? ORDER BY domain, address",
+            (attachment.network, attachment.container_id, attachment.ifname),
+        ).fetchall()
+        held = [self._existing(*key) for key in keys]
+        if any(one.attachment != attachment for one in held):
+            raise Damage("the index of attachments does not match the reservations")
+        return held
+
+    def of_network(self, network: str) -> list[Reservation]:
+        """What attachments of the network hold."""
+        keys = self._execute(
+            "SELECT domain, address FROM reservation INDEXED BY by_attachment WHERE network = ?",
+            (network,),
+        ).fetchall()
+        held = [self._existing(*key) for key in keys]
+        if any(one.network != network for one in held):
+            raise Damage("the index of attachments does not match the reservations")
+        return held
+
+    def of_pod(self, owner: Owner) -> list[Reservation]:
+        """What the owner's pod holds for the owner's network and ifname."""
+        pod = owner.pod
+        keys = set()
+        if pod.uid:
+            keys |= set(
+                self._execute(
+                    "SELECT domain, address FROM reservation INDEXED BY by_uid "
+                    "WHERE uid = ? AND uid != ''",
+                    (pod.uid,),
+                )
+            )
+        if pod.name:
+            keys |= set(
+                self._execute(
+                    "SELECT domain, address FROM reservation INDEXED BY by_name "
+                    "WHERE namespace = ? AND pod = ? AND pod != ''",
+                    (pod.namespace, pod.name),
+                )
+            )
+        held = [self._existing(*key) for key in sorted(keys)]
+        return [one for one in held if one.held_by_pod_of(owner)]
+
+    def all(self) -> Iterator[Reservation]:
+        """Every reservation, by domain and address."""
+        for row in self._execute(
+            f"SELECT {COLUMNS}, crc FROM reservation ORDER BY domain, address"
+        ):
+            yield reservation_of(row)
+
+    def all_runs(self) -> Iterator[tuple[str, Interval]]:
+        """Every run with its domain."""
+        for row in self._execute("SELECT domain, first, last, crc FROM run ORDER BY domain, first"):
+            yield row[0], run_of(row)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def put(self, reservation: Reservation) -> None:
+        """Record a reservation; it replaces the one that the address may have."""
+        address = parse(reservation.address)
+        run = self.run_at(reservation.domain, address)
+        present = self.at(reservation.domain, address) is not None
+        if present is not (run is not None):
+            raise Damage(
+                f"{reservation.address} is {'held' if present else 'free'} among the "
+                f"reservations and {'taken' if run else 'free'} among the runs"
+            )
+        if not present:
+            self._extend_runs(reservation.domain, address)
+            self.meta = self.meta._replace(held=self.meta.held + 1)
+        self._execute(
+            f"REPLACE INTO reservation VALUES ({RESERVATION_MARKS})", reservation_row(reservation)
+        )
+
+    def drop(self, domain: str, address: int) -> Reservation | None:
+        """Forget the reservation of an address; what it was."""
+        reservation = self.at(domain, address)
+        run = self.run_at(domain, address)
+        if (reservation is None) is not (run is None):
+            raise Damage(f"the runs and the reservations differ about {text(address)}")
+        if reservation is None or run is None:
+            return None
+        self._execute(
+            "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, key_of(address))
+        )
+        self._remove_run(domain, run)
+        if run.first < address:
+            self._add_run(domain, Interval(run.first, address - 1))
+        if address < run.last:
+            self._add_run(domain, Interval(address + 1, run.last))
+        self.meta = self.meta._replace(held=self.meta.held - 1)
+        return reservation
+
+    def load(self, reservations: Iterable[Reservation]) -> None:
+        """Add many reservations; sqlite3.IntegrityError if an address of them is not free."""
+        before = self.connection.total_changes
+        self.connection.executemany(
+            f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})",
+            (reservation_row(reservation) for reservation in reservations),
+        )
+        self.meta = self.meta._replace(held=self.meta.held + self.connection.total_changes - before)
+        self._execute("DELETE FROM run")
+        keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
+        self.connection.executemany(
+            "INSERT INTO run VALUES (?, ?, ?, ?)",
+            (
+                run_row(domain, run)
+                for domain, run in runs_of((domain, address_of(key)) for domain, key in keys)
+            ),
+        )
+
+    # --- the rows ----------------------------------------------------------------------------
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self.connection.execute(statement, values)
+
+    def _read_meta(self) -> Meta:
+        rows = self._execute("SELECT version, store, seq, count, crc FROM meta").fetchall()
+        if len(rows) != 1 or rows[0][-1] != crc_of(rows[0][:-1]):
+            raise Damage("the row that identifies it does not match its checksum")
+        version, store, seq, count, _ = rows[0]
+        if version != VERSION:
+            raise Damage(f"it has version {version}, this program reads {VERSION}")
+        return Meta(store, seq, count)
+
+    def _row(self, domain: str, key: bytes) -> Reservation | None:
+        row = self._execute(
+            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address = ?",
+            (domain, key),
+        ).fetchone()
+        return None if row is None else reservation_of(row)
+
+    def _existing(self, domain: str, key: bytes) -> Reservation:
+        reservation = self._row(domain, key)
+        if reservation is None:
+            raise Damage("an index names a reservation that is not there")
+        return reservation
+
+    def _run_up_to(self, domain: str, address: int) -> Interval | None:
+        row = self._execute(
+            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first <= ? "
+            "ORDER BY first DESC LIMIT 1",
+            (domain, key_of(address)),
+        ).fetchone()
+        return None if row is None else run_of(row)
+
+    def _extend_runs(self, domain: str, address: int) -> None:
+        first = last = address
+        before = self._run_up_to(domain, address)
+        if before is not None and before.last == address - 1:
+            first = before.first
+            self._remove_run(domain, before)
+        after = self.run_at(domain, address + 1)
+        if after is not None:
+            last = after.last
+            self._remove_run(domain, after)
+        self._add_run(domain, Interval(first, last))
+
+    def _add_run(self, domain: str, run: Interval) -> None:
+        self._execute("INSERT INTO run VALUES (?, ?, ?, ?)", run_row(domain, run))
+
+    def _remove_run(self, domain: str, run: Interval) -> None:
+        self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))
+
+
+def salvage(path: Path) -> tuple[list[Reservation], int]:
+    """The rows of a damaged database that still match their checksum, and its sequence number.
+
+    Whatever cannot be read is left out; -1 where the sequence number cannot be.
+    """
+    found: list[Reservation] = []
+    seq = -1
+    try:
+        tables = Tables(path)
+    except (sqlite3.Error, Damage):
+        return found, seq
+    try:
+        seq = tables.meta.seq
+        for row in tables.connection.execute(f"SELECT {COLUMNS}, crc FROM reservation"):
+            try:
+                found.append(reservation_of(row))
+            except Damage:
+                continue
+    except sqlite3.Error:
+        pass
+    finally:
+        tables.close()
+    return found, seq

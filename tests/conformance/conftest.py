@@ -1,0 +1,44 @@
+"""The node of a test, and what there is on it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.node import CNI_BIN, Delegate, Node, namespace
+from tests.conformance.subject import OURS
+from tests.plugins import CHECKOUT, install_noop
+
+
+@pytest.fixture(scope="session")
+def executables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """CNI_PATH: our executables, made where they are missing, and the doubles'."""
+    if not all((CNI_BIN / subject.name).exists() for subject in OURS):
+        command = [sys.executable, "-m", "tools.make_cni", str(CNI_BIN)]
+        subprocess.run(command, check=True, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
+    doubles = tmp_path_factory.mktemp("doubles")
+    install_noop(doubles)
+    return CNI_BIN, doubles
+
+
+@pytest.fixture
+def node(tmp_path: Path, executables: tuple[Path, ...]) -> Node:
+    """A node on which nothing has happened yet."""
+    return Node(tmp_path, executables)
+
+
+@pytest.fixture
+def delegate(node: Node) -> Delegate:
+    """The recording IPAM plugin `double`, in the node's CNI_PATH."""
+    directory = node.root / "double"
+    node.path = (*node.path, directory)
+    return Delegate.install(directory)
+
+
+@pytest.fixture
+def netns() -> Iterator[Path]:
+    """A network namespace for a pod."""
+    with namespace() as path:
+        yield path

@@ -1,0 +1,76 @@
+"""What a call must answer: ERR(...), OK and OK∅ of the tables."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tests.conformance.node import Outcome
+
+
+class Expected(Protocol):
+    def met_by(self, outcome: Outcome) -> None:
+        """Fail the test if the outcome is another one."""
+
+
+@dataclass(frozen=True)
+class Err:
+    """Exit code 1 and exactly one error document.
+
+    With `message` alone the document holds just that, with `details` both; `contains` is a part
+    of the message. Every error document of ours says the protocol's version. (M1)
+    """
+
+    code: int | tuple[int, ...]
+    message: str | None = None
+    details: str | None = None
+    contains: str | tuple[str, ...] = ()
+
+    def met_by(self, outcome: Outcome) -> None:
+        assert outcome.exit_code == 1, outcome
+        document = outcome.document
+        assert document["cniVersion"]
+        codes = (self.code,) if isinstance(self.code, int) else self.code
+        assert document["code"] in codes, outcome
+        if self.message is not None:
+            assert document["msg"] == self.message
+            assert document.get("details") == self.details
+        elif self.details is not None:
+            assert document.get("details") == self.details
+        for part in (self.contains,) if isinstance(self.contains, str) else self.contains:
+            assert part in document["msg"]
+        assert set(document) <= {"cniVersion", "code", "msg", "details"}
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """OK∅: exit code 0 and no output."""
+
+    def met_by(self, outcome: Outcome) -> None:
+        assert (outcome.exit_code, outcome.stdout) == (0, b""), outcome
+
+
+@dataclass(frozen=True)
+class Added:
+    """An ADD's result, in the version of the request."""
+
+    version: str = "1.0.0"
+
+    def met_by(self, outcome: Outcome) -> None:
+        assert outcome.exit_code == 0, outcome
+        document = outcome.document
+        assert document["cniVersion"] == self.version
+        assert ("ip4" in document) is (self.version in ("0.1.0", "0.2.0"))
+
+
+@dataclass(frozen=True)
+class NotCode:
+    """Anything but an error of this code: what a row is about was not the reason to fail."""
+
+    code: int
+
+    def met_by(self, outcome: Outcome) -> None:
+        if outcome.exit_code != 0:
+            assert outcome.document["code"] != self.code, outcome
+
+
+OK = Nothing()
+ADDED = Added()

@@ -1,0 +1,249 @@
+"""A node of its own for each test: state directories, a path of executables, namespaces."""
+
+import contextlib
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from tests.conformance.subject import Subject
+from tests.plugins import CHECKOUT, install_delegate
+
+CNI_BIN = Path(os.environ.get("PODFABRIC_CNI_BIN", CHECKOUT / "build/cni/bin")).absolute()
+NETNS = Path("/var/run/netns")
+IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
+PATIENCE = 60.0  # seconds; a call that takes longer hangs
+
+Config = Mapping[str, Any] | bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one process answered."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Standard output, which must be exactly one JSON object."""
+        document = json.loads(self.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of a result of 0.3.0 or later."""
+        return [ip["address"] for ip in self.document["ips"]]
+
+
+class Options(TypedDict, total=False):
+    """How a process is started, where it matters."""
+
+    stdin: int | None
+    stdout: int | None
+    cwd: Path | None
+    umask: int
+    preexec_fn: Callable[[], object] | None
+    through: Sequence[str]
+
+
+@dataclass
+class Node:
+    """State and run directories below `root`, executables of `path`."""
+
+    root: Path
+    path: tuple[Path, ...]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    def environ(self, **changes: str | None) -> dict[str, str]:
+        """The environment E0 of the tables, with changes; None unsets a variable."""
+        environ: dict[str, str | None] = {
+            "CNI_COMMAND": "ADD",
+            "CNI_CONTAINERID": "c1",
+            "CNI_NETNS": "/var/run/netns/T",
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": ":".join(map(str, self.path)),
+            "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PODFABRIC_STATE": str(self.state),
+            "PODFABRIC_RUN": str(self.root / "run"),
+            "MARK": self.mark,
+            **changes,
+        }
+        return {name: value for name, value in environ.items() if value is not None}
+
+    def executable(self, subject: Subject) -> Path:
+        return next(one / subject.name for one in self.path if (one / subject.name).exists())
+
+    def start(
+        self,
+        subject: Subject,
+        environ: Mapping[str, str] | None = None,
+        *,
+        stdin: int | None = subprocess.PIPE,
+        stdout: int | None = subprocess.PIPE,
+        cwd: Path | None = None,
+        umask: int = -1,
+        preexec_fn: Callable[[], object] | None = None,
+        through: Sequence[str] = (),
+    ) -> "subprocess.Popen[bytes]":
+        """The process, for tests that do not just wait for its end. `through` wraps it."""
+        return subprocess.Popen(
+            [*through, str(self.executable(subject))],
+            env=dict(environ or self.environ()),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            cwd=cwd or self.root,
+            umask=umask,
+            preexec_fn=preexec_fn,
+        )
+
+    def run(
+        self,
+        subject: Subject,
+        environ: Mapping[str, str] | None = None,
+        config: Config | None = None,
+        **options: Unpack[Options],
+    ) -> Outcome:
+        """One call with a whole environment, to its end; `options` as for `start`."""
+        with self.start(subject, environ, **options) as process:
+            try:
+                given = encoded(subject.config() if config is None else config)
+                stdout, stderr = process.communicate(
+                    None if process.stdin is None else given, timeout=PATIENCE
+                )
+            finally:
+                process.kill()
+        return Outcome(process.returncode, stdout or b"", (stderr or b"").decode())
+
+    def call(
+        self,
+        subject: Subject,
+        command: str = "ADD",
+        config: Config | None = None,
+        **environ: str | None,
+    ) -> Outcome:
+        """One verb; `environ` changes E0."""
+        return self.run(subject, self.environ(CNI_COMMAND=command, **environ), config)
+
+    def untouched(self) -> bool:
+        """Whether no call has left anything on the disk."""
+        return not any(path.is_file() for path in self.root.glob("state/**/*"))
+
+    def processes(self) -> list[int]:
+        """What still runs of everything that was started here."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that a delegate was given."""
+
+    command: str
+    environ: dict[str, str]
+    stdin: bytes
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """The recording IPAM plugin: its name for `ipam.type`, and the directory it is in."""
+
+    name: str
+    directory: Path
+
+    @classmethod
+    def install(cls, directory: Path, name: str = "double") -> "Delegate":
+        """Put one into `directory`. It answers one address, and nothing to all other verbs."""
+        install_delegate(directory, name)
+        delegate = cls(name, directory)
+        delegate.answer("ADD", {"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.7/24"}]})
+        return delegate
+
+    def answer(
+        self,
+        command: str,
+        stdout: Mapping[str, Any] | str = "",
+        *,
+        stderr: str = "",
+        exit_code: int = 0,
+        sleep: float = 0,
+    ) -> None:
+        """What it answers from now on to `command`, or to `command-containerid`."""
+        directory = self.directory / "answers" / command
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "stdout").write_bytes(encoded(stdout))
+        (directory / "stderr").write_text(stderr)
+        (directory / "exit").write_text(str(exit_code))
+        (directory / "sleep").write_text(str(sleep))
+
+    def fail(self, command: str, code: int, message: str) -> None:
+        """Answer an error document."""
+        self.answer(command, {"code": code, "msg": message}, exit_code=1)
+
+    @property
+    def calls(self) -> list[Call]:
+        """What it was called with, in order."""
+        recorded = self.directory / "calls"
+        if not recorded.exists():
+            return []
+        by_number = {
+            int(path.name.partition("-")[0]): path
+            for path in recorded.iterdir()
+            if "-" in path.name
+        }
+        return [_recorded(by_number[number]) for number in sorted(by_number)]
+
+    @property
+    def commands(self) -> list[str]:
+        return [call.command for call in self.calls]
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition("-")[0])
+
+
+def _recorded(path: Path) -> Call:
+    pairs = (path / "environ").read_text().split("\0")
+    environ = dict(pair.split("=", 1) for pair in pairs if pair)
+    return Call(path.name.partition("-")[2], environ, (path / "stdin").read_bytes())
+
+
+def encoded(config: Config | str) -> bytes:
+    """A configuration as standard input."""
+    if isinstance(config, bytes):
+        return config
+    return config.encode() if isinstance(config, str) else json.dumps(config).encode()
+
+
+def ip(*arguments: str) -> str:
+    """Run ip(8)."""
+    done = subprocess.run([IP, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[Path]:
+    """A network namespace of a name that nobody else uses."""
+    name = f"pf-{uuid.uuid4().hex[:10]}"
+    ip("netns", "add", name)
+    try:
+        yield NETNS / name
+    finally:
+        if (NETNS / name).exists():
+            ip("netns", "delete", name)

@@ -1,0 +1,53 @@
+"""What is tested: the executables, the least that their configuration must say, what they can."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ALL_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+
+RANGE = "10.9.0.0/24"
+FIRST = "10.9.0.1/24"  # what an ADD answers while nothing of the range is held
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One executable. `adds`: its ADD succeeds on any machine, without an adapter."""
+
+    name: str
+    about: str
+    adds: bool
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def config(self, **changes: object) -> dict[str, Any]:
+        """The minimal configuration, S0 of the tables, with changes; None removes a key."""
+        config: dict[str, Any] = {
+            "cniVersion": "1.0.0",
+            "name": "n1",
+            "type": self.name,
+            **self.keys,
+            **changes,
+        }
+        return {key: value for key, value in config.items() if value is not None}
+
+
+NOOP = Subject("noop", "noop: answers what it is told", adds=True)
+IPAM = Subject(
+    "podfabric-ipam",
+    "podfabric-ipam: gives pods addresses from ranges, kept on this node",
+    adds=True,
+    keys={"type": "x", "ipam": {"type": "podfabric-ipam", "range": RANGE}},
+)
+IPOIB = Subject(
+    "ipoib",
+    "podfabric ipoib: gives a pod an IP-over-InfiniBand interface",
+    adds=False,
+    keys={"master": "ib0"},
+)
+
+EVERY = (NOOP, IPAM, IPOIB)
+OURS = (IPAM, IPOIB)
+ADDING = tuple(subject for subject in EVERY if subject.adds)

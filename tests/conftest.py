@@ -1,0 +1,22 @@
+"""Which tests run where: those marked `kernel` in the virtual machine, all others on the host."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+IN_VM = os.environ.get("PODFABRIC_VM") == "1"
+KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here: list[pytest.Item] = []
+    elsewhere: list[pytest.Item] = []
+    for item in items:
+        if KERNEL_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.kernel)
+        needs_vm = item.get_closest_marker("kernel") is not None
+        (here if needs_vm is IN_VM else elsewhere).append(item)
+    items[:] = here
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)

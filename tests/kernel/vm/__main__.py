@@ -1,0 +1,75 @@
+"""`python3 -m tests.kernel.vm prepare | run -- COMMAND... | pytest ARGUMENTS...`, in the checkout.
+
+prepare  installs the host's tools, unpacks the kernel, builds the module and the initramfs
+run      runs a command in the guest; its output is shown as it comes, its status is ours
+pytest   runs the checkout's pytest in the guest; junit.xml comes back in build/vm/results
+
+All three prepare what is missing first. Environment: PODFABRIC_VM_TIMEOUT (seconds, default 600),
+PODFABRIC_VM_KVM=1 (default: TCG), PODFABRIC_VM_APPEND (more kernel command line).
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from . import debian, initramfs, layout, module, qemu
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one of the subcommands and gives the exit status."""
+    match arguments:
+        case ["prepare"]:
+            prepare()
+            return 0
+        case ["run", "--", *command] if command:
+            return _run(command)
+        case ["pytest", *rest]:
+            junit = f"--junitxml={qemu.GUEST_RESULTS / 'junit.xml'}"
+            return _run([str(layout.PYTHON), "-m", "pytest", junit, *rest])
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+def prepare() -> None:
+    """Gets and builds what a run needs; costs next to nothing when all of it is there."""
+    layout.BUILD.mkdir(parents=True, exist_ok=True)
+    with layout.LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in layout.BUILD.glob(f"{layout.UNFINISHED}*"):
+            shutil.rmtree(leftover)  # of a prepare that was killed
+        debian.install(debian.TOOLS)
+        debian.unpack_kernel()
+        debian.install(debian.compiler())
+        module.build()
+        initramfs.build()
+
+
+def _run(command: list[str]) -> int:
+    prepare()
+    _compile_python()
+    timeout = float(os.environ.get("PODFABRIC_VM_TIMEOUT", "600"))
+    return qemu.run(command, qemu.Machine(timeout=timeout))
+
+
+def _compile_python() -> None:
+    """Byte-compiles on the host what the guest, whose writes are lost, would compile each time."""
+    if layout.PYTHON.exists():
+        directories = [str(path) for path in layout.CHECKOUT.iterdir() if path.is_dir()]
+        skipped = r"/(\.git|build|__pycache__)/"
+        command = [str(layout.PYTHON), "-m", "compileall", "-q", "-x", skipped, *directories]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    """Turns a request to end into an exception, so that QEMU ends too and the logs are kept."""
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
+    sys.exit(main(sys.argv[1:]))

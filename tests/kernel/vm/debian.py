@@ -1,0 +1,129 @@
+"""Debian's packages: the tools a run needs, and one kernel with its headers, unpacked only."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from . import layout, vmlinux
+
+TOOLS: Mapping[str, str] = {
+    "busybox-static": "/bin/busybox",
+    "gcc": "/usr/bin/gcc",
+    "iproute2": "/usr/sbin/ip",
+    "iputils-ping": "/usr/bin/ping",
+    "kmod": "/sbin/modprobe",
+    "libelf-dev": "/usr/include/libelf.h",  # the headers package's own programs are linked with it
+    "make": "/usr/bin/make",
+    "qemu-system-x86": "/usr/bin/qemu-system-x86_64",
+    "util-linux": "/usr/bin/setpriv",
+    "zstd": "/usr/bin/zstd",
+}
+"""Package: a file of it. Installed on the host, and so there in the guest too."""
+
+KERNEL_METAPACKAGES = ("linux-image-amd64", "linux-headers-amd64")
+
+
+def install(packages: Mapping[str, str]) -> None:
+    """Installs those of `packages` (name: a file of it) whose file is missing. Needs root."""
+    missing = [package for package, path in packages.items() if not Path(path).exists()]
+    if missing:
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        command = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+        _with_fresh_lists(lambda: subprocess.run(command, check=True, env=environment))
+
+
+def unpack_kernel() -> None:
+    """Downloads and unpacks the kernel, unless there is one.
+
+    The version is the one the distribution's metapackages name when it is first unpacked, and
+    stays until `build/vm` is removed. Image and headers always have the same version.
+    """
+    if not layout.KERNEL.exists():
+        _with_fresh_lists(_unpack_newest_kernel)
+
+
+def kernel_version() -> str:
+    """The unpacked kernel's version, as `uname -r` says it in the guest."""
+    return layout.KERNEL.readlink().name.removeprefix("kernel-")
+
+
+def compiler() -> dict[str, str]:
+    """The compiler that the unpacked kernel was built with, as `install` takes it."""
+    variables = headers_directory() / ".kernelvariables"
+    found = re.search(r"\bgcc-\d+\b", variables.read_text())
+    name = found.group() if found else "gcc"
+    return {name: f"/usr/bin/{name}"}
+
+
+def headers_directory() -> Path:
+    """What `make -C` needs to build a module for the unpacked kernel."""
+    return layout.KERNEL.resolve() / "usr/src" / f"linux-headers-{kernel_version()}"
+
+
+def _with_fresh_lists(action: Callable[[], object]) -> None:
+    """Tries once more after `apt-get update`: a new container image has no lists, or old ones."""
+    try:
+        action()
+    except (subprocess.CalledProcessError, LookupError):
+        subprocess.run(["apt-get", "update", "--quiet"], check=True)
+        action()
+
+
+def _unpack_newest_kernel() -> None:
+    image, headers = (_named_by(metapackage) for metapackage in KERNEL_METAPACKAGES)
+    version = image.removeprefix("linux-image-")
+    if headers != f"linux-headers-{version}":
+        raise LookupError(f"{image} and {headers} differ in version")
+    built_from = [
+        package
+        for package in _depends(headers)
+        if package.startswith(("linux-headers-", "linux-kbuild-"))
+    ]
+    unpacked = layout.BUILD / f"kernel-{version}"
+    with tempfile.TemporaryDirectory(prefix=layout.UNFINISHED, dir=layout.BUILD) as temporary:
+        root = Path(temporary) / "root"
+        _download_and_unpack([image, headers, *built_from], root)
+        if not (root / "lib").exists():
+            (root / "lib").symlink_to("usr/lib")  # Debian 13 ships the modules there
+        _make_relocatable(root / "usr/src" / headers / "Makefile")
+        vmlinux.extract(root / "boot" / f"vmlinuz-{version}", root / "boot/vmlinux")
+        subprocess.run(["/sbin/depmod", "-b", root, version], check=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        root.rename(unpacked)
+        link = Path(temporary) / "link"
+        link.symlink_to(unpacked.name)
+        link.rename(layout.KERNEL)
+
+
+def _depends(package: str) -> list[str]:
+    command = ["apt-cache", "depends", "--important", package]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return re.findall(r"^ *\|?Depends: (\S+)$", printed, re.MULTILINE)
+
+
+def _named_by(metapackage: str) -> str:
+    for package in _depends(metapackage):
+        if package.startswith(metapackage.removesuffix("amd64")):
+            return package
+    raise LookupError(f"apt knows no package that {metapackage} depends on")
+
+
+def _download_and_unpack(packages: Sequence[str], root: Path) -> None:
+    downloads = root.with_name("downloads")
+    downloads.mkdir()
+    # As root, apt would hand over to a user that may not enter a private directory.
+    command = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "--quiet", *packages]
+    subprocess.run(command, check=True, cwd=downloads)
+    root.mkdir()
+    for archive in sorted(downloads.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", archive, root], check=True)
+
+
+def _make_relocatable(makefile: Path) -> None:
+    """Replaces the absolute path of the common headers: they are not installed in /usr/src."""
+    here = "$(dir $(lastword $(MAKEFILE_LIST)))"
+    makefile.write_text(makefile.read_text().replace("include /usr/src/", f"include {here}../"))

@@ -1,0 +1,200 @@
+"""One run of the machine: start QEMU, pass the command's output on, judge how it ended."""
+
+import os
+import re
+import selectors
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import layout
+
+MSIZE = 512000
+GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+GUEST_RESULTS = Path("/run/podfabric-vm")
+
+COMPLAINTS = re.compile(
+    r"BUG:|WARNING:|Oops|refcount_t|possible circular locking|general protection fault"
+    r"|Kernel panic|kernel BUG at|INFO: task .* blocked|list_(add|del) corruption"
+)
+"""What the kernel says on its console when something is wrong: any of it fails the run."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware.
+
+    `devices` are further QEMU arguments. SR-IOV (QEMU >= 8) goes here, for each PF:
+    `-device pcie-root-port,id=rp0,slot=1 -device igb,bus=rp0,netdev=n0,mac=…
+    -netdev user,id=n0,restrict=on`.
+    """
+
+    cpus: int = 2
+    memory_mib: int = 4096
+    timeout: float = 600
+    devices: Sequence[str] = ()
+    append: str = field(default_factory=lambda: os.environ.get("PODFABRIC_VM_APPEND", ""))
+    """Further words for the kernel command line, such as `slub_debug=FZP`."""
+    kvm: bool = field(default_factory=lambda: os.environ.get("PODFABRIC_VM_KVM") == "1")
+    """A stock kernel may hang in a nested KVM without a word, so it is asked for, not found."""
+
+    def arguments(self, share: Path, output: int) -> list[str]:
+        """QEMU's command line; the command's output goes to the file descriptor `output`."""
+        accelerator = ["-accel", "kvm", "-cpu", "host,arch-capabilities=off"]
+        if not self.kvm:
+            accelerator = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+        return [
+            *("qemu-system-x86_64", "-M", "q35", *accelerator),
+            *("-smp", str(self.cpus), "-m", str(self.memory_mib)),
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-kernel", str(layout.VMLINUX)),
+            *("-initrd", str(layout.INITRAMFS), "-append", self._kernel_command_line()),
+            *("-serial", f"file:{share / 'console.log'}"),
+            *("-chardev", f"file,id=out,path=/dev/fd/{output}"),
+            *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=out,nr=1"),
+            *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,"
+              "multidevs=remap"),
+            *("-virtfs", f"local,path={share},mount_tag=share,security_model=none"),
+            *self.devices,
+        ]  # fmt: skip
+
+    def _kernel_command_line(self) -> str:
+        words = [
+            "console=ttyS0",
+            "loglevel=5",  # warnings and worse; dmesg.log has all
+            "panic=-1",  # with -no-reboot: a panic ends QEMU
+            "mitigations=off",
+            # TCG before QEMU 8 translates code for each virtual address it is at.
+            "norandmaps",
+            "nowatchdog",  # a slow host is no lockup of the guest
+            "rcupdate.rcu_cpu_stall_suppress=1",
+            f"podfabric.checkout={layout.CHECKOUT}",
+            f"podfabric.msize={MSIZE}",
+            self.append,
+        ]
+        return " ".join(word for word in words if word)
+
+
+def run(command: Sequence[str], machine: Machine) -> int:
+    """Boots the machine, runs `command` in the checkout as root, and gives its exit status.
+
+    The command's output is written to stdout as it comes. 124: timed out, 125: the machine
+    failed (no status came back, or the kernel complained). Afterwards `build/vm/results` holds
+    what the command left in the directory `$PODFABRIC_VM_RESULTS`, and the logs.
+    """
+    started = time.monotonic()
+    with _share() as share:
+        _write_command(share, command)
+        with (share / "output.log").open("wb") as log:
+            timed_out = _boot(machine, share, log.fileno())
+        status = _status(share)
+    if timed_out:
+        _report(f"no end after {machine.timeout:.0f} s", _kernel_log("console.log")[-60:])
+        return 124
+    if status is None:
+        _report("the machine ended without the command's status", _kernel_log("console.log")[-60:])
+        return 125
+    if complaint := _complaint():
+        _report("the kernel complained", complaint)
+        return status or 125
+    _say(f"status {status} after {time.monotonic() - started:.1f} s")
+    return status
+
+
+def _boot(machine: Machine, share: Path, log: int) -> bool:
+    """Runs QEMU to its end or the timeout, whichever is first; tells whether it was the timeout."""
+    deadline = time.monotonic() + machine.timeout
+    source, sink = os.pipe()
+    # Should this process be killed, the kernel ends QEMU with it.
+    command = ["setpriv", "--pdeathsig", "KILL", "--", *machine.arguments(share, sink)]
+    with (
+        os.fdopen(source, "rb", buffering=0) as output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[sink]) as qemu,
+        selectors.DefaultSelector() as selector,
+    ):
+        os.close(sink)
+        selector.register(output, selectors.EVENT_READ)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if not selector.select(left):
+                    break
+                chunk = output.read(65536)
+                if not chunk:
+                    qemu.wait(max(deadline - time.monotonic(), 0))
+                    return False
+                os.write(log, chunk)
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            qemu.kill()
+    return True
+
+
+@contextmanager
+def _share() -> Iterator[Path]:
+    """A fresh directory for the guest to write to, which then becomes `build/vm/results`."""
+    share = Path(tempfile.mkdtemp(prefix="share-", dir=layout.BUILD))
+    share.chmod(0o755)
+    try:
+        yield share
+    finally:
+        shutil.rmtree(layout.RESULTS, ignore_errors=True)
+        share.rename(layout.RESULTS)
+
+
+def _write_command(share: Path, command: Sequence[str]) -> None:
+    environment = {
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+        "PATH": GUEST_PATH,
+        "PODFABRIC_VM": "1",
+        "PODFABRIC_VM_RESULTS": str(GUEST_RESULTS),
+    }
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    line = shlex.join(["/usr/bin/env", "-i", *variables, *command])
+    script = f"cd {shlex.quote(str(layout.CHECKOUT))} && exec {line}\n"
+    (share / "command.sh").write_text(script)
+
+
+def _status(share: Path) -> int | None:
+    try:
+        return int((share / "status").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _kernel_log(name: str) -> list[str]:
+    path = layout.RESULTS / name
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _complaint() -> list[str]:
+    """The kernel's first complaint with the trace that follows it.
+
+    dmesg.log ends before the machine does, and may have lost its beginning; the console has both.
+    """
+    for lines in map(_kernel_log, ("dmesg.log", "console.log")):
+        for number, line in enumerate(lines):
+            if COMPLAINTS.search(line):
+                return lines[number : number + 60]
+    return []
+
+
+def _report(reason: str, kernel_said: Sequence[str]) -> None:
+    _say(reason)
+    print(*(f"  {line}" for line in kernel_said), sep="\n", file=sys.stderr)
+    _say(f"the logs are in {layout.RESULTS}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(f"vm: {text}", file=sys.stderr, flush=True)

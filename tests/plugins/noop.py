@@ -1,0 +1,106 @@
+"""A plugin on the protocol alone, that does what the environment variable NOOP says.
+
+NOOP is a JSON object, see `Script`. Without it: ADD answers one address, everything succeeds.
+With "ipam" in the configuration every verb is passed on to that delegate; a prevResult is
+answered with nothing of ours behind it. Every call that reaches a verb is written, with the
+configuration's bytes, to a file below PODFABRIC_STATE.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cni.spec import delegate
+from cni.spec import result as results
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from cni.spec.result import IPConfig, Result
+
+
+class Script(msgspec.Struct):
+    """What every verb does, in this order."""
+
+    versions: tuple[str, ...] = VERSIONS
+    prints: str = ""
+    sleeps: float = 0.0
+    killed_by: int = 0
+    fails: tuple[int, str] | None = None
+    raises: str = ""
+    result: msgspec.Raw | None = None
+
+
+class _Ipam(msgspec.Struct):
+    type: str = ""
+
+
+class _Config(msgspec.Struct):
+    ipam: _Ipam = msgspec.field(default_factory=_Ipam)
+    prevResult: msgspec.Raw | None = None
+
+
+class Noop:
+    def __init__(self) -> None:
+        self._script = msgspec.json.decode(os.environ.get("NOOP", "{}"), type=Script)
+
+    @property
+    def versions(self) -> Sequence[str]:
+        return self._script.versions
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        self._act(request)
+        config = _config(request)
+        if config.prevResult is not None:
+            results.decode(config.prevResult, request.cni_version)
+            previous = msgspec.json.decode(config.prevResult)
+            return results.after_previous(previous, Result(), request.cni_version)
+        if config.ipam.type:
+            return delegate.add(config.ipam.type, request)
+        if self._script.result is not None:
+            return results.decode(self._script.result, "1.1.0")
+        return Result(ips=(IPConfig("10.9.0.1/24"),))
+
+    def delete(self, request: Request) -> None:
+        self._act(request)
+        self._pass_on(request)
+
+    def check(self, request: Request) -> None:
+        self._act(request)
+        self._pass_on(request)
+
+    def gc(self, request: Request) -> None:
+        self._act(request)
+        self._pass_on(request)
+
+    def status(self, request: Request) -> None:
+        self._act(request)
+        self._pass_on(request)
+
+    def _act(self, request: Request) -> None:
+        script = self._script
+        state = Path(os.environ["PODFABRIC_STATE"])
+        state.mkdir(parents=True, exist_ok=True)
+        (state / f"{request.command}-{os.getpid()}").write_bytes(request.config)
+        if script.prints:
+            print(script.prints)  # noqa: T201 - a library that prints
+            os.system(f"echo {script.prints}")
+        time.sleep(script.sleeps)
+        if script.killed_by:
+            os.kill(os.getpid(), script.killed_by)
+        if script.fails is not None:
+            raise CNIError(*script.fails)
+        if script.raises:
+            raise RuntimeError(script.raises)
+
+    def _pass_on(self, request: Request) -> None:
+        config = _config(request)
+        if config.ipam.type:
+            delegate.run(config.ipam.type, request.command, request)
+
+
+def _config(request: Request) -> _Config:
+    return msgspec.json.decode(request.config, type=_Config)

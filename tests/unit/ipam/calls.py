@@ -1,0 +1,157 @@
+"""One call of the plugin without a process, and stores to make it on."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cni.spec.arguments import Pod
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from cni.spec.result import Result
+from ipam.addresses import parse, parse_interface
+from ipam.plugin import AddressPlugin
+from ipam.ranges import Range, RangeSet, of_network
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Attachment, Owner, Reservation
+
+BOOT = "11111111-1111-1111-1111-111111111111"
+NEXT_BOOT = "22222222-2222-2222-2222-222222222222"
+
+Json = Mapping[str, Any]
+
+
+class Calls:
+    """A node with a store of its own: the verbs, with everything that matters as an argument."""
+
+    def __init__(self, directory: Path, boot: str = BOOT) -> None:
+        self.directory = directory
+        self.boot = boot
+
+    @property
+    def plugin(self) -> AddressPlugin:
+        """A new one for each call, as for each process."""
+        return AddressPlugin(self.directory, lambda: self.boot)
+
+    @property
+    def store(self) -> SqliteStore:
+        """The same store from the other side."""
+        return SqliteStore(self.directory, self.boot)
+
+    def add(self, ipam: Json, container_id: str = "c1", **how: Any) -> Result:
+        """ADD; the result."""
+        result = self.plugin.add(request("ADD", ipam, container_id, **how))
+        assert isinstance(result, Result)
+        return result
+
+    def addresses(self, ipam: Json, container_id: str = "c1", **how: Any) -> list[str]:
+        """ADD; the addresses of the result with their prefixes."""
+        return [ip.address for ip in self.add(ipam, container_id, **how).ips]
+
+    def delete(self, ipam: Json | None, container_id: str = "c1", **how: Any) -> None:
+        """DEL."""
+        self.plugin.delete(request("DEL", ipam, container_id, **how))
+
+    def check(self, ipam: Json, container_id: str = "c1", **how: Any) -> None:
+        """CHECK."""
+        self.plugin.check(request("CHECK", ipam, container_id, **how))
+
+    def gc(self, ipam: Json | None = None, **how: Any) -> None:
+        """GC."""
+        self.plugin.gc(request("GC", ipam, "", **how))
+
+    def status(self, ipam: Json, **how: Any) -> None:
+        """STATUS."""
+        self.plugin.status(request("STATUS", ipam, "", **how))
+
+    def held(self) -> dict[str, str]:
+        """Address to container id, for everything."""
+        return {one.address: one.container_id for one in self.store.reservations()}
+
+
+def request(
+    command: str,
+    ipam: Json | None,
+    container_id: str,
+    *,
+    network: str = "n1",
+    ifname: str = "eth0",
+    version: str = "1.0.0",
+    pod: str = "",
+    uid: str = "",
+    args: str = "",
+    path: Sequence[str] = (),
+    **config: Any,
+) -> Request:
+    """A request as `cni.spec` would have read it."""
+    pairs = ["IgnoreUnknown=1"]
+    if pod:
+        pairs += ["K8S_POD_NAMESPACE=ns", f"K8S_POD_NAME={pod}"]
+    if uid:
+        pairs.append(f"K8S_POD_UID={uid}")
+    if args:
+        pairs.append(args)
+    document = {"cniVersion": version, "name": network, "type": "macvlan", **config}
+    if ipam is not None:
+        document["ipam"] = {"type": "podfabric-ipam", **ipam}
+    return Request(
+        command=command,
+        container_id=container_id,
+        netns="/var/run/netns/nobody-made-this",
+        ifname=ifname,
+        args=";".join(pairs),
+        path=tuple(path),
+        config=json.dumps(document).encode(),
+        network=network,
+        cni_version=version,
+        environ={},
+    )
+
+
+def error_of(call: Callable[[], object]) -> CNIError:
+    """The CNIError that the call raises."""
+    try:
+        answer = call()
+    except CNIError as error:
+        return error
+    raise AssertionError(f"no error, but {answer!r}")
+
+
+def range_of(
+    cidr: str, start: str = "", end: str = "", *, use_all: bool = False, domain: str = ""
+) -> Range:
+    """A range without exclusions."""
+    network = parse_interface(cidr)[1]
+    first, last = of_network(
+        network,
+        start=parse(start) if start else None,
+        end=parse(end) if end else None,
+        use_all=use_all,
+    )
+    return Range(network=network, first=first, last=last, domain=domain)
+
+
+def sets_of(*ranges: Range) -> tuple[RangeSet, ...]:
+    """Each range as a set of its own."""
+    return tuple(RangeSet((one,)) for one in ranges)
+
+
+def owner(container_id: str, *, network: str = "n1", ifname: str = "eth0", pod: str = "") -> Owner:
+    """An owner, of the pod ns/<pod> if that is given."""
+    return Owner(
+        Attachment(network, container_id, ifname), Pod(namespace="ns", name=pod) if pod else Pod()
+    )
+
+
+def reservation(address: str, container_id: str, **how: Any) -> Reservation:
+    """A reservation of this boot in network n1."""
+    given = {
+        "domain": "",
+        "range": "10.0.0.0/8",
+        "network": "n1",
+        "ifname": "eth0",
+        "boot": BOOT,
+        "since": 1_700_000_000,
+        **how,
+    }
+    return Reservation(address=address, container_id=container_id, **given)

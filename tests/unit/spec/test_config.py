@@ -1,0 +1,58 @@
+"""Strict configurations: an error names the key."""
+
+import msgspec
+import pytest
+
+from cni.spec import config
+from cni.spec.errors import CNIError, Code
+
+
+class Inner(msgspec.Struct):
+    size: int = 0
+
+
+class Shape(msgspec.Struct):
+    mtu: int = 0
+    inner: Inner = msgspec.field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        (b'{"mtu":"x"}', '"mtu"'),
+        (b'{"inner":{"size":[]}}', '"inner.size"'),
+        (b'{"inner":[]}', '"inner"'),
+    ],
+)
+def test_value_that_does_not_fit_is_named_by_its_path(raw: bytes, key: str) -> None:
+    with pytest.raises(CNIError) as caught:
+        config.decode(raw, Shape)
+    assert caught.value.code == Code.INVALID_CONFIG
+    assert caught.value.message.startswith(f"invalid configuration: {key}: ")
+
+
+def test_path_of_a_converted_part_starts_where_it_stood() -> None:
+    with pytest.raises(CNIError, match=r'"ipam\.inner\.size"'):
+        config.convert({"inner": {"size": "x"}}, Shape, "ipam")
+    with pytest.raises(CNIError, match='"ipam"'):
+        config.convert([], Shape, "ipam")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("pkeys", "pkey"), ("P_Key", "pkey"), ("MTU", "mtu"), ("proxyArp", "proxy_arp")],
+)
+def test_misspelt_key_is_refused_with_the_right_one(written: str, meant: str) -> None:
+    with pytest.raises(CNIError) as caught:
+        config.refuse_misspelt({written: 1}, ("pkey", "mtu", "proxy_arp"))
+    assert caught.value.message == f'unknown key "{written}": did you mean "{meant}"?'
+
+
+@pytest.mark.parametrize("key", [*sorted(config.RUNTIME_KEYS), "x", "vendor.example/pkey", "logs"])
+def test_keys_of_others_pass(key: str) -> None:
+    config.refuse_misspelt({key: 1}, ("pkey", "mtu", "proxy_arp", "master", "mode", "umcast"))
+
+
+def test_unknown_key_that_resembles_nothing_lists_the_valid_ones() -> None:
+    error = config.unknown_key("zzz", ("b", "a"), "ipam: ")
+    assert error.message == 'ipam: unknown key "zzz": valid keys are a, b'

@@ -1,0 +1,48 @@
+"""What a GC request says is alive: present, null and missing are three things."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from cni.spec.gc import valid_attachments
+
+KEY, OLD_KEY = "cni.dev/valid-attachments", "cni.dev/attachments"
+ONE = [{"containerID": "c1", "ifname": "eth0"}]
+OTHER = [{"containerID": "c2", "ifname": "eth0"}]
+
+
+def alive(config: dict[str, Any]) -> set[tuple[str, str]] | None:
+    valid = valid_attachments(json.dumps(config).encode())
+    return None if valid is None else set(valid)
+
+
+@pytest.mark.parametrize("key", [KEY, OLD_KEY])
+def test_listed_attachments_are_alive(key: str) -> None:
+    assert alive({"name": "n1", key: ONE + OTHER}) == {("c1", "eth0"), ("c2", "eth0")}
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_null_and_an_empty_list_say_that_nothing_is_alive(nothing: object) -> None:
+    assert alive({KEY: nothing}) == set()
+
+
+def test_missing_key_says_nothing() -> None:
+    assert alive({"name": "n1"}) is None
+
+
+def test_newer_key_wins() -> None:
+    assert alive({OLD_KEY: OTHER, KEY: ONE}) == {("c1", "eth0")}
+    assert alive({KEY: None, OLD_KEY: OTHER}) == set()
+
+
+def test_unknown_keys_of_an_attachment_are_ignored() -> None:
+    assert alive({KEY: [{**ONE[0], "netns": "/x"}]}) == {("c1", "eth0")}
+
+
+@pytest.mark.parametrize("value", ["c1", {}, [1], [{"containerID": "c1"}], [{"ifname": 1}], True])
+def test_list_of_another_shape_removes_nothing(value: object) -> None:
+    with pytest.raises(CNIError, match=f'"{KEY}": .*nothing was removed') as caught:
+        alive({KEY: value})
+    assert caught.value.code == Code.INVALID_CONFIG

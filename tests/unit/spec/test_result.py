@@ -1,0 +1,432 @@
+"""Results against the output of the reference's own types (pkg/types/{020,040,100})."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.spec import result as results
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code
+from cni.spec.result import DNS, Interface, IPConfig, Result, Route
+
+FAMILY_020 = ("0.1.0", "0.2.0")
+FAMILY_040 = ("0.3.0", "0.3.1", "0.4.0")
+FAMILY_100 = ("1.0.0", "1.1.0")
+
+DNS_VECTOR = {"nameservers": ["10.1.2.1"], "domain": "d", "search": ["s"], "options": ["o"]}
+
+INPUT: dict[str, Any] = {
+    "cniVersion": "1.1.0",
+    "interfaces": [
+        {
+            "name": "net1",
+            "mac": "02:00:00:00:00:01",
+            "mtu": 1500,
+            "sandbox": "/var/run/netns/T",
+            "socketPath": "/run/s",
+            "pciID": "0000:03:00.2",
+        }
+    ],
+    "ips": [
+        {"interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+        {"interface": 0, "address": "10.1.3.3/24"},
+        {"address": "fd00::3/64", "gateway": "fd00::1"},
+    ],
+    "routes": [
+        {"dst": "0.0.0.0/0"},
+        {
+            "dst": "192.168.0.0/16",
+            "gw": "10.1.2.9",
+            "mtu": 1400,
+            "advmss": 1360,
+            "priority": 0,
+            "table": 0,
+            "scope": 253,
+        },
+        {"dst": "fd01::/64", "gw": "fd00::9"},
+    ],
+    "dns": DNS_VECTOR,
+}
+
+GOLDEN_020: dict[str, Any] = {
+    "ip4": {
+        "ip": "10.1.2.3/24",
+        "gateway": "10.1.2.1",
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.168.0.0/16", "gw": "10.1.2.9"}],
+    },
+    "ip6": {
+        "ip": "fd00::3/64",
+        "gateway": "fd00::1",
+        "routes": [{"dst": "fd01::/64", "gw": "fd00::9"}],
+    },
+    "dns": DNS_VECTOR,
+}
+
+GOLDEN_ROUTES = [
+    {"dst": "0.0.0.0/0"},
+    {
+        "dst": "192.168.0.0/16",
+        "gw": "10.1.2.9",
+        "mtu": 1400,
+        "advmss": 1360,
+        "table": 0,
+        "scope": 253,
+    },
+    {"dst": "fd01::/64", "gw": "fd00::9"},
+]
+
+GOLDEN_040: dict[str, Any] = {
+    "interfaces": [
+        {"name": "net1", "mac": "02:00:00:00:00:01", "sandbox": "/var/run/netns/T"},
+    ],
+    "ips": [
+        {"version": "4", "interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+        {"version": "4", "interface": 0, "address": "10.1.3.3/24"},
+        {"version": "6", "address": "fd00::3/64", "gateway": "fd00::1"},
+    ],
+    "routes": GOLDEN_ROUTES,
+    "dns": DNS_VECTOR,
+}
+
+GOLDEN_100: dict[str, Any] = {**INPUT, "routes": GOLDEN_ROUTES}
+
+GOLDEN = (
+    [("", {"cniVersion": "0.1.0", **GOLDEN_020})]
+    + [(version, {**GOLDEN_020, "cniVersion": version}) for version in FAMILY_020]
+    + [(version, {**GOLDEN_040, "cniVersion": version}) for version in FAMILY_040]
+    + [(version, {**GOLDEN_100, "cniVersion": version}) for version in FAMILY_100]
+)
+
+
+def parse(document: dict[str, Any], version: str = "1.1.0") -> Result:
+    return results.decode(json.dumps(document).encode(), version)
+
+
+def printed(result: Result, version: str) -> dict[str, Any]:
+    document = json.loads(results.encode(result, version))
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("version", "golden"), [pytest.param(v, g, id=v or "empty") for v, g in GOLDEN]
+)
+def test_result_is_printed_as_the_reference_prints_it(version: str, golden: dict[str, Any]) -> None:
+    assert printed(parse(INPUT), version) == golden
+
+
+@pytest.mark.parametrize("version", FAMILY_020)
+def test_result_without_an_address_cannot_be_printed_in_the_oldest_versions(version: str) -> None:
+    with pytest.raises(CNIError, match="cannot convert: no valid IP addresses") as caught:
+        results.encode(parse({"cniVersion": "1.1.0", "interfaces": [{"name": "net1"}]}), version)
+    assert caught.value.code == Code.INVALID_CONFIG
+
+
+@pytest.mark.parametrize("version", FAMILY_040)
+def test_dns_is_always_printed_from_0_3_0_to_0_4_0(version: str) -> None:
+    result = parse({"cniVersion": "1.1.0", "interfaces": [{"name": "net1"}]})
+    expected = {"cniVersion": version, "interfaces": [{"name": "net1"}], "dns": {}}
+    assert printed(result, version) == expected
+
+
+@pytest.mark.parametrize("version", FAMILY_100)
+def test_empty_dns_is_not_printed_from_1_0_0(version: str) -> None:
+    result = parse({"cniVersion": "1.1.0", "interfaces": [{"name": "net1"}]})
+    assert printed(result, version) == {"cniVersion": version, "interfaces": [{"name": "net1"}]}
+
+
+def test_routes_of_a_family_without_an_address_are_dropped_in_0_2_0() -> None:
+    result = Result(ips=(IPConfig("fd00::3/64"),), routes=(Route("10.0.0.0/8"),))
+    expected = {"cniVersion": "0.2.0", "ip6": {"ip": "fd00::3/64"}, "dns": {}}
+    assert printed(result, "0.2.0") == expected
+
+
+def test_unknown_target_version_is_an_error() -> None:
+    with pytest.raises(CNIError, match=r"no converter for CNI result version .* to 9\.9\.9"):
+        results.encode(Result(), "9.9.9")
+
+
+@pytest.mark.parametrize("version", FAMILY_100)
+def test_1_1_fields_stay_in_a_1_0_0_result(version: str) -> None:
+    interface = printed(parse(INPUT), version)["interfaces"][0]
+    assert (interface["mtu"], interface["pciID"]) == (1500, "0000:03:00.2")
+
+
+@pytest.mark.parametrize("version", FAMILY_040)
+def test_route_attributes_stay_where_interface_attributes_do_not(version: str) -> None:
+    document = printed(parse(INPUT), version)
+    assert document["routes"][1]["mtu"] == 1400
+    assert "mtu" not in document["interfaces"][0]
+
+
+def test_address_family_is_dropped_on_the_way_up() -> None:
+    old = {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.2.3/24"}], "dns": {}}
+    expected = {"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}]}
+    assert printed(parse(old, "0.4.0"), "1.0.0") == expected
+
+
+@pytest.mark.parametrize("version", FAMILY_020)
+def test_oldest_results_become_lists_v4_first(version: str) -> None:
+    old = {"cniVersion": version, **GOLDEN_020}
+    expected = {
+        "cniVersion": "1.0.0",
+        "ips": [
+            {"address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+            {"address": "fd00::3/64", "gateway": "fd00::1"},
+        ],
+        "routes": [
+            {"dst": "0.0.0.0/0"},
+            {"dst": "192.168.0.0/16", "gw": "10.1.2.9"},
+            {"dst": "fd01::/64", "gw": "fd00::9"},
+        ],
+        "dns": DNS_VECTOR,
+    }
+    assert printed(parse(old, version), "1.0.0") == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "listed"),
+    [
+        pytest.param(FAMILY_020, "0.1.0 0.2.0", id="0.1"),
+        pytest.param(FAMILY_040, "0.3.0 0.3.1 0.4.0", id="0.3"),
+        pytest.param(FAMILY_100, "1.0.0 1.1.0", id="1"),
+    ],
+)
+def test_result_must_be_of_the_configuration_s_family(family: tuple[str, ...], listed: str) -> None:
+    for asked in family:
+        for given_version in VERSIONS:
+            document = json.dumps({"cniVersion": given_version}).encode()
+            if given_version in family:
+                results.decode(document, asked)
+                continue
+            with pytest.raises(CNIError) as caught:
+                results.decode(document, asked)
+            assert caught.value.code == Code.DECODING_FAILURE
+            assert caught.value.message == (
+                f'result type supports [{listed}] but unmarshalled CNIVersion is "{given_version}"'
+            )
+
+
+@pytest.mark.parametrize("document", [{}, {"cniVersion": ""}], ids=["missing", "empty"])
+def test_missing_version_is_the_configuration_s(document: dict[str, Any]) -> None:
+    with_ip = {**document, "ips": [{"address": "10.1.2.3/24"}]}
+    assert parse(with_ip, "1.0.0").ips == (IPConfig("10.1.2.3/24"),)
+    old = {**document, "ip4": {"ip": "10.1.2.3/24"}}
+    assert parse(old, "0.1.0").ips == (IPConfig("10.1.2.3/24"),)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_delegate_may_answer_in_any_version(version: str) -> None:
+    document = results.encode(Result(ips=(IPConfig("10.1.2.3/24"),)), version)
+    assert results.decode_any(document, "1.0.0").ips == (IPConfig("10.1.2.3/24"),)
+
+
+def test_delegate_in_an_unknown_version_is_an_error() -> None:
+    with pytest.raises(CNIError, match=r'unsupported CNI result version "2\.0\.0"'):
+        results.decode_any(b'{"cniVersion":"2.0.0"}', "1.0.0")
+
+
+def test_key_ip_of_0_3_0_holds_no_addresses() -> None:
+    """As for the reference's types: 0.3.0 as published named the list `ip` by mistake."""
+    assert parse({"cniVersion": "0.3.0", "ip": [{"address": "10.1.2.3/24"}]}, "0.3.0").ips == ()
+
+
+def test_null_lists_are_empty() -> None:
+    document = {"interfaces": None, "ips": None, "routes": None, "dns": None}
+    assert parse(document, "1.0.0") == Result()
+
+
+def test_zero_of_a_pointer_is_kept_and_of_a_number_omitted() -> None:
+    route = {"dst": "10.0.0.0/8", "mtu": 0, "advmss": 0, "priority": 0, "table": 0, "scope": 0}
+    document = printed(parse({"routes": [route]}), "1.1.0")
+    assert document["routes"] == [{"dst": "10.0.0.0/8", "table": 0, "scope": 0}]
+    document = printed(parse({"routes": [{"dst": "10.0.0.0/8"}]}), "1.1.0")
+    assert document["routes"] == [{"dst": "10.0.0.0/8"}]
+
+
+def test_interface_index_of_minus_one_survives() -> None:
+    result = parse({"ips": [{"interface": -1, "address": "10.1.2.3/24"}]})
+    assert printed(result, "0.4.0")["ips"][0]["interface"] == -1
+
+
+@pytest.mark.parametrize(
+    ("given_text", "canonical"),
+    [
+        ("::ffff:10.1.2.3/120", "10.1.2.3/24"),
+        ("10.1.2.3/24", "10.1.2.3/24"),
+        ("FD00:0:0::3/64", "fd00::3/64"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("::/0", "::/0"),
+    ],
+)
+def test_addresses_are_rendered_in_canonical_text(given_text: str, canonical: str) -> None:
+    assert parse({"ips": [{"address": given_text}]}).ips[0].address == canonical
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.1.2.3",
+        "10.01.2.3/24",
+        "10.1.2.3/33",
+        "10.1.2.3/",
+        "10.1.2.3/-1",
+        "10.1.2.3/+1",
+        "10.1.2.3/255.255.255.0",
+        "10.1.2/24",
+        "fd00::3/129",
+        "fe80::1%eth0/64",
+        "/24",
+        "",
+        "10.1.2.3/" + "9" * 5000,
+    ],
+)
+def test_address_that_is_no_cidr_is_a_decoding_failure(address: str) -> None:
+    for place in ({"ips": [{"address": address}]}, {"routes": [{"dst": address}]}):
+        with pytest.raises(CNIError) as caught:
+            parse(place)
+        assert caught.value.code == Code.DECODING_FAILURE
+
+
+@pytest.mark.parametrize("gateway", ["10.1.2.1/24", "fe80::1%eth0", "10.1.2", "gw"])
+def test_gateway_that_is_no_address_is_a_decoding_failure(gateway: str) -> None:
+    for place in (
+        {"ips": [{"address": "10.1.2.3/24", "gateway": gateway}]},
+        {"routes": [{"dst": "10.0.0.0/8", "gw": gateway}]},
+    ):
+        with pytest.raises(CNIError) as caught:
+            parse(place)
+        assert caught.value.code == Code.DECODING_FAILURE
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"nope", b"[]", b"null", b'"x"', b'{"ips":{}}', b'{"cniVersion":1}', b"{}x", b"\xff"],
+)
+def test_document_that_is_no_result_is_a_decoding_failure(document: bytes) -> None:
+    for read in (results.decode, results.decode_any):
+        with pytest.raises(CNIError) as caught:
+            read(document, "1.0.0")
+        assert caught.value.code == Code.DECODING_FAILURE
+
+
+@pytest.mark.parametrize("version", FAMILY_020)
+def test_convertibility_is_known_before_anything_is_done(version: str) -> None:
+    results.require_convertible(version, has_addresses=True)
+    with pytest.raises(CNIError, match="cannot convert: no valid IP addresses"):
+        results.require_convertible(version, has_addresses=False)
+
+
+@pytest.mark.parametrize("version", [*FAMILY_040, *FAMILY_100])
+def test_later_versions_need_no_address(version: str) -> None:
+    results.require_convertible(version, has_addresses=False)
+
+
+OURS = Result(
+    interfaces=(Interface("net1", sandbox="/var/run/netns/T"),),
+    ips=(IPConfig("10.9.0.1/24", interface=0),),
+    routes=(Route("10.8.0.0/16"),),
+)
+
+
+def test_our_result_goes_behind_the_previous_one() -> None:
+    previous = {
+        "cniVersion": "1.0.0",
+        "interfaces": [{"name": "eth0", "future": 1}],
+        "ips": [{"address": "10.1.2.3/24", "interface": 0}],
+        "unknown": {"kept": True},
+    }
+    assert results.after_previous(previous, OURS, "1.0.0") == {
+        "cniVersion": "1.0.0",
+        "interfaces": [
+            {"name": "eth0", "future": 1},
+            {"name": "net1", "sandbox": "/var/run/netns/T"},
+        ],
+        "ips": [
+            {"address": "10.1.2.3/24", "interface": 0},
+            {"address": "10.9.0.1/24", "interface": 1},
+        ],
+        "routes": [{"dst": "10.8.0.0/16"}],
+        "unknown": {"kept": True},
+    }
+
+
+def test_nothing_of_ours_leaves_the_previous_result_as_it_was() -> None:
+    previous = {key: value for key, value in GOLDEN_100.items() if key != "cniVersion"}
+    merged = results.after_previous(previous, Result(), "1.0.0")
+    assert merged == {**previous, "cniVersion": "1.0.0"}
+
+
+def test_oldest_results_are_merged_by_family() -> None:
+    """Only one address of a family fits: the earlier plugin's stays."""
+    previous = {"cniVersion": "0.2.0", "ip6": {"ip": "fd00::3/64"}}
+    merged = results.after_previous(previous, OURS, "0.2.0")
+    assert merged["ip6"] == {"ip": "fd00::3/64"}
+    assert merged["ip4"]["ip"] == "10.9.0.1/24"
+    previous = {"cniVersion": "0.2.0", "ip4": {"ip": "10.1.2.3/24"}}
+    assert results.after_previous(previous, OURS, "0.2.0")["ip4"] == {"ip": "10.1.2.3/24"}
+
+
+# Everything that a result may hold, and its way through every version.
+
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=15)
+v4 = st.ip_addresses(v=4).map(str)
+v6 = st.ip_addresses(v=6).map(str).filter(lambda text: not text.startswith("::ffff:"))
+cidrs = st.one_of(
+    st.builds("{}/{}".format, v4, st.integers(0, 32)),
+    st.builds("{}/{}".format, v6, st.integers(0, 128)),
+)
+numbers = st.integers(0, 2**31 - 1)
+interfaces = st.builds(
+    Interface, name=names, mac=names, mtu=numbers, sandbox=names, socketPath=names, pciID=names
+)
+ips = st.builds(
+    IPConfig,
+    address=cidrs,
+    gateway=st.none() | v4 | v6,
+    interface=st.none() | st.integers(-1, 3),
+)
+routes = st.builds(
+    Route,
+    dst=cidrs,
+    gw=st.none() | v4 | v6,
+    mtu=numbers,
+    advmss=numbers,
+    priority=numbers,
+    table=st.none() | numbers,
+    scope=st.none() | st.sampled_from((0, 253, 254)),
+)
+texts = st.lists(names, max_size=2).map(tuple)
+whole_results = st.builds(
+    Result,
+    interfaces=st.lists(interfaces, max_size=3).map(tuple),
+    ips=st.lists(ips, max_size=4).map(tuple),
+    routes=st.lists(routes, max_size=4).map(tuple),
+    dns=st.builds(DNS, nameservers=texts, domain=names, search=texts, options=texts),
+)
+
+
+@given(whole_results, st.sampled_from(FAMILY_100))
+def test_newest_versions_lose_nothing(result: Result, version: str) -> None:
+    assert results.decode(results.encode(result, version), version) == result
+
+
+@given(whole_results, st.sampled_from(FAMILY_040))
+def test_middle_versions_lose_interface_attributes_only(result: Result, version: str) -> None:
+    plain = tuple(Interface(one.name, one.mac, sandbox=one.sandbox) for one in result.interfaces)
+    expected = Result(interfaces=plain, ips=result.ips, routes=result.routes, dns=result.dns)
+    assert results.decode(results.encode(result, version), version) == expected
+
+
+@given(whole_results, st.sampled_from(VERSIONS))
+def test_printing_what_was_read_prints_the_same(result: Result, version: str) -> None:
+    try:
+        first = results.encode(result, version)
+    except CNIError:
+        assert version in FAMILY_020
+        assert not result.ips
+        return
+    assert results.encode(results.decode(first, version), version) == first

@@ -1,0 +1,40 @@
+#!/bin/sh
+# Install what podfabric's make targets need on Debian 12 or 13, as root; quick when all is there.
+#   tools/setup.sh base    interpreter, virtual environment, iproute2: enough for `make cni`
+#   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins
+set -eu
+cd "$(dirname "$0")/.."
+
+BASE="python3 python3-venv iproute2 iputils-ping"
+TEST="$BASE podman runc busybox-static containernetworking-plugins iptables strace"
+
+install_packages() {
+    missing=
+    for package in "$@"; do
+        [ "$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null)" = "install ok installed" ] ||
+            missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -q update
+    # shellcheck disable=SC2086
+    apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 install $missing
+}
+
+make_environment() {
+    wanted=$(cat requirements.lock pyproject.toml tools/setup.sh | sha256sum)
+    [ "$(cat .venv/installed 2>/dev/null || true)" != "$wanted" ] || return 0
+    # Debian's interpreter and no other: the virtual machine and a chroot find it where it was.
+    /usr/bin/python3 -m venv --clear .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --no-deps --no-build-isolation --editable .
+    echo "$wanted" >.venv/installed
+}
+
+case "${1:-base}" in
+base) install_packages $BASE ;;
+test) install_packages $TEST ;;
+*) echo "usage: tools/setup.sh base|test" >&2; exit 2 ;;
+esac
+make_environment
