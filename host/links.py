@@ -7,12 +7,11 @@ on a move, so after a move it is looked up afresh.
 import errno
 
 import msgspec
-from pyroute2 import NetlinkError
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from host.errors import HostError, LinkMissing, explained
 from host.namespaces import NetworkNamespace
 from host.netlink import IPRoute, trying
+from host.rtnetlink import NetlinkError, ifinfmsg
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32

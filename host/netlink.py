@@ -7,12 +7,9 @@ repeated by it; what we add is that a refusal says what was tried.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyroute2 import IPRoute, NetlinkError
-from pyroute2.netlink.rtnl import RTM_NEWLINK
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-
 from host.errors import explained
 from host.namespaces import NetworkNamespace
+from host.rtnetlink import RTM_NEWLINK, IPRoute, NetlinkError, ifinfmsg
 
 __all__ = ["IPRoute", "netlink", "trying"]
 

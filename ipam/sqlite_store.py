@@ -136,13 +136,16 @@ class SqliteStore:
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
         with self._open() as (tables, log):
+            new: dict[tuple[str, str], Reservation] = {}
             for one in reservations:
-                held = tables.at(one.domain, parse(one.address))
+                key = (one.domain, one.address)
+                held = new.get(key) or tables.at(one.domain, parse(one.address))
                 if held is not None:
                     raise CNIError(
                         Code.ADDRESS_TAKEN,
                         f"{one.address} is held by {held.holder}: nothing was loaded",
                     )
+                new[key] = one
             self._write(tables, log, put=reservations)
             self._compact(tables, log)
 

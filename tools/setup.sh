@@ -4,9 +4,12 @@
 #   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins
 set -eu
 cd "$(dirname "$0")/.."
+# One at a time: two targets of `make -j` come here together.
+exec 9<tools/setup.sh
+flock 9
 
 BASE="python3 python3-venv iproute2 iputils-ping"
-TEST="$BASE podman runc busybox-static containernetworking-plugins iptables strace"
+TEST="$BASE podman runc busybox-static containernetworking-plugins strace"
 
 install_packages() {
     missing=
@@ -16,19 +19,22 @@ install_packages() {
     done
     [ -n "$missing" ] || return 0
     export DEBIAN_FRONTEND=noninteractive
-    apt-get -q update
+    # What is missing is Debian's: another repository of this machine may fail.
+    apt-get -q update || true
     # shellcheck disable=SC2086
     apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 install $missing
 }
 
 make_environment() {
-    wanted=$(cat requirements.lock pyproject.toml tools/setup.sh | sha256sum)
+    # Its scripts name the interpreter's version and this directory: a copy needs its own.
+    wanted=$( (/usr/bin/python3 -V && pwd && cat requirements.lock pyproject.toml tools/setup.sh) |
+        sha256sum)
     [ "$(cat .venv/installed 2>/dev/null || true)" != "$wanted" ] || return 0
     # Debian's interpreter and no other: the virtual machine and a chroot find it where it was.
     /usr/bin/python3 -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-        --no-deps --no-build-isolation --editable .
+        --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
     echo "$wanted" >.venv/installed
 }
 

@@ -36,6 +36,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     proxy_arp: bool
+    mac: str = ""  # once it is attached: its queue pair's number is in it, so no other has it
 
 
 def alias_of(attachment: Attachment) -> str:
@@ -124,38 +125,47 @@ def wait_for_carrier(pod: IPRoute, child: Link, seconds: float) -> Link:
         pause = min(pause * 2, 0.1)
 
 
-def is_ours(link: Link, attachment: Attachment) -> bool:
-    """Whether an interface is this attachment's child: kind and mark, never the name alone."""
-    return link.kind == "ipoib" and link.alias == alias_of(attachment)
+def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
+    """Whether an interface is this attachment's child: kind and mark, never the name alone.
+
+    A pod may overwrite the mark. Where the caller looks in the attachment's own namespace, or
+    for what comes back from it, the address that the journal noted counts too.
+    """
+    marked = link.alias == alias_of(attachment)
+    remarked = mac != "" and link.mac == mac and not link.alias.startswith(ALIAS_PREFIX)
+    return link.kind == "ipoib" and link.parent != 0 and (marked or remarked)
 
 
-def remove_from_pod(pod: IPRoute, attachment: Attachment) -> None:
+def remove_from_pod(pod: IPRoute, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child inside the pod, also when it has been renamed there."""
+    found = False
     for link in links.every(pod, "ipoib"):
-        if is_ours(link, attachment):
+        if is_ours(link, attachment, mac):
             links.delete(pod, link)
+            found = True
+    return found
 
 
-def remove_from_host(host: IPRoute, attachment: Attachment) -> bool:
+def remove_from_host(host: IPRoute, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
     found = False
     for link in links.every(host, "ipoib"):
         # The temporary name alone could be a user's: ours is a child, and not yet marked.
         unmoved = link.name == temporary_name(attachment) and link.parent and not link.alias
-        if unmoved or is_ours(link, attachment):
+        if unmoved or is_ours(link, attachment, "" if link.up else mac):
             links.delete(host, link)
             found = True
     return found
 
 
-def remove_when_returned(host: IPRoute, attachment: Attachment, seconds: float) -> bool:
+def remove_when_returned(host: IPRoute, attachment: Attachment, mac: str, seconds: float) -> bool:
     """Delete the child that a dead namespace gives back, waiting for it a while.
 
     Deleting a namespace does not delete an IPoIB child in it: the kernel moves it to the initial
     namespace, down and under any name, some time later (ipoib_link_ops.netns_refund).
     """
     deadline = time.monotonic() + seconds
-    while not remove_from_host(host, attachment):
+    while not remove_from_host(host, attachment, mac):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.05)

@@ -12,7 +12,7 @@ from cni.spec.result import DNS
 
 DATAGRAM, CONNECTED = "datagram", "connected"
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
-CONNECTED_MTU = 65520  # linux: IPOIB_CM_MTU minus nothing a user can use
+CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
@@ -37,7 +37,7 @@ class _Config(msgspec.Struct, kw_only=True):
     master: str | list[str] = ""
     pkey: int | str | None = None
     mode: str | None = None
-    umcast: bool = True
+    umcast: bool = False
     mtu: int | None = None
     proxy_arp: bool = False
     wait_carrier: bool | float = True
@@ -54,7 +54,12 @@ KNOWN = frozenset(
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None leaves the choice to the parent."""
+    """A valid configuration. None leaves the choice to the parent.
+
+    `umcast` is off unless asked: with it the kernel leaves out every multicast group that
+    anybody else on the port has joined (ipoib_mcast_restart_task), the parent for one, and
+    the child does not even hear IPv6's all-nodes group.
+    """
 
     masters: tuple[str, ...]
     pkey: int | None

@@ -77,8 +77,7 @@ class IPoIB:
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
                 _require_still_there(pod_namespace)
-                attached = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))
-                self._journal.write(attached)
+                self._journal.write(_attached(entry, ready, cidrs))
         document = self._result(request, wanted, answer, ready, plan)
         return (
             results.after_previous(previous, document, request.cni_version)
@@ -234,6 +233,16 @@ def hops(answer: Result) -> list[Hop]:
         )
         for route in answer.routes
     ]
+
+
+def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
+    record = msgspec.structs.replace(entry.undo_as(child.Record), mac=ready.mac)
+    return msgspec.structs.replace(
+        entry,
+        phase=ATTACHED,
+        addresses=tuple(cidrs),
+        undo=msgspec.Raw(msgspec.json.encode(record)),
+    )
 
 
 class _Undo:

@@ -98,18 +98,24 @@ class Remover:
             return None, damage
 
     def _remove_child(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
-        paths = [request.netns] + ([entry.netns] if entry else [])
-        gone = True
-        for path in dict.fromkeys(path for path in paths if path):
+        mac = _noted_mac(entry)
+        found = False
+        gone = entry is not None
+        for path in dict.fromkeys((request.netns, entry.netns if entry else "")):
+            if not path:
+                continue
             try:
                 with NetworkNamespace.open(path) as namespace, netlink(namespace) as pod:
-                    child.remove_from_pod(pod, attachment)
-                    gone = gone and entry is not None and namespace.inode != entry.netns_inode
+                    own = entry is not None and namespace.inode == entry.netns_inode
+                    gone = gone and not own
+                    found |= child.remove_from_pod(pod, attachment, mac if own else "")
             except NamespaceGone:
                 continue
         with netlink() as host:
-            seconds = child.RETURN_TIME if entry is not None and gone else 0.0
-            child.remove_when_returned(host, attachment, seconds)
+            if gone and not found:
+                child.remove_when_returned(host, attachment, mac, child.RETURN_TIME)
+            else:
+                child.remove_from_host(host, attachment)
 
     def _release_addresses(self, request: Request, entry: Entry | None) -> None:
         ipam = self._ipam_of(request)
@@ -172,6 +178,13 @@ def remove_strays() -> list[str]:
     """Delete the children that dead namespaces gave back."""
     with netlink() as host:
         return child.remove_strays(host)
+
+
+def _noted_mac(entry: Entry | None) -> str:
+    try:
+        return entry.undo_as(child.Record).mac if entry else ""
+    except Damaged:
+        return ""
 
 
 def _key(entry: Entry) -> tuple[str, str]:

@@ -225,7 +225,9 @@ def after_previous(previous: Mapping[str, Any], result: Result, version: str) ->
 
     `previous` is the request's prevResult of the same version family (1.x or 0.3 to 0.4).
     """
-    ours = to_document(result, version)
+    # Of the oldest versions no document is empty, but one of ours may add nothing.
+    empty = version in FAMILY_020 and not result.ips
+    ours = {} if empty else to_document(result, version)
     offset = len(previous.get("interfaces") or ())
     for ip in ours.get("ips", ()):
         if "interface" in ip:

@@ -9,7 +9,14 @@ import pytest
 
 from tests.conformance.node import CNI_BIN, Delegate, Node, namespace
 from tests.conformance.subject import OURS
+from tests.conftest import IN_VM
 from tests.plugins import CHECKOUT, install_noop
+
+# Importing is slow in the virtual machine.
+HERE = Path(__file__).resolve().parent
+collect_ignore = [
+    str(path) for path in HERE.glob("test_*.py") if IN_VM and "mark.kernel" not in path.read_text()
+]
 
 
 @pytest.fixture(scope="session")

@@ -66,14 +66,18 @@ class Node:
         return self.root / "state"
 
     def environ(self, **changes: str | None) -> dict[str, str]:
-        """The environment E0 of the tables, with changes; None unsets a variable."""
+        """The environment E0 of the tables, with changes; None unsets a variable.
+
+        Each container is of a pod of its own: a pod that comes again may get its address again.
+        """
+        pod = f"p-{changes.get('CNI_CONTAINERID', 'c1')}"
         environ: dict[str, str | None] = {
             "CNI_COMMAND": "ADD",
             "CNI_CONTAINERID": "c1",
             "CNI_NETNS": "/var/run/netns/T",
             "CNI_IFNAME": "eth0",
             "CNI_PATH": ":".join(map(str, self.path)),
-            "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
+            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAME={pod}",
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PODFABRIC_STATE": str(self.state),
             "PODFABRIC_RUN": str(self.root / "run"),
@@ -199,29 +203,18 @@ class Delegate:
     @property
     def calls(self) -> list[Call]:
         """What it was called with, in order."""
-        recorded = self.directory / "calls"
-        if not recorded.exists():
-            return []
-        by_number = {
-            int(path.name.partition("-")[0]): path
-            for path in recorded.iterdir()
-            if "-" in path.name
-        }
-        return [_recorded(by_number[number]) for number in sorted(by_number)]
+        paths = self.directory.glob("calls/[0-9]*/[A-Z]*")
+        return [_recorded(path) for path in sorted(paths, key=lambda path: int(path.parent.name))]
 
     @property
     def commands(self) -> list[str]:
         return [call.command for call in self.calls]
 
 
-def _number(path: Path) -> int:
-    return int(path.name.partition("-")[0])
-
-
 def _recorded(path: Path) -> Call:
     pairs = (path / "environ").read_text().split("\0")
     environ = dict(pair.split("=", 1) for pair in pairs if pair)
-    return Call(path.name.partition("-")[2], environ, (path / "stdin").read_bytes())
+    return Call(path.name, environ, (path / "stdin").read_bytes())
 
 
 def encoded(config: Config | str) -> bytes:
@@ -247,3 +240,16 @@ def namespace() -> Iterator[Path]:
     finally:
         if (NETNS / name).exists():
             ip("netns", "delete", name)
+
+
+def inhabitants(netns: Path) -> list[str]:
+    """Processes that are in a namespace."""
+    inode = netns.stat().st_ino
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/task/*/ns/net"):
+        try:
+            if entry.stat().st_ino == inode:
+                found.append(str(entry))
+        except OSError:
+            continue
+    return found

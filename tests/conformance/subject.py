@@ -24,13 +24,8 @@ class Subject:
 
     def config(self, **changes: object) -> dict[str, Any]:
         """The minimal configuration, S0 of the tables, with changes; None removes a key."""
-        config: dict[str, Any] = {
-            "cniVersion": "1.0.0",
-            "name": "n1",
-            "type": self.name,
-            **self.keys,
-            **changes,
-        }
+        least = {"cniVersion": "1.0.0", "name": "n1", "type": self.name}
+        config: dict[str, Any] = {**least, **self.keys, **changes}
         return {key: value for key, value in config.items() if value is not None}
 
 

@@ -119,8 +119,8 @@ def test_unknown_keys_reach_delegates_byte_by_byte(
 @row("B10", by=[IPAM])
 def test_unknown_key_of_ipam_is_an_error_that_names_it(node: Node, subject: Subject) -> None:
     """Deliberate: "ipam" is ours alone, and an option ignored there gives away wrong addresses."""
-    config = subject.config(ipam={**subject.keys["ipam"], "range_begin": "10.9.0.5"})
-    Err(7, contains=('"range_begin"', "range_start")).met_by(node.call(subject, config=config))
+    config = subject.config(ipam={**subject.keys["ipam"], "range_strat": "10.9.0.5"})
+    Err(7, contains=('"range_strat"', '"range_start"')).met_by(node.call(subject, config=config))
     assert node.untouched()
 
 

@@ -22,6 +22,9 @@ from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 
 
+_NONE = msgspec.Raw()
+
+
 class Script(msgspec.Struct):
     """What every verb does, in this order."""
 
@@ -31,7 +34,7 @@ class Script(msgspec.Struct):
     killed_by: int = 0
     fails: tuple[int, str] | None = None
     raises: str = ""
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = _NONE
 
 
 class _Ipam(msgspec.Struct):
@@ -40,7 +43,7 @@ class _Ipam(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     ipam: _Ipam = msgspec.field(default_factory=_Ipam)
-    prevResult: msgspec.Raw | None = None
+    prevResult: msgspec.Raw = _NONE
 
 
 class Noop:
@@ -54,13 +57,13 @@ class Noop:
     def add(self, request: Request) -> Result | dict[str, Any]:
         self._act(request)
         config = _config(request)
-        if config.prevResult is not None:
+        if config.prevResult:
             results.decode(config.prevResult, request.cni_version)
             previous = msgspec.json.decode(config.prevResult)
             return results.after_previous(previous, Result(), request.cni_version)
         if config.ipam.type:
             return delegate.add(config.ipam.type, request)
-        if self._script.result is not None:
+        if self._script.result:
             return results.decode(self._script.result, "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
 

@@ -3,11 +3,11 @@
 import struct
 
 import pytest
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from host import links
 from host.links import Link
 from host.netlink import LinkMessage, netlink
+from host.rtnetlink import ifinfmsg
 
 ADDRESS = bytes(range(20))
 
@@ -33,7 +33,7 @@ def test_sockets_use_the_message_with_whole_addresses() -> None:
 def test_ipoib_child_request_carries_pkey_mode_and_umcast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """linux/if_link.h: IFLA_LINKINFO 18, _KIND 1, _DATA 2; IFLA_IPOIB_PKEY 1, _MODE 2, _UMCAST 3."""
+    """linux/if_link.h: IFLA_LINKINFO 18, KIND 1, DATA 2; IFLA_IPOIB_PKEY 1, MODE 2, UMCAST 3."""
     requests: list[bytes] = []
     encode = ifinfmsg.encode
 

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
+
+import msgspec
 
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError
@@ -18,7 +20,20 @@ from ipam.store import Attachment, Owner, Reservation
 BOOT = "11111111-1111-1111-1111-111111111111"
 NEXT_BOOT = "22222222-2222-2222-2222-222222222222"
 
-Json = Mapping[str, Any]
+Json = Mapping[str, object]
+
+
+class How(TypedDict, total=False):
+    """What of a call may differ from the usual one; `config` is added to the configuration."""
+
+    network: str
+    ifname: str
+    version: str
+    pod: str
+    uid: str
+    args: str
+    path: Sequence[str]
+    config: Json
 
 
 class Calls:
@@ -38,29 +53,29 @@ class Calls:
         """The same store from the other side."""
         return SqliteStore(self.directory, self.boot)
 
-    def add(self, ipam: Json, container_id: str = "c1", **how: Any) -> Result:
+    def add(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> Result:
         """ADD; the result."""
         result = self.plugin.add(request("ADD", ipam, container_id, **how))
         assert isinstance(result, Result)
         return result
 
-    def addresses(self, ipam: Json, container_id: str = "c1", **how: Any) -> list[str]:
+    def addresses(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> list[str]:
         """ADD; the addresses of the result with their prefixes."""
         return [ip.address for ip in self.add(ipam, container_id, **how).ips]
 
-    def delete(self, ipam: Json | None, container_id: str = "c1", **how: Any) -> None:
+    def delete(self, ipam: Json | None, container_id: str = "c1", **how: Unpack[How]) -> None:
         """DEL."""
         self.plugin.delete(request("DEL", ipam, container_id, **how))
 
-    def check(self, ipam: Json, container_id: str = "c1", **how: Any) -> None:
+    def check(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> None:
         """CHECK."""
         self.plugin.check(request("CHECK", ipam, container_id, **how))
 
-    def gc(self, ipam: Json | None = None, **how: Any) -> None:
+    def gc(self, ipam: Json | None = None, **how: Unpack[How]) -> None:
         """GC."""
         self.plugin.gc(request("GC", ipam, "", **how))
 
-    def status(self, ipam: Json, **how: Any) -> None:
+    def status(self, ipam: Json, **how: Unpack[How]) -> None:
         """STATUS."""
         self.plugin.status(request("STATUS", ipam, "", **how))
 
@@ -69,38 +84,26 @@ class Calls:
         return {one.address: one.container_id for one in self.store.reservations()}
 
 
-def request(
-    command: str,
-    ipam: Json | None,
-    container_id: str,
-    *,
-    network: str = "n1",
-    ifname: str = "eth0",
-    version: str = "1.0.0",
-    pod: str = "",
-    uid: str = "",
-    args: str = "",
-    path: Sequence[str] = (),
-    **config: Any,
-) -> Request:
-    """A request as `cni.spec` would have read it."""
+def request(command: str, ipam: Json | None, container_id: str, **how: Unpack[How]) -> Request:
+    """A request as `cni.spec` would have read it. `ipam` None leaves the key out."""
     pairs = ["IgnoreUnknown=1"]
-    if pod:
-        pairs += ["K8S_POD_NAMESPACE=ns", f"K8S_POD_NAME={pod}"]
-    if uid:
-        pairs.append(f"K8S_POD_UID={uid}")
-    if args:
-        pairs.append(args)
-    document = {"cniVersion": version, "name": network, "type": "macvlan", **config}
+    if how.get("pod"):
+        pairs += ["K8S_POD_NAMESPACE=ns", f"K8S_POD_NAME={how['pod']}"]
+    if how.get("uid"):
+        pairs.append(f"K8S_POD_UID={how['uid']}")
+    if how.get("args"):
+        pairs.append(how["args"])
+    network, version = how.get("network", "n1"), how.get("version", "1.0.0")
+    document = {"cniVersion": version, "name": network, "type": "macvlan", **how.get("config", {})}
     if ipam is not None:
         document["ipam"] = {"type": "podfabric-ipam", **ipam}
     return Request(
         command=command,
         container_id=container_id,
         netns="/var/run/netns/nobody-made-this",
-        ifname=ifname,
+        ifname=how.get("ifname", "eth0"),
         args=";".join(pairs),
-        path=tuple(path),
+        path=tuple(how.get("path", ())),
         config=json.dumps(document).encode(),
         network=network,
         cni_version=version,
@@ -143,15 +146,16 @@ def owner(container_id: str, *, network: str = "n1", ifname: str = "eth0", pod: 
     )
 
 
-def reservation(address: str, container_id: str, **how: Any) -> Reservation:
-    """A reservation of this boot in network n1."""
-    given = {
-        "domain": "",
-        "range": "10.0.0.0/8",
-        "network": "n1",
-        "ifname": "eth0",
-        "boot": BOOT,
-        "since": 1_700_000_000,
-        **how,
-    }
-    return Reservation(address=address, container_id=container_id, **given)
+def reservation(address: str, container_id: str, **how: str | int) -> Reservation:
+    """A reservation of this boot in network n1, but for what `how` says."""
+    usual = Reservation(
+        domain="",
+        address=address,
+        range="10.0.0.0/8",
+        network="n1",
+        container_id=container_id,
+        ifname="eth0",
+        boot=BOOT,
+        since=1_700_000_000,
+    )
+    return msgspec.structs.replace(usual, **how)

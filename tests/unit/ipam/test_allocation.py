@@ -3,11 +3,11 @@
 import pytest
 
 from cni.spec.errors import Code
-from tests.unit.ipam.calls import Calls, error_of, reservation
+from tests.unit.ipam.calls import Calls, Json, error_of, reservation
 
 EXHAUSTED = "Could not allocate IP in range"
 SPLIT = ["192.168.0.0/30", "192.168.0.6/31", "192.168.0.8/31", "192.168.0.4/30"]
-SPLIT_TWO = ["192.168.0.0/30", "192.168.0.14/31", "192.168.0.4/30", "192.168.0.6/31"]
+SPLIT_TWO = [*SPLIT[:1], "192.168.0.14/31", "192.168.0.4/30", *SPLIT[1:3]]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ SPLIT_TWO = ["192.168.0.0/30", "192.168.0.14/31", "192.168.0.4/30", "192.168.0.6
         ({"range": "100::2:1/125", "exclude": ["100::2:1"]}, [], "100::2:2"),
         ({"range": "2001:db8::/30", "exclude": ["2001:db8::0/32"]}, [], "2001:db9::"),
         ({"range": "192.168.0.0/28", "exclude": SPLIT}, [], "192.168.0.10"),
-        ({"range": "192.168.0.0/28", "exclude": [*SPLIT_TWO, "192.168.0.8/31"]}, [], "192.168.0.10"),
+        ({"range": "192.168.0.0/28", "exclude": SPLIT_TWO}, [], "192.168.0.10"),
         ({"range": "192.168.0.0/29", "exclude": ["192.168.0.0/30"]}, [4, 5, 6], EXHAUSTED),
         ({"range": "192.168.0.0/29", "exclude": ["192.168.0.4/30"]}, [1, 2, 3], EXHAUSTED),
         ({"range": "192.168.0.0/29", "range_start": "192.168.0.0"}, [], "192.168.0.1"),
@@ -50,7 +50,7 @@ SPLIT_TWO = ["192.168.0.0/30", "192.168.0.14/31", "192.168.0.4/30", "192.168.0.6
     ],
 )  # fmt: skip
 def test_the_lowest_free_address_is_next(
-    node: Calls, ipam: dict[str, object], taken: list[int], expected: str
+    node: Calls, ipam: Json, taken: list[int], expected: str
 ) -> None:
     held = [reservation(f"192.168.0.{last}", f"holder{last}") for last in taken]
     node.store.load(held)
@@ -92,7 +92,7 @@ def test_an_ipv6_range_with_start_and_exclusion_is_exhausted(node: Calls) -> Non
     ],
 )  # fmt: skip
 def test_a_range_yields_this_sequence_and_is_exhausted(
-    node: Calls, ipam: dict[str, object], sequence: list[str]
+    node: Calls, ipam: Json, sequence: list[str]
 ) -> None:
     given = [node.addresses(ipam, f"c{n}")[0].partition("/")[0] for n in range(len(sequence))]
     assert given == sequence

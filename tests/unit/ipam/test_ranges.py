@@ -1,5 +1,7 @@
 """First and last usable address (whereabouts' GetIPRange table), and what exclusions leave."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,7 +125,7 @@ intervals = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(
 def test_merged_intervals_hold_the_same_addresses_in_order(given_intervals: list[Interval]) -> None:
     result = merged(given_intervals)
     assert members(result) == members(given_intervals)
-    assert all(left.last + 1 < right.first for left, right in zip(result, result[1:], strict=False))
+    assert all(left.last + 1 < right.first for left, right in pairwise(result))
 
 
 @given(st.lists(intervals), st.none() | st.integers(0, 60), st.sets(st.integers(0, 60)), intervals)

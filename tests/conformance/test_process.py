@@ -1,0 +1,118 @@
+"""Table M: the process and its streams. M1, the exit code, is part of every expected error."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from tests.conformance.expect import ADDED, OK, Err
+from tests.conformance.node import Delegate, Node, encoded
+from tests.conformance.rows import row
+from tests.conformance.subject import ADDING, ALL_VERSIONS, EVERY, NOOP, Subject
+
+
+@row("M1")
+def test_error_is_exit_code_1(node: Node, subject: Subject) -> None:
+    assert node.call(subject, CNI_IFNAME="..").exit_code == 1
+
+
+@row("M2", by=[NOOP])
+def test_uncaught_exception_is_a_document_and_a_traceback_on_stderr(
+    node: Node, subject: Subject
+) -> None:
+    outcome = node.call(subject, NOOP='{"raises":"boom"}')
+    Err(999, contains="boom").met_by(outcome)
+    assert "Traceback" in outcome.stderr
+
+
+@row("M3", by=[NOOP])
+def test_what_libraries_and_children_print_goes_to_stderr(node: Node, subject: Subject) -> None:
+    outcome = node.call(subject, NOOP='{"prints":"chatter"}')
+    ADDED.met_by(outcome)
+    assert outcome.stderr.count("chatter") == 2
+    failed = node.call(subject, NOOP='{"prints":"chatter","fails":[103,"no"]}')
+    Err(103, "no").met_by(failed)
+
+
+@row("M4", by=EVERY)
+def test_closed_output_is_no_hang_and_no_success(node: Node, subject: Subject) -> None:
+    """An answer that nobody reads, of the verb's and of VERSION."""
+    for command in ("ADD", "VERSION"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            outcome = node.run(subject, node.environ(CNI_COMMAND=command), stdout=writing)
+        finally:
+            os.close(writing)
+        assert outcome.exit_code > 0
+
+
+@row("M6", by=ADDING)
+def test_no_process_survives_exit(node: Node, subject: Subject) -> None:
+    ADDED.met_by(node.call(subject))
+    OK.met_by(node.call(subject, "DEL"))
+    assert node.processes() == []
+
+
+@row("M6", by=[NOOP])
+def test_delegate_does_not_outlive_a_killed_plugin(
+    node: Node, delegate: Delegate, subject: Subject
+) -> None:
+    delegate.answer("ADD", sleep=20)
+    with node.start(subject) as process:
+        assert process.stdin is not None
+        process.stdin.write(encoded(subject.config(ipam={"type": delegate.name})))
+        process.stdin.close()
+        while not delegate.commands:
+            assert process.poll() is None
+        process.kill()
+    deadline = time.monotonic() + 10
+    while any(is_a(pid, delegate) for pid in node.processes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_a(pid: int, delegate: Delegate) -> bool:
+    """Whether a process is the delegate itself; a child of it may end in its own time."""
+    try:
+        return str(delegate.directory) in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+@row("M6", by=[NOOP])
+def test_plugin_that_is_killed_says_nothing(node: Node, subject: Subject) -> None:
+    outcome = node.call(subject, NOOP='{"killed_by":9}')
+    assert (outcome.exit_code, outcome.stdout) == (-signal.SIGKILL, b"")
+
+
+@row("M7", by=EVERY)
+def test_environment_may_be_empty_but_for_cni(node: Node, subject: Subject) -> None:
+    command = "ADD" if subject.adds else "DEL"
+    environ = {
+        name: value
+        for name, value in node.environ(CNI_COMMAND=command).items()
+        if name.startswith(("CNI_", "PODFABRIC_"))
+    }
+    expected = ADDED if subject.adds else OK
+    expected.met_by(node.run(subject, environ))
+
+
+@row("M8", by=EVERY)
+def test_root_may_be_another_view_of_the_same_tree(
+    node: Node, tmp_path: Path, subject: Subject
+) -> None:
+    """As under Multus with its chrootDir: the host's root is mounted somewhere else."""
+    root = tmp_path / "hostroot"
+    root.mkdir()
+    script = 'mount --rbind / "$0" && exec chroot "$0" "$@"'
+    unshare, shell = shutil.which("unshare") or "unshare", "/bin/sh"
+    through = (unshare, "--mount", "--propagation", "private", shell, "-c", script, str(root))
+    command = "ADD" if subject.adds else "DEL"
+    outcome = node.run(subject, node.environ(CNI_COMMAND=command), through=through)
+    (ADDED if subject.adds else OK).met_by(outcome)
+    version = node.run(subject, node.environ(CNI_COMMAND="VERSION"), through=through)
+    assert version.document["supportedVersions"] == list(ALL_VERSIONS)
+    if subject.adds:
+        OK.met_by(node.call(subject, "DEL"))

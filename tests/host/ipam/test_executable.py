@@ -1,0 +1,199 @@
+"""`podfabric-ipam` and `podfabric ipam` as processes, on a state directory of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.runtime import CHECKOUT, CNI_BIN, Outcome, Runtime
+
+EXECUTABLE = "podfabric-ipam"
+CONFIG = {
+    "cniVersion": "1.1.0",
+    "name": "n1",
+    "type": EXECUTABLE,
+    "ipam": {"type": EXECUTABLE, "range": "10.0.0.0/16", "gateway": "10.0.0.1"},
+}
+TINY = {**CONFIG, "ipam": {"type": EXECUTABLE, "range": "10.0.0.0/30"}}
+PROCESSES, EACH = 40, 10
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def runtime(state: Path) -> Runtime:
+    built = (CNI_BIN / EXECUTABLE).exists()
+    return Runtime(
+        bin_dir=CNI_BIN if built else Path(sys.executable).parent,
+        environ={"PATH": os.environ["PATH"], "PODFABRIC_STATE": str(state)},
+    )
+
+
+def add(
+    runtime: Runtime, container_id: str, config: Mapping[str, object] = CONFIG, args: str = ""
+) -> Outcome:
+    return runtime.call("ADD", config, container_id=container_id, netns="/none", args=args)
+
+
+def delete(runtime: Runtime, container_id: str) -> Outcome:
+    return runtime.call("DEL", CONFIG, container_id=container_id)
+
+
+def address_of(outcome: Outcome) -> str:
+    assert outcome.exit_code == 0, outcome
+    (ip,) = outcome.document["ips"]
+    address = ip["address"]
+    assert isinstance(address, str)
+    return address
+
+
+def podfabric(runtime: Runtime, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", "ipam", *words],
+        cwd=CHECKOUT,
+        env=runtime.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_400_adds_in_40_processes_at_once_are_all_given_an_address_of_their_own(
+    runtime: Runtime,
+) -> None:
+    def worker(number: int) -> list[str]:
+        return [address_of(add(runtime, f"c{number}-{one}")) for one in range(EACH)]
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        given = [address for some in pool.map(worker, range(PROCESSES)) for address in some]
+    assert len(given) == PROCESSES * EACH
+    assert len(set(given)) == PROCESSES * EACH
+    # the lowest ones, without a hole, and never the gateway
+    expected = {f"10.0.{n // 256}.{n % 256}/16" for n in range(2, PROCESSES * EACH + 2)}
+    assert set(given) == expected
+
+
+def test_adds_and_dels_at_once_leave_nothing(runtime: Runtime) -> None:
+    def worker(number: int) -> None:
+        assert add(runtime, f"c{number}").exit_code == 0
+        assert delete(runtime, f"c{number}").exit_code == 0
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(worker, range(20)))
+    assert podfabric(runtime, "list", "-o", "json").stdout == "[]\n"
+
+
+def test_one_attachment_from_add_to_gc(runtime: Runtime) -> None:
+    first = add(runtime, "c1")
+    assert first.document == {
+        "cniVersion": "1.1.0",
+        "ips": [{"address": "10.0.0.2/16", "gateway": "10.0.0.1"}],
+    }
+    check = runtime.call(
+        "CHECK", CONFIG, container_id="c1", netns="/none", ifname="net1", previous=first.document
+    )
+    assert (check.exit_code, check.stdout) == (0, "")
+    again = add(runtime, "c1")
+    assert (again.exit_code, again.document["code"]) == (1, 103)
+    assert address_of(add(runtime, "c2")) == "10.0.0.3/16"
+    assert runtime.call("STATUS", CONFIG).exit_code == 0
+    valid = [{"containerID": "c2", "ifname": "net1"}]
+    collected = runtime.call("GC", {**CONFIG, "cni.dev/valid-attachments": valid})
+    assert (collected.exit_code, collected.stdout) == (0, "")
+    gone = runtime.call("CHECK", CONFIG, container_id="c1", netns="/none", previous=first.document)
+    assert (gone.exit_code, gone.document["code"]) == (1, 102)
+    assert address_of(add(runtime, "c3")) == "10.0.0.2/16"
+    for _ in range(2):
+        deleted = delete(runtime, "c3")
+        assert (deleted.exit_code, deleted.stdout) == (0, "")
+
+
+def test_a_full_range_is_110_and_its_status_50(runtime: Runtime) -> None:
+    for number in (1, 2):
+        address_of(add(runtime, f"c{number}", TINY))
+    full = add(runtime, "c3", TINY)
+    assert (full.exit_code, full.document["code"]) == (1, 110)
+    assert full.document["msg"].startswith("Could not allocate IP in range")
+    status = runtime.call("STATUS", TINY)
+    assert (status.exit_code, status.document["code"]) == (1, 50)
+
+
+def test_a_list_of_requested_addresses_in_cni_args(runtime: Runtime) -> None:
+    dual = {**CONFIG["ipam"], "ipRanges": [{"range": "fd00::/64"}]}  # type: ignore[dict-item]
+    given = add(
+        runtime,
+        "c1",
+        {**CONFIG, "ipam": dual},
+        args="IgnoreUnknown=1;IP=10.0.0.9/24,fd00::9/64;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns",
+    )
+    assert [ip["address"] for ip in given.document["ips"]] == ["10.0.0.9/16", "fd00::9/64"]
+
+
+def test_a_damaged_store_is_one_error_document_until_fsck(runtime: Runtime, state: Path) -> None:
+    address_of(add(runtime, "c1"))
+    database = state / "ipam" / "reservations.db"
+    database.write_bytes(bytes(database.stat().st_size))
+    for command in ("ADD", "DEL"):
+        failed = runtime.call(command, CONFIG, container_id="c2", netns="/none")
+        assert (failed.exit_code, failed.document["code"]) == (1, 112)
+        assert "Traceback" not in failed.stdout + failed.stderr
+    repaired = podfabric(runtime, "fsck")
+    assert repaired.returncode == 0, repaired
+    assert address_of(add(runtime, "c2")) == "10.0.0.3/16"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_adds_cost_nobody_an_address(
+    runtime: Runtime, state: Path, number: signal.Signals
+) -> None:
+    environ = {
+        **runtime.environ,
+        "CNI_COMMAND": "ADD",
+        "CNI_NETNS": "/none",
+        "CNI_IFNAME": "net1",
+        "CNI_PATH": "/none",
+    }
+    for attempt in range(12):
+        process = subprocess.Popen(
+            [runtime.bin_dir / EXECUTABLE],
+            env={**environ, "CNI_CONTAINERID": f"k{attempt}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(CONFIG).encode())
+        process.stdin.close()
+        time.sleep(0.01 * attempt)
+        process.send_signal(number)
+        process.wait()
+        assert delete(runtime, f"k{attempt}").exit_code == 0
+    assert podfabric(runtime, "list", "-o", "json").stdout == "[]\n"
+    assert podfabric(runtime, "fsck", "--dry-run").returncode == 0
+    assert address_of(add(runtime, "c1")) == "10.0.0.2/16"
+
+
+def test_the_operators_commands(runtime: Runtime, tmp_path: Path) -> None:
+    address_of(add(runtime, "c1", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p"))
+    listed = json.loads(podfabric(runtime, "list", "--output", "json").stdout)
+    assert [(one["address"], one["pod"]) for one in listed] == [("10.0.0.2", "p")]
+    assert "ns/p" in podfabric(runtime, "show", "10.0.0.2").stdout
+    assert podfabric(runtime, "release", "10.0.0.2").returncode == 1
+    assert podfabric(runtime, "release", "10.0.0.2", "--force").returncode == 0
+    source = tmp_path / "n1"
+    source.mkdir()
+    (source / "10.0.0.2").write_bytes(b"theirs\r\nnet1")
+    assert podfabric(runtime, "import", str(source)).returncode == 0
+    assert address_of(add(runtime, "c2")) == "10.0.0.3/16"
+    assert podfabric(runtime, "nonsense").returncode == 2

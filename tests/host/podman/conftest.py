@@ -1,0 +1,47 @@
+"""podman in a machine of its own, and a node whose interface plugins are the reference ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host.podman.machine import links, machine
+from tests.host.podman.node import Node, namespace
+from tests.host.podman.runtime import Podman, configured, root_file_system
+from tests.runtime import CNI_BIN, REFERENCE_PLUGINS
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """CNI_PATH: the reference interface plugins, and podfabric-ipam."""
+    reference = [REFERENCE_PLUGINS / name for name in ("bridge", "macvlan")]
+    return links(tmp_path / "bin", [CNI_BIN / "podfabric-ipam", *reference])
+
+
+@pytest.fixture
+def podman(tmp_path: Path, plugins: Path) -> Iterator[Podman]:
+    """podman on a machine where nothing has happened yet."""
+    root_file_system(tmp_path / "rootfs")
+    with machine(configured(tmp_path, plugins)) as found:
+        yield Podman(found, tmp_path)
+
+
+@pytest.fixture
+def node(tmp_path: Path, plugins: Path) -> Iterator[Node]:
+    """A node on which nothing has happened yet."""
+    with namespace() as netns:
+        yield Node(tmp_path, plugins, netns)
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    """A network namespace for a pod."""
+    with namespace() as netns:
+        yield netns
+
+
+@pytest.fixture
+def other_pod() -> Iterator[Path]:
+    """And one for another."""
+    with namespace() as netns:
+        yield netns

@@ -1,0 +1,108 @@
+"""The reference interface plugins (Go) as callers of podfabric-ipam, in each CNI version."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.host.podman.node import Node, addresses, ip
+
+VERSIONS = ("0.3.1", "0.4.0", "1.0.0")
+ADDRESSES = {"range": "10.77.0.0/24", "gateway": "10.77.0.1"}
+PARENT = "parent0"
+EXHAUSTED = "Could not allocate IP in range: "
+PLUGINS: dict[str, dict[str, Any]] = {
+    "bridge": {"type": "bridge", "bridge": "fabric", "isGateway": True},
+    "macvlan": {"type": "macvlan", "master": PARENT},
+}
+
+
+def configured(plugin: str, version: str = "1.0.0", **ipam: object) -> dict[str, Any]:
+    """A network of that interface plugin; `ipam` are options of podfabric-ipam."""
+    options = {"type": "podfabric-ipam", **(ipam or ADDRESSES)}
+    return {"cniVersion": version, "name": "fabric", **PLUGINS[plugin], "ipam": options}
+
+
+@pytest.fixture(autouse=True)
+def parent(node: Node) -> None:
+    """An interface to be macvlan's parent."""
+    ip("-n", node.netns.name, "link", "add", PARENT, "type", "veth", "peer", "name", "parent1")
+    for name in (PARENT, "parent1"):
+        ip("-n", node.netns.name, "link", "set", name, "up")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_an_attachment_lives_from_add_to_del(
+    node: Node, pod: Path, plugin: str, version: str
+) -> None:
+    config = configured(plugin, version)
+    added = node.call("ADD", config, pod)
+    assert added.exit_code == 0, added.stdout
+    result = added.document
+    assert result["cniVersion"] == version
+    [address] = result["ips"]
+    assert (address["address"], address["gateway"]) == ("10.77.0.2/24", "10.77.0.1")
+    assert addresses(pod) == ["10.77.0.2/24"]
+    assert node.reserved(pod) == ["10.77.0.2"]
+    if version != "0.3.1":  # which has no CHECK
+        checked = node.call("CHECK", config, pod, result)
+        assert (checked.exit_code, checked.stdout) == (0, "")
+    deleted = node.call("DEL", config, pod, result)
+    assert (deleted.exit_code, deleted.stdout) == (0, "")
+    assert addresses(pod) == []
+    assert node.reservations() == []
+    assert node.call("DEL", config, pod).exit_code == 0
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_check_fails_once_the_reservation_is_gone(node: Node, pod: Path, plugin: str) -> None:
+    config = configured(plugin)
+    result = node.call("ADD", config, pod).document
+    ipam = {**config, "type": "podfabric-ipam"}
+    assert node.call("DEL", ipam, pod).exit_code == 0
+    checked = node.call("CHECK", config, pod, result)
+    assert checked.exit_code != 0
+    assert "10.77.0.2 is not reserved for" in checked.document["msg"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "version"), [*(("bridge", one) for one in VERSIONS), ("macvlan", "1.0.0")]
+)
+def test_an_exhausted_range_leaves_no_reservation_and_no_address(
+    node: Node, pod: Path, other_pod: Path, plugin: str, version: str
+) -> None:
+    config = configured(plugin, version, range="10.77.0.0/30", gateway="10.77.0.1")
+    assert node.call("ADD", config, pod).exit_code == 0
+    refused = node.call("ADD", config, other_pod)
+    assert refused.exit_code != 0
+    assert EXHAUSTED in refused.document["msg"]
+    assert refused.document["code"] == 110
+    assert node.reserved(other_pod) == []
+    assert addresses(other_pod) == []
+    assert node.reserved(pod) == ["10.77.0.2"]
+
+
+def test_a_bridge_that_fails_after_it_got_an_address_gives_it_back(node: Node, pod: Path) -> None:
+    # It refuses to be the gateway on a bridge that is another network's.
+    ip("-n", node.netns.name, "link", "add", "fabric", "type", "bridge")
+    ip("-n", node.netns.name, "address", "add", "10.88.0.1/24", "dev", "fabric")
+    failed = node.call("ADD", configured("bridge"), pod)
+    assert failed.exit_code != 0
+    assert "already has an IP address different from" in failed.document["msg"]
+    assert node.reservations() == []
+
+
+def test_addresses_of_both_families_come_in_the_order_of_the_ranges(node: Node, pod: Path) -> None:
+    config = configured("bridge", ipRanges=[{"range": "10.77.0.0/24"}, {"range": "fd77::/64"}])
+    result = node.call("ADD", config, pod).document
+    assert [one["address"] for one in result["ips"]] == ["10.77.0.1/24", "fd77::1/64"]
+
+
+def test_delete_frees_the_address_when_the_netns_is_gone(node: Node, pod: Path) -> None:
+    config = configured("bridge")
+    result = node.call("ADD", config, pod).document
+    ip("netns", "delete", pod.name)
+    deleted = node.call("DEL", config, pod, result)
+    assert (deleted.exit_code, deleted.stdout) == (0, "")
+    assert node.reservations() == []

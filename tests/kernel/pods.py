@@ -1,0 +1,185 @@
+"""A node under test: pods as namespaces, the plugin called as a runtime calls it, the kernel asked.
+
+Calls go through `cni.spec.dispatch.answer` in this process, because an interpreter's start costs
+seconds on an emulated CPU. `test_examples`, the demonstration and the conformance suite start
+the executables themselves.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cni.attachments.entry import Attachment
+from cni.ipoib import child
+from cni.ipoib.plugin import IPoIB
+from cni.spec.dispatch import answer
+from host import links
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
+from host.paths import Paths
+from ipam.sqlite_store import SqliteStore
+
+IP = "/usr/sbin/ip"
+INFINIBAND = Path("/sys/class/infiniband")
+NETWORK = "fabric"
+
+
+class Reply(NamedTuple):
+    """One answer of the plugin."""
+
+    exit_code: int
+    document: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The message of an error."""
+        return str(self.document["msg"])
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of a result, without prefix."""
+        return [ip["address"].partition("/")[0] for ip in self.document["ips"]]
+
+    @property
+    def interface(self) -> dict[str, Any]:
+        """The interface of a result."""
+        (interface,) = self.document["interfaces"]
+        assert isinstance(interface, dict)
+        return interface
+
+
+class Node:
+    """The plugin on this machine, with files of its own below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = Paths(run=root / "run", state=root / "state")
+
+    def call(
+        self,
+        command: str,
+        container_id: str,
+        netns: str,
+        *,
+        previous: Reply | None = None,
+        ifname: str = "net1",
+        args: str = "",
+        **config: Any,  # noqa: ANN401 - keys of a network configuration
+    ) -> Reply:
+        """One verb. The configuration is ib0 without addresses unless `config` says more."""
+        environ = {
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container_id,
+            "CNI_NETNS": netns if not netns or "/" in netns else f"/var/run/netns/{netns}",
+            "CNI_IFNAME": ifname,
+            "CNI_ARGS": args,
+            "CNI_PATH": "/opt/cni/bin",
+        }
+        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": "ipoib", "master": "ib0"}
+        document |= config
+        if previous is not None:
+            document["prevResult"] = previous.document  # type: ignore[assignment]
+        stdin = json.dumps(document).encode()
+        given = answer(lambda: IPoIB(self.paths), environ, lambda: stdin)
+        return Reply(given.exit_code, json.loads(given.document or b"{}"))
+
+    def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
+        """An ADD that must succeed."""
+        reply = self.call("ADD", container_id, netns, **config)
+        assert reply.exit_code == 0, reply.document
+        return reply
+
+    def delete(self, container_id: str, netns: str, **config: Any) -> None:  # noqa: ANN401
+        """A DEL that must succeed, and must print nothing."""
+        assert self.call("DEL", container_id, netns, **config) == Reply(0, {})
+
+    def refused(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
+        """An ADD that must fail, and leave nothing."""
+        before = link_names()
+        reply = self.call("ADD", container_id, netns, **config)
+        assert reply.exit_code == 1, reply.document
+        assert link_names() == before
+        assert self.leftovers() == []
+        return reply
+
+    def leftovers(self) -> list[str]:
+        """Journal files, reservations, held locks and marked interfaces: [] after every DEL."""
+        with netlink() as host:
+            marked = [
+                f"interface {link.name}"
+                for link in links.every(host, "ipoib")
+                if link.alias.startswith(child.ALIAS_PREFIX)
+                or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
+            ]
+        journal = [f"journal {path.name}" for path in _listing(self.paths.attachments)]
+        locks = [f"lock {path.name}" for path in _listing(self.paths.locks)]
+        return marked + journal + locks + [f"address {held}" for held in self.reservations()]
+
+    def reservations(self) -> list[str]:
+        """Every address that is held."""
+        if not self.paths.ipam.exists():
+            return []
+        store = SqliteStore(self.paths.ipam, self.paths.boot_id())
+        return [reservation.address for reservation in store.reservations()]
+
+    def journal_file(self, container_id: str, ifname: str = "net1") -> Path:
+        """The journal file of an attachment."""
+        key = Attachment(NETWORK, container_id, ifname).key
+        (path,) = self.paths.attachments.glob(f"*-{key}.json")
+        return path
+
+
+def _listing(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.exists() else []
+
+
+@contextmanager
+def pod(name: str) -> Iterator[str]:
+    """A pod's network namespace."""
+    run(IP, "netns", "add", name)
+    try:
+        yield name
+    finally:
+        subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+
+
+def link_in(netns: str, name: str = "net1") -> Link | None:
+    """An interface of a pod."""
+    with NetworkNamespace.open(f"/var/run/netns/{netns}") as space, netlink(space) as route:
+        return links.find(route, name)
+
+
+def link_names(netns: str = "") -> set[str]:
+    """The names of the interfaces of a pod, or of the host."""
+    if not netns:
+        with netlink() as route:
+            return {link.name for link in links.every(route)}
+    with NetworkNamespace.open(f"/var/run/netns/{netns}") as space, netlink(space) as route:
+        return {link.name for link in links.every(route)}
+
+
+def pings(netns: str, address: str, tries: int = 5) -> bool:
+    """Whether an echo comes back; the first may be lost to address resolution."""
+    command = [IP, "netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "1", address]
+    return any(
+        subprocess.run(command, check=False, capture_output=True).returncode == 0
+        for _ in range(tries)
+    )
+
+
+def run(*command: str) -> str:
+    """A command's standard output; an error if it fails."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def knob(hca: int, name: str) -> Path:
+    """A switch of the software HCA (tests/kernel/ibloop/README.md)."""
+    return INFINIBAND / f"ibloop{hca}" / "ibloop" / name
+
+
+def ipam(cidr: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The `ipam` object for a range."""
+    return {"type": "podfabric-ipam", "range": cidr, **more}

@@ -1,0 +1,209 @@
+"""What an ADD makes of the kernel, read back from the kernel."""
+
+import ipaddress
+import json
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from cni.ipoib import child
+from host.namespaces import NetworkNamespace
+from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+
+
+def test_child_inherits_pkey_mode_and_mtu_of_its_parent(node: Node, pods: list[str]) -> None:
+    run(IP, "link", "set", "ib1", "mtu", "1500")
+    try:
+        reply = node.add("c1", pods[0], master="ib1")
+    finally:
+        run(IP, "link", "set", "ib1", "mtu", "2044")
+    link = link_in(pods[0])
+    assert link is not None
+    assert (link.kind, link.pkey, link.mode, link.mtu) == ("ipoib", 0xFFFF, "datagram", 1500)
+    assert link.up
+    assert link.carrier
+    interface = {
+        "name": "net1",
+        "mac": link.mac,
+        "mtu": 1500,
+        "sandbox": f"/var/run/netns/{pods[0]}",
+    }
+    assert reply.document == {"cniVersion": "1.1.0", "interfaces": [interface]}
+    assert len(bytes.fromhex(link.mac.replace(":", ""))) == 20
+    node.delete("c1", pods[0], master="ib1")
+    assert node.leftovers() == []
+
+
+def test_options_reach_the_kernel(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], pkey="0x8002", mtu=1400, umcast=True, proxy_arp=True)
+    link = link_in(pods[0])
+    assert link is not None
+    assert (link.pkey, link.mtu, link.umcast) == (0x8002, 1400, True)
+    switch = "/proc/sys/net/ipv4/conf/net1/proxy_arp"
+    assert run(IP, "netns", "exec", pods[0], "cat", switch).strip() == "1"
+    node.delete("c1", pods[0])
+
+
+def test_proxy_arp_is_off_unless_asked(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0])
+    switch = "/proc/sys/net/ipv4/conf/net1/proxy_arp"
+    assert run(IP, "netns", "exec", pods[0], "cat", switch).strip() == "0"
+    node.delete("c1", pods[0])
+
+
+def test_connected_mode_can_be_asked_for(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], mode="connected")
+    link = link_in(pods[0])
+    assert link is not None
+    assert link.mode == "connected"
+    node.delete("c1", pods[0], mode="connected")
+
+
+def test_queue_length_is_the_drivers_own(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0])
+    (parent,) = json.loads(run(IP, "-j", "link", "show", "ib0"))
+    (link,) = json.loads(run(IP, "-n", pods[0], "-j", "link", "show", "net1"))
+    assert link["txqlen"] == parent["txqlen"] > 0
+    node.delete("c1", pods[0])
+
+
+def test_first_usable_master_is_taken(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], master=["ib7", "lo", "ib1", "ib0"])
+    link, parents = link_in(pods[0]), json.loads(run(IP, "-j", "link", "show", "ib1"))
+    assert link is not None
+    assert link.parent == parents[0]["ifindex"]
+    node.delete("c1", pods[0])
+
+
+def test_addresses_routes_and_result_agree_with_the_kernel(node: Node, pods: list[str]) -> None:
+    config: dict[str, Any] = {
+        "ipam": {
+            "type": "podfabric-ipam",
+            "ipRanges": [
+                {"range": "10.5.0.0/24", "gateway": "10.5.0.1"},
+                {"range": "fd00:5::/64", "gateway": "fd00:5::1"},
+            ],
+            "routes": [
+                {"dst": "10.50.0.0/16"},
+                {"dst": "10.51.0.0/16", "gw": "10.5.0.9", "priority": 7, "mtu": 1300},
+                {"dst": "fd00:50::/48"},
+            ],
+        },
+        "dns": {"nameservers": ["10.5.0.53"]},
+    }
+    reply = node.add("c1", pods[0], **config)
+    assert reply.addresses == ["10.5.0.2", "fd00:5::2"]
+    assert [ip["interface"] for ip in reply.document["ips"]] == [0, 0]
+    assert reply.document["dns"] == {"nameservers": ["10.5.0.53"]}
+    given = json.loads(run(IP, "-n", pods[0], "-j", "address", "show", "net1"))[0]["addr_info"]
+    found = {f"{one['local']}/{one['prefixlen']}" for one in given if one["scope"] == "global"}
+    assert found == {"10.5.0.2/24", "fd00:5::2/64"}
+    assert not [one for one in given if one.get("tentative")]
+    routes = json.loads(run(IP, "-n", pods[0], "-j", "route"))
+    via = {one["dst"]: (one.get("gateway"), one.get("metric")) for one in routes}
+    assert via["10.50.0.0/16"] == ("10.5.0.1", None)
+    assert via["10.51.0.0/16"] == ("10.5.0.9", 7)
+    routes6 = json.loads(run(IP, "-n", pods[0], "-6", "-j", "route"))
+    assert ("fd00:50::/48", "fd00:5::1") in [(one["dst"], one.get("gateway")) for one in routes6]
+    assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
+    node.delete("c1", pods[0], **config)
+    assert node.leftovers() == []
+
+
+def test_children_of_one_port_have_link_local_addresses_that_differ(
+    node: Node, pods: list[str]
+) -> None:
+    """The kernel's own would be the same: it is made of the port's GUID alone."""
+    found = []
+    for number, netns in enumerate(pods):
+        node.add(f"c{number}", netns)
+        given = json.loads(run(IP, "-n", netns, "-j", "address", "show", "net1"))[0]["addr_info"]
+        (local,) = (one for one in given if one["scope"] == "link")
+        assert not local.get("tentative")
+        assert not local.get("dadfailed")
+        found.append(local["local"])
+    assert len(set(found)) == 3
+    assert pings(pods[0], f"{found[1]}%net1")
+    for number, netns in enumerate(pods):
+        node.delete(f"c{number}", netns)
+
+
+def test_new_address_is_announced_in_infinibands_own_form(node: Node, pods: list[str]) -> None:
+    """A gratuitous ARP with hardware type 32 and 20-byte addresses; an unsolicited NA."""
+    node.add("listener", pods[0])
+    with NetworkNamespace.open(f"/var/run/netns/{pods[0]}") as space:
+        with space.entered():
+            sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+            sniffer.bind(("net1", 3))
+        sniffer.settimeout(10)
+        config = {"ipam": {"type": "podfabric-ipam", "ipRanges": [
+            {"range": "10.6.0.0/24"}, {"range": "fd00:6::/64"}]}}  # fmt: skip
+        reply = node.add("c1", pods[1], **config)
+        mac = bytes.fromhex(reply.interface["mac"].replace(":", ""))
+        v4, v6 = (ipaddress.ip_address(text).packed for text in reply.addresses)
+        arp = struct.pack("!HHBBH", 32, 0x0800, 20, 4, 1) + mac + v4 + bytes(20) + v4
+        seen_arp = seen_na = False
+        with sniffer:
+            while not (seen_arp and seen_na):
+                packet, address = sniffer.recvfrom(2048)
+                if address[1] == 0x0806 and packet[: len(arp)] == arp:
+                    seen_arp = True
+                if address[1] == 0x86DD and packet[40] == 136 and packet[48:64] == v6:
+                    assert packet[7] == 255  # hop limit
+                    assert packet[64:88] == bytes((2, 3, 0, 0)) + mac
+                    seen_na = True
+    node.delete("c1", pods[1], **config)
+    node.delete("listener", pods[0])
+
+
+def test_moved_child_gets_another_index_where_its_own_is_taken(node: Node, pods: list[str]) -> None:
+    """The kernel renumbers on a move; a stale index would configure the pod's other interface."""
+    with NetworkNamespace.open(f"/var/run/netns/{pods[0]}"):
+        highest = max(one["ifindex"] for one in json.loads(run(IP, "-j", "link")))
+        for index in range(highest + 1, highest + 12):
+            one = ("name", f"d{index}", "index", str(index))
+            other = ("name", f"e{index}", "index", str(index + 1000))
+            run(IP, "-n", pods[0], "link", "add", *one, "type", "veth", "peer", *other)
+    before = run(IP, "-n", pods[0], "-o", "address")
+    reply = node.add("c1", pods[0], ipam=ipam("10.7.0.0/24"))
+    link = link_in(pods[0])
+    assert link is not None
+    assert link.index < highest + 1 or link.index > highest + 11
+    after = [line for line in run(IP, "-n", pods[0], "-o", "address").splitlines()
+             if " net1 " not in line]  # fmt: skip
+    assert after == before.splitlines()
+    assert f"{reply.addresses[0]}/24" in run(IP, "-n", pods[0], "address", "show", "net1")
+    node.delete("c1", pods[0], ipam=ipam("10.7.0.0/24"))
+    assert len(link_names(pods[0])) == 1 + 22
+
+
+def test_child_bears_its_attachments_mark(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0])
+    link = link_in(pods[0])
+    assert link is not None
+    assert link.alias.startswith(child.ALIAS_PREFIX)
+    node.delete("c1", pods[0])
+
+
+@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0", "1.1.0"])
+def test_interface_without_addresses_is_a_result_from_0_3_0_on(
+    node: Node, pods: list[str], version: str
+) -> None:
+    reply = node.add("c1", pods[0], cniVersion=version)
+    assert reply.document["cniVersion"] == version
+    node.delete("c1", pods[0], cniVersion=version)
+
+
+def test_result_follows_an_earlier_plugins_in_a_chain(node: Node, pods: list[str]) -> None:
+    earlier = {
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "eth0", "sandbox": "/x", "vendor/key": 1}],
+        "ips": [{"address": "10.1.1.1/24", "interface": 0}],
+    }
+    reply = node.add("c1", pods[0], ipam=ipam("10.8.0.0/24"), prevResult=earlier)
+    assert [one["name"] for one in reply.document["interfaces"]] == ["eth0", "net1"]
+    assert reply.document["interfaces"][0]["vendor/key"] == 1
+    assert [one["interface"] for one in reply.document["ips"]] == [0, 1]
+    node.delete("c1", pods[0], ipam=ipam("10.8.0.0/24"))

@@ -1,0 +1,73 @@
+"""kill -9 before every single action on kernel or disk, of ADD and of DEL; then all is cleaned."""
+
+from functools import partial
+from typing import Any
+
+from tests.kernel.pods import Node, link_names, pod
+from tests.kernel.processes import killed_at
+
+CONFIG: dict[str, Any] = {
+    "ipam": {
+        "type": "podfabric-ipam",
+        "ipRanges": [{"range": "10.2.0.0/24"}, {"range": "fd00:2::/64"}],
+        "routes": [{"dst": "10.20.0.0/16", "gw": "10.2.0.9"}],
+    }
+}
+MORE_THAN_ENOUGH = 400  # actions; a fresh ADD has fewer
+
+
+def test_add_killed_at_every_step_then_delete(node: Node, pods: list[str]) -> None:
+    before = link_names()
+    for step in range(1, MORE_THAN_ENOUGH):
+        killed = killed_at(step, partial(node.call, "ADD", "c1", pods[0], **CONFIG))
+        node.delete("c1", pods[0], **CONFIG)
+        assert (step, node.leftovers()) == (step, [])
+        assert (step, link_names(pods[0])) == (step, {"lo"})
+        if not killed:
+            break
+    assert not killed
+    assert step > 30, "the injection counts no actions"
+    assert link_names() == before
+
+
+def test_delete_killed_at_every_step_then_delete(node: Node, pods: list[str]) -> None:
+    for step in range(1, MORE_THAN_ENOUGH):
+        node.add("c1", pods[0], **CONFIG)
+        killed = killed_at(step, partial(node.call, "DEL", "c1", pods[0], **CONFIG))
+        node.delete("c1", pods[0], **CONFIG)
+        assert (step, node.leftovers()) == (step, [])
+        assert (step, link_names(pods[0])) == (step, {"lo"})
+        if not killed:
+            break
+    assert not killed
+
+
+def test_add_killed_then_added_again(node: Node, pods: list[str]) -> None:
+    """A runtime that tries again without a DEL gets a whole attachment, and one only."""
+    for step in range(1, MORE_THAN_ENOUGH, 7):
+        killed = killed_at(step, partial(node.call, "ADD", "c1", pods[0], **CONFIG))
+        if not killed:
+            break
+        reply = node.call("ADD", "c1", pods[0], **CONFIG)
+        if reply.exit_code == 1:  # it died after the last step that counts: attached
+            assert (step, reply.document["code"]) == (step, 103)
+        else:
+            assert sorted(node.reservations()) == sorted(reply.addresses)
+        assert link_names(pods[0]) == {"lo", "net1"}
+        node.delete("c1", pods[0], **CONFIG)
+        assert (step, node.leftovers()) == (step, [])
+    assert not killed
+
+
+def test_add_killed_and_namespace_gone_then_delete(node: Node, pods: list[str]) -> None:
+    """The interface is somewhere between host and pod, and the pod is no more."""
+    before = link_names()
+    for step in range(5, MORE_THAN_ENOUGH, 11):
+        with pod("shortlived") as netns:
+            killed = killed_at(step, partial(node.call, "ADD", "c1", netns, **CONFIG))
+        node.delete("c1", "shortlived", **CONFIG)
+        assert (step, node.leftovers()) == (step, [])
+        if not killed:
+            break
+    assert not killed
+    assert link_names() == before

@@ -1,0 +1,66 @@
+"""Many attachments at once and one after the other: partitions hold, nothing is left."""
+
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+from cni.attachments.entry import Attachment
+from cni.attachments.journal import Journal
+from tests.kernel.pods import NETWORK, Node, ipam, link_in, link_names, pings, pod
+from tests.kernel.processes import in_processes
+
+PARENTS = ("ib0", "ib1")
+PKEYS = ("0x8001", "0x8002", "0x8003")
+
+
+def _config(parent: str, pkey: str) -> dict[str, Any]:
+    # One range for all: only the partition keeps them apart.
+    return {"master": parent, "pkey": pkey, "ipam": ipam("10.1.0.0/24"), "wait_carrier": 30}
+
+
+def test_twenty_attachments_at_once_on_two_parents_and_three_partitions(node: Node) -> None:
+    kinds = list(product(PARENTS, PKEYS))
+    before = link_names()
+    with ExitStack() as stack:
+        names = [stack.enter_context(pod(f"load{number}")) for number in range(20)]
+        placed = {name: kinds[number % len(kinds)] for number, name in enumerate(names)}
+        adds = [partial(node.add, name, name, **_config(*placed[name])) for name in names]
+        assert in_processes(adds) == [0] * 20
+        assert len(set(node.reservations())) == 20
+
+        address = {name: _address(node, name) for name in names}
+        for pkey in PKEYS:
+            inside = [name for name in names if placed[name][1] == pkey]
+            assert {placed[name][0] for name in inside} == set(PARENTS)
+            source, *targets = inside
+            for target in targets:
+                assert pings(source, address[target]), (source, target, pkey)
+        for source, target in pairwise(names[:7]):
+            assert placed[source][1] != placed[target][1]
+            assert not pings(source, address[target], tries=1), (source, target)
+
+        deletes = [partial(node.delete, name, name, **_config(*placed[name])) for name in names]
+        assert in_processes(deletes) == [0] * 20
+        for name in names:
+            assert link_names(name) == {"lo"}
+    assert node.leftovers() == []
+    assert link_names() == before
+
+
+def test_two_hundred_cycles_leave_nothing(node: Node, pods: list[str]) -> None:
+    before = link_names()
+    for cycle in range(200):
+        config = _config(PARENTS[cycle % 2], PKEYS[cycle % 3])
+        reply = node.add(f"c{cycle}", pods[0], **config)
+        assert reply.addresses == ["10.1.0.1"]
+        node.delete(f"c{cycle}", pods[0], **config)
+    assert node.leftovers() == []
+    assert link_names() == before
+    assert link_in(pods[0]) is None
+
+
+def _address(node: Node, container_id: str) -> str:
+    entry = Journal(node.paths).read(Attachment(NETWORK, container_id, "net1"))
+    assert entry is not None
+    return entry.addresses[0].partition("/")[0]

@@ -1,0 +1,217 @@
+"""DEL, GC and the sweep: nothing of ours is left, whatever happened, and nothing else goes."""
+
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from cni.attachments.journal import Journal
+from cni.ipoib.plugin import IPoIB
+from host import links
+from host.netlink import netlink
+from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
+from tests.kernel.processes import in_processes
+
+CONFIG: dict[str, Any] = {"ipam": ipam("10.4.0.0/24")}
+
+
+def test_delete_is_idempotent(node: Node, pods: list[str]) -> None:
+    node.delete("c1", pods[0], **CONFIG)
+    node.add("c1", pods[0], **CONFIG)
+    for _ in range(3):
+        node.delete("c1", pods[0], **CONFIG)
+    assert link_names(pods[0]) == {"lo"}
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("path", ["stale", "", "/etc/passwd"])
+def test_delete_after_the_namespace_was_killed(node: Node, path: str) -> None:
+    """An IPoIB child does not die with its namespace: it comes back to the host."""
+    before = link_names()
+    with pod("killed") as netns:
+        node.add("c1", netns, **CONFIG)
+        run(IP, "netns", "delete", netns)
+        node.delete("c1", netns if path == "stale" else path, **CONFIG)
+    assert node.leftovers() == []
+    assert link_names() == before
+
+
+def test_delete_without_a_namespace_finds_the_living_one(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    node.delete("c1", "", **CONFIG)
+    assert link_names(pods[0]) == {"lo"}
+    assert node.leftovers() == []
+
+
+def test_delete_after_the_interface_was_deleted_or_renamed(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    run(IP, "-n", pods[0], "link", "delete", "net1")
+    node.delete("c1", pods[0], **CONFIG)
+    node.add("c2", pods[1], **CONFIG)
+    run(IP, "-n", pods[1], "link", "set", "net1", "down")
+    run(IP, "-n", pods[1], "link", "set", "net1", "name", "mine0")
+    node.delete("c2", pods[1], **CONFIG)
+    assert link_names(pods[1]) == {"lo"}
+    assert node.leftovers() == []
+
+
+def test_delete_finds_the_interface_whose_mark_was_overwritten(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    run(IP, "-n", pods[0], "link", "set", "net1", "alias", "mine")
+    node.delete("c1", pods[0], **CONFIG)
+    assert link_names(pods[0]) == {"lo"}
+    before = link_names()
+    with pod("killed") as netns:
+        node.add("c2", netns, **CONFIG)
+        run(IP, "-n", netns, "link", "set", "net1", "alias", "mine")
+        run(IP, "netns", "delete", netns)
+        node.delete("c2", netns, **CONFIG)
+    assert link_names() == before
+
+
+def test_delete_leaves_other_interfaces_of_the_pod(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    second = node.add("c1", pods[0], ifname="net2", **CONFIG)
+    node.delete("c1", pods[0], **CONFIG)
+    assert link_names(pods[0]) == {"lo", "net2"}
+    assert node.reservations() == second.addresses
+    node.delete("c1", pods[0], ifname="net2", **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str]) -> None:
+    """An IPoIB child called net1 that is somebody else's stays, in the pod and on the host."""
+    for name in ("net1", "pfmine"):
+        run(IP, "link", "add", name, "link", "ib0", "type", "ipoib", "pkey", "0x8003")
+    run(IP, "link", "set", "net1", "netns", pods[0])
+    try:
+        node.delete("c1", pods[0], **CONFIG)
+        nothing: dict[str, Any] = {"cni.dev/valid-attachments": []}
+        assert node.call("GC", "", "", **nothing) == Reply(0, {})
+        assert IPoIB(node.paths).sweep() == []
+        assert link_in(pods[0]) is not None
+        assert "pfmine" in link_names()
+    finally:
+        run(IP, "link", "delete", "pfmine")
+        run(IP, "-n", pods[0], "link", "delete", "net1")
+
+
+def test_delete_goes_on_when_the_configuration_is_broken_by_now(
+    node: Node, pods: list[str]
+) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    node.delete("c1", pods[0], master="gone9", mtu=5, ipam={"type": "podfabric-ipam", "x": 1})
+    assert node.leftovers() == []
+    node.add("c2", pods[0], **CONFIG)
+    node.delete("c2", pods[0])  # no "ipam" at all: the journal knows
+    assert node.leftovers() == []
+
+
+def test_failing_delegate_is_reported_after_our_own_work(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    reply = node.call("DEL", "c1", pods[0], ipam={"type": "absent"})
+    assert reply.document["code"] == 104
+    assert 'failed to find plugin "absent"' in reply.text
+    assert link_names(pods[0]) == {"lo"}
+    assert node.journal_file("c1").exists()
+    node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_gc_removes_what_is_not_listed_and_strays(node: Node, pods: list[str]) -> None:
+    kept = node.add("c1", pods[0], **CONFIG)
+    node.add("c1", pods[0], ifname="net2", **CONFIG)
+    node.add("c2", pods[1], **CONFIG)
+    other = node.add("c3", pods[2], name="other", **CONFIG)
+    with pod("killed") as netns:
+        node.add("c4", netns, **CONFIG)
+        run(IP, "netns", "delete", netns)
+        valid = [{"containerID": "c1", "ifname": "net1"}]
+        collect: dict[str, Any] = {**CONFIG, "cni.dev/valid-attachments": valid}
+        assert node.call("GC", "", "", **collect) == Reply(0, {})
+        assert node.call("GC", "", "", **collect) == Reply(0, {})
+    assert link_names(pods[0]) == {"lo", "net1"}
+    assert link_names(pods[1]) == {"lo"}
+    assert link_names(pods[2]) == {"lo", "net1"}
+    assert sorted(node.reservations()) == sorted(kept.addresses + other.addresses)
+    assert not [name for name in node.leftovers() if name.startswith("interface")]
+    node.delete("c1", pods[0], **CONFIG)
+    node.delete("c3", pods[2], name="other", **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_gc_without_the_list_changes_nothing(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    before = node.leftovers()
+    assert node.call("GC", "", "", **CONFIG) == Reply(0, {})
+    assert node.leftovers() == before
+    node.delete("c1", pods[0], **CONFIG)
+
+
+def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: list[str]) -> None:
+    living = node.add("c1", pods[0], **CONFIG)
+    with pod("killed") as netns:
+        node.add("c2", netns, **CONFIG)
+        run(IP, "netns", "delete", netns)
+        _wait_for_stray()
+        done = IPoIB(node.paths).sweep()
+    assert [line for line in done if f"{NETWORK}/c2/net1" in line]
+    assert node.reservations() == living.addresses
+    assert link_names(pods[0]) == {"lo", "net1"}
+    node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str]) -> None:
+    """Another boot's entry says nothing about this kernel, whatever the names."""
+    node.add("c1", pods[0], **CONFIG)
+    journal = Journal(node.paths)
+    (entry,) = journal.entries()
+    assert not isinstance(entry, Exception)
+    journal.write(msgspec.structs.replace(entry, boot_id="an-earlier-boot"))
+    assert IPoIB(node.paths).sweep()
+    assert node.reservations() == []
+    link = link_in(pods[0])
+    assert link is not None  # it was never another boot's; deleting the pod ends it
+    run(IP, "-n", pods[0], "link", "delete", "net1")
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeroed", "flipped"])
+def test_damaged_journal_is_kept_aside_and_the_attachment_removed(
+    node: Node, pods: list[str], damage: str
+) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    path = node.journal_file("c1")
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 0x04
+    lengths = {"empty": bytearray(), "cut": content[:100], "zeroed": bytearray(len(content))}
+    path.write_bytes(lengths.get(damage, content))
+    again = node.call("ADD", "c1", pods[0], **CONFIG)
+    assert again.document["code"] == 113
+    assert "run DEL" in again.text
+    node.delete("c1", pods[0], **CONFIG)
+    assert link_names(pods[0]) == {"lo"}
+    (aside,) = node.paths.attachments.iterdir()
+    assert aside.suffix == ".damaged"
+    aside.unlink()
+    assert node.leftovers() == []
+
+
+def test_deletes_in_parallel_all_succeed(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    assert in_processes([partial(node.delete, "c1", pods[0], **CONFIG)] * 8) == [0] * 8
+    assert node.leftovers() == []
+
+
+def _wait_for_stray() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with netlink() as host:
+            if any(link.alias.startswith("podfabric:") for link in links.every(host, "ipoib")):
+                return
+        time.sleep(0.1)
+    raise AssertionError("the child did not come back to the host")

@@ -1,0 +1,198 @@
+"""A process killed at any line of a transaction: the next call goes on correctly.
+
+A child traces itself and exits, without any cleaning up, before a line of the store's modules:
+each line that the work executes, before its last time.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from ipam import fsck, sqlite_store
+from ipam.recovery import DATABASE
+from ipam.sqlite_store import SqliteStore
+from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
+
+MODULES = {
+    str(Path(sqlite_store.__file__).with_name(name))
+    for name in ("sqlite_store.py", "tables.py", "log.py", "recovery.py", "fsck.py")
+}
+SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
+KILLED = 9
+
+
+def quiet(directory: Path) -> SqliteStore:
+    return SqliteStore(directory, BOOT, report=lambda text: None)
+
+
+def lines_of(work: Callable[[], object]) -> list[int]:
+    """Do `work`; for each line that it executed when that was, for the last time."""
+    last: dict[tuple[str, int], int] = {}
+    count = 0
+
+    def note(frame: FrameType) -> None:
+        nonlocal count
+        last[(frame.f_code.co_filename, frame.f_lineno)] = count
+        count += 1
+
+    traced(work, note)
+    return sorted(last.values())
+
+
+def kill_at(line: int, work: Callable[[], object]) -> None:
+    """Do `work` in a child that is gone before it executes that line."""
+    child = os.fork()
+    if child == 0:
+        remaining = line
+
+        def die(frame: FrameType) -> None:
+            nonlocal remaining
+            if remaining == 0:
+                os._exit(KILLED)
+            remaining -= 1
+
+        traced(work, die)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
+def traced(work: Callable[[], object], on_line: Callable[[FrameType], None]) -> None:
+    """Do `work`, with a call before each line of the store's modules."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - sys.settrace's
+        if frame.f_code.co_filename not in MODULES:
+            return None
+        if event == "line":
+            on_line(frame)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+
+
+def copied(base: Path) -> Path:
+    """A fresh copy of the store in `base`."""
+    directory = base.with_name("copy")
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(base, directory)
+    return directory
+
+
+def reserve(directory: Path) -> None:
+    quiet(directory).reserve(owner("victim", pod="p"), SETS)
+
+
+def release(directory: Path) -> None:
+    quiet(directory).release(owner("c1").attachment)
+
+
+def collect(directory: Path) -> None:
+    quiet(directory).collect("n1", {("c0", "eth0")})
+
+
+def undo(directory: Path) -> None:
+    quiet(directory).undo(quiet(directory).reserve(owner("victim", pod="p1"), SETS))
+
+
+def load(directory: Path) -> None:
+    quiet(directory).load([reservation(f"10.0.0.{n}", "loaded") for n in range(100, 120)])
+
+
+def compact(directory: Path) -> None:
+    with mock.patch.object(sqlite_store, "_RECORDS_WORTH_COMPACTING", -1000):
+        release(directory)
+
+
+def repair_log(directory: Path) -> None:
+    with (directory / "reservations.log").open("r+b") as log:
+        log.truncate(300)
+    quiet(directory).reservations()
+
+
+def redo(directory: Path) -> None:
+    shutil.copy(directory / "older.db", directory / DATABASE)
+    quiet(directory).reservations()
+
+
+@pytest.mark.parametrize("work", [reserve, release, collect, undo, load, compact, repair_log, redo])
+def test_a_kill_leaves_the_state_before_or_after(
+    memory_path: Path, work: Callable[[Path], None]
+) -> None:
+    base = memory_path / "base"
+    for number in range(3):
+        quiet(base).reserve(owner(f"c{number}", pod=f"p{number}"), SETS)
+        if number == 0:
+            shutil.copy(base / DATABASE, base / "older.db")
+    states = [held(base), *states_of(work, base)]
+    for line in lines_of(partial(work, copied(base))):
+        directory = copied(base)
+        kill_at(line, partial(work, directory))
+        now = held(directory)
+        assert now in states, f"line {line}"
+        newcomer = quiet(directory).reserve(owner("newcomer"), SETS)
+        addresses = {one.reservation.address for one in newcomer.granted}
+        assert not addresses & set(now), f"line {line}"
+        assert fsck.check(directory, fail), f"line {line}"
+
+
+def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
+    """The states after each transaction of `work`."""
+    directory = copied(base)
+    work(directory)
+    states = [held(directory)]
+    if work is undo:
+        quiet(directory).reserve(owner("victim", pod="p1"), SETS)
+        states.append(held(directory))
+    return states
+
+
+def held(directory: Path) -> dict[str, str]:
+    return {one.address: one.container_id for one in quiet(directory).reservations()}
+
+
+def fail(line: str) -> None:
+    raise AssertionError(line)
+
+
+def test_a_kill_while_the_store_is_made_leaves_one_that_works(memory_path: Path) -> None:
+    directory = memory_path / "new"
+    for line in lines_of(partial(reserve, directory)):
+        shutil.rmtree(directory)
+        kill_at(line, partial(reserve, directory))
+        quiet(directory).reserve(owner("a"), SETS)
+        assert held(directory)["10.0.0.1"] in ("victim", "a")
+        assert fsck.check(directory, fail), f"line {line}"
+
+
+def test_a_kill_while_fsck_rebuilds_can_be_repaired_by_fsck(memory_path: Path) -> None:
+    base = memory_path / "base"
+    for number in range(3):
+        quiet(base).reserve(owner(f"c{number}"), SETS)
+    expected = held(base)
+    (base / DATABASE).write_bytes(b"\0" * 4096)
+    for line in lines_of(partial(fsck.rebuild, copied(base), silent)):
+        directory = copied(base)
+        kill_at(line, partial(fsck.rebuild, directory, silent))
+        try:
+            assert held(directory) == expected, f"line {line}"
+        except CNIError as error:
+            assert error.code == Code.STORE_DAMAGED, f"line {line}: {error}"
+            assert fsck.rebuild(directory, silent)
+            assert held(directory) == expected, f"line {line}"
+        assert fsck.check(directory, fail), f"line {line}"
+
+
+def silent(line: str) -> None:
+    """Nobody reads it."""

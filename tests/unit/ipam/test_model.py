@@ -1,0 +1,200 @@
+"""Random histories of a node against a model that is a plain dictionary."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cni.spec.arguments import Pod
+from cni.spec.errors import CNIError, Code
+from ipam import fsck
+from ipam.addresses import Interval, parse_interface, text
+from ipam.ranges import Range, RangeSet, merged, of_network
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Attachment, Owner
+from tests.unit.ipam.conftest import SHARED_MEMORY
+
+BOOTS = ("boot-a", "boot-b")
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Who holds an address in the model."""
+
+    attachment: Attachment
+    pod: str
+    boot: str
+    network: str
+
+
+class Model:
+    """What a store must do, in the simplest words."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, int], Held] = {}
+        self.boot = BOOTS[0]
+
+    def reserve(self, owner: Owner, sets: list[RangeSet]) -> list[int] | Code:
+        """The addresses, or the code of the error."""
+        own = {key: one for key, one in self.held.items() if one.attachment == owner.attachment}
+        if any(one.boot == self.boot for one in own.values()):
+            return Code.ALREADY_ATTACHED
+        chosen: dict[int, int] = {}
+        for index, one in enumerate(sets):
+            kept = self._kept(owner, one.ranges[0], set(chosen.values()))
+            if kept is not None:
+                chosen[index] = kept
+        for index, one in enumerate(sets):
+            if index not in chosen:
+                found = self._found(one.ranges[0], set(chosen.values()))
+                if found is None:
+                    return Code.NO_FREE_ADDRESS
+                chosen[index] = found
+        for index, one in enumerate(sets):
+            range_ = one.ranges[0]
+            self.held[(range_.domain, chosen[index])] = Held(
+                owner.attachment, owner.pod.name, self.boot, str(range_.network)
+            )
+        return [chosen[index] for index in range(len(sets))]
+
+    def _kept(self, owner: Owner, range_: Range, used: set[int]) -> int | None:
+        candidates = [
+            (one.network != str(range_.network), one.attachment != owner.attachment, address)
+            for (domain, address), one in self.held.items()
+            if domain == range_.domain
+            and address not in used
+            and range_.allows(address)
+            and (one.attachment == owner.attachment or same_pod(one, owner))
+        ]
+        return min(candidates)[2] if candidates else None
+
+    def _found(self, range_: Range, used: set[int]) -> int | None:
+        allowed = [
+            address
+            for address in range(range_.first, range_.last + 1)
+            if range_.allows(address) and address not in used
+        ]
+        for address in allowed:
+            if (range_.domain, address) not in self.held:
+                return address
+        for address in allowed:
+            if self.held[(range_.domain, address)].boot != self.boot:
+                return address
+        return None
+
+    def forget(self, dead: set[Attachment]) -> None:
+        """Free what these attachments hold."""
+        self.held = {key: one for key, one in self.held.items() if one.attachment not in dead}
+
+
+def same_pod(one: Held, owner: Owner) -> bool:
+    attachment = owner.attachment
+    return (
+        owner.pod.name != ""
+        and one.pod == owner.pod.name
+        and one.attachment.network == attachment.network
+        and one.attachment.ifname == attachment.ifname
+    )
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> Range:
+    """Small ranges of few networks, so that they meet, with exclusions and gateways."""
+    network = parse_interface(
+        draw(st.sampled_from(["10.0.0.0/28", "10.0.0.8/29", "10.0.0.0/29", "fd00::/125"]))
+    )[1]
+    inside = st.integers(network.address, network.last)
+    start, end = sorted((draw(inside), draw(inside)))
+    bounds = draw(st.sampled_from([(None, None), (start, end)]))
+    first, last = of_network(network, start=bounds[0], end=bounds[1], use_all=draw(st.booleans()))
+    holes = draw(st.lists(st.tuples(inside, inside), max_size=3))
+    return Range(
+        network=network,
+        first=first,
+        last=last,
+        excluded=merged(Interval(min(pair), max(pair)) for pair in holes),
+        gateway=draw(st.none() | inside),
+        domain=draw(st.sampled_from(["", "", "blue"])),
+    )
+
+
+containers = st.integers(0, 7).map(lambda n: f"c{n}")
+networks = st.sampled_from(["n1", "n1", "n2"])
+attachments = st.builds(Attachment, networks, containers, st.sampled_from(["eth0", "eth1"]))
+pods = st.sampled_from([Pod(), Pod("ns", "p0"), Pod("ns", "p1"), Pod("ns", "p2")])
+owners = st.builds(Owner, attachments, pods)
+steps = st.one_of(
+    st.tuples(st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=3)),
+    st.tuples(st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2)),
+    st.tuples(st.just("del"), attachments),
+    st.tuples(st.just("undo"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2)),
+    st.tuples(st.just("gc"), networks, st.sets(attachments, max_size=6)),
+    st.tuples(st.just("boot")),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=30))
+def test_the_store_does_what_the_model_does(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
+    with scratch() as directory:
+        model = Model()
+        for step in history:
+            play(step, pool, model, SqliteStore(directory, model.boot))
+            assert {
+                (one.domain, one.address): (one.attachment, one.pod, one.boot)
+                for one in SqliteStore(directory, model.boot).reservations()
+            } == {
+                (domain, text(address)): (one.attachment, one.pod, one.boot)
+                for (domain, address), one in model.held.items()
+            }
+        assert fsck.check(directory, print)
+
+
+def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> None:  # type: ignore[type-arg]
+    verb, *values = step
+    if verb in ("add", "undo"):
+        owner, picks = values
+        sets = [RangeSet((pool[pick],)) for pick in picks]
+        before = dict(model.held)
+        expected = model.reserve(owner, sets)
+        try:
+            grant = store.reserve(owner, sets)
+        except CNIError as error:
+            assert error.code == expected
+            return
+        assert [one.reservation.address for one in grant.granted] == (
+            [text(address) for address in expected] if isinstance(expected, list) else expected
+        )
+        if verb == "undo":
+            store.undo(grant)
+            model.held = before
+    elif verb == "del":
+        store.release(values[0])
+        model.forget({values[0]})
+    elif verb == "gc":
+        network, valid = values
+        store.collect(network, {(one.container_id, one.ifname) for one in valid})
+        pairs = {(one.container_id, one.ifname) for one in valid}
+        everyone = {one.attachment for one in model.held.values()}
+        model.forget(
+            {
+                one
+                for one in everyone
+                if one.network == network and (one.container_id, one.ifname) not in pairs
+            }
+        )
+    else:
+        model.boot = BOOTS[1 - BOOTS.index(model.boot)]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,534 @@
+"""The verbs over a real store: whereabouts' cmd table, and what whereabouts gets wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import Code
+from cni.spec.result import encode
+from tests.unit.ipam.calls import (
+    BOOT,
+    NEXT_BOOT,
+    Calls,
+    How,
+    Json,
+    error_of,
+    request,
+    reservation,
+)
+
+POOL = {"range": "10.0.0.0/24"}
+TINY = {"range": "10.0.0.0/30"}
+ZEROS = "2001:db8:480:603d:0304:0403"
+DUAL = {"ipRanges": [{"range": "192.168.10.1/24"}, {"range": "abcd::1/64"}]}
+
+
+@pytest.mark.parametrize(
+    ("ipam", "expected"),
+    [
+        ({"range": "192.168.1.0/24", "gateway": "192.168.10.1"}, ["192.168.1.1/24"]),
+        ({"range": "2001::1/116", "gateway": "2001::f:1"}, ["2001::1/116"]),
+        ({"range": "192.168.1.11-192.168.1.23/24"}, ["192.168.1.11/24"]),
+        ({"range": "fd::1/116", "gateway": "fd::f:1"}, ["fd::1/116"]),
+        (
+            {"range": f"{ZEROS}:000:0000-{ZEROS}:0000:0004/64"},
+            ["2001:db8:480:603d:304:403::/64"],
+        ),
+        (
+            {"range": "2001:db8:5422:0005::-2001:db8:5422:0005:7fff:ffff:ffff:ffff/64"},
+            ["2001:db8:5422:5::1/64"],
+        ),
+        ({"range": "fd00:0:0:10:0:0:3:1-fd00:0:0:10:0:0:3:6/64"}, ["fd00::10:0:0:3:1/64"]),
+        (
+            {"range": "192.168.1.0/24", "exclude": ["192.168.1.0/28", "192.168.1.16/28"]},
+            ["192.168.1.32/24"],
+        ),
+        (
+            {"range": "2001::1/116", "exclude": ["2001::0/128", "2001::1/128", "2001::2/128"]},
+            ["2001::3/116"],
+        ),
+        ({"range": "caa5::0/112", "exclude": ["caa5::0/113"]}, ["caa5::8000/112"]),
+        ({"ipRanges": [{"range": "192.168.10.1/24"}]}, ["192.168.10.1/24"]),
+        (DUAL, ["192.168.10.1/24", "abcd::1/64"]),
+        (
+            {"range": "abcd::1/64", "ipRanges": [{"range": "192.168.10.1/24"}]},
+            ["abcd::1/64", "192.168.10.1/24"],
+        ),
+        ({"range": "192.168.1.5-192.168.1.25/24"}, ["192.168.1.5/24"]),
+        ({"range": "192.168.1.0/24", "range_start": "192.168.1.5"}, ["192.168.1.5/24"]),
+        (
+            {"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]},
+            ["10.1.2.2/24", "2001:db8:1::2/64"],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("version", ["0.3.1", "1.1.0"])
+def test_add_delete_add_gives_this(
+    node: Calls, ipam: Json, expected: list[str], version: str
+) -> None:
+    assert node.addresses(ipam, version=version) == expected
+    node.delete(ipam, version=version)
+    assert node.held() == {}
+    assert node.addresses(ipam, version=version) == expected
+
+
+def test_twelve_pods_get_the_addresses_in_order_and_keep_them(node: Calls) -> None:
+    ipam = {"range": "192.168.1.11-192.168.1.23/24"}
+    expected = [f"192.168.1.{n}/24" for n in range(11, 23)]
+    given = [node.addresses(ipam, f"c{n}", pod=f"p{n}")[0] for n in range(12)]
+    again = [node.addresses(ipam, f"d{n}", pod=f"p{n}")[0] for n in range(12)]
+    assert (given, again) == (expected, expected)
+
+
+def test_static_addresses_follow_the_ranges_and_routes_are_kept(node: Calls) -> None:
+    routes = [
+        {"dst": "0.0.0.0/0"},
+        {"dst": "192.168.0.0/16", "gw": "10.10.5.1"},
+        {"dst": "3ffe:ffff:0:1::1/64", "mtu": 1400, "table": 7},
+    ]
+    ipam = {
+        "range": "192.168.1.44/28",
+        "gateway": "192.168.1.1",
+        "addresses": [
+            {"address": "10.10.0.1/24", "gateway": "10.10.0.254"},
+            {"address": "3ffe:ffff:0:1ff::1/64", "gateway": "3ffe:ffff::1"},
+        ],
+        "routes": routes,
+        "dns": {"nameservers": ["10.0.0.53"], "search": ["a", "b"]},
+    }
+    result = node.add(ipam)
+    assert [(ip.address, ip.gateway) for ip in result.ips] == [
+        ("192.168.1.33/28", "192.168.1.1"),
+        ("10.10.0.1/24", "10.10.0.254"),
+        ("3ffe:ffff:0:1ff::1/64", "3ffe:ffff::1"),
+    ]
+    assert [(r.dst, r.gw, r.mtu, r.table) for r in result.routes] == [
+        ("0.0.0.0/0", None, 0, None),
+        ("192.168.0.0/16", "10.10.5.1", 0, None),
+        ("3ffe:ffff:0:1::1/64", None, 1400, 7),
+    ]
+    assert result.dns.search == ("a", "b")
+    assert result.interfaces == ()
+
+
+def test_a_static_address_has_one_holder(node: Calls) -> None:
+    ipam = {"addresses": [{"address": "10.10.0.1/24"}]}
+    assert node.addresses(ipam, pod="p1") == ["10.10.0.1/24"]
+    error = error_of(lambda: node.add(ipam, "c2", pod="p2"))
+    assert error.code == Code.ADDRESS_TAKEN
+    assert "held by pod ns/p1" in error.message
+
+
+def test_a_range_does_not_yield_a_static_address_of_the_same_call(node: Calls) -> None:
+    ipam = {**POOL, "addresses": [{"address": "10.0.0.1/24"}]}
+    assert node.addresses(ipam) == ["10.0.0.2/24", "10.0.0.1/24"]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.0.0", {"ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.1"}]}),
+        (
+            "0.4.0",
+            {
+                "ips": [{"version": "4", "address": "10.0.0.2/24", "gateway": "10.0.0.1"}],
+                "dns": {},
+            },
+        ),
+        ("0.2.0", {"ip4": {"ip": "10.0.0.2/24", "gateway": "10.0.0.1"}, "dns": {}}),
+    ],
+)
+def test_the_result_has_whereabouts_shape_in_every_version(
+    node: Calls, version: str, expected: dict[str, Any]
+) -> None:
+    result = node.add({**POOL, "gateway": "10.0.0.1"}, version=version)
+    assert json.loads(encode(result, version)) == {"cniVersion": version, **expected}
+
+
+# --- overlapping ranges ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("192.168.22.0/24", "192.168.22.0/28", ["192.168.22.1/24", "192.168.22.2/28"]),
+        ("2001::2:3:0/124", "2001::2:3:0/126", ["2001::2:3:1/124", "2001::2:3:2/126"]),
+    ],
+)
+def test_overlapping_ranges_share_their_addresses(
+    node: Calls, first: str, second: str, expected: list[str]
+) -> None:
+    given = node.addresses({"range": first}, "c1") + node.addresses({"range": second}, "c2")
+    assert given == expected
+
+
+def test_overlap_off_makes_each_range_its_own(node: Calls) -> None:
+    private = {"enable_overlapping_ranges": False}
+    assert node.addresses({"range": "192.168.33.0/24"}, "c1") == ["192.168.33.1/24"]
+    assert node.addresses({"range": "192.168.33.0/24", **private}, "c2") == ["192.168.33.1/24"]
+    assert node.addresses({"range": "192.168.33.0/28", **private}, "c3") == ["192.168.33.1/28"]
+    assert node.addresses({"range": "192.168.33.0/28", **private}, "c4") == ["192.168.33.2/28"]
+
+
+def test_network_names_are_separate(node: Calls) -> None:
+    assert node.addresses({**POOL, "network_name": "blue"}, "c1") == ["10.0.0.1/24"]
+    assert node.addresses({**POOL, "network_name": "red"}, "c2") == ["10.0.0.1/24"]
+    assert node.addresses({**POOL, "network_name": "blue"}, "c3") == ["10.0.0.2/24"]
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_two_interfaces_of_one_pod_never_share_an_address(node: Calls, overlapping: bool) -> None:
+    wide = {"range": "192.168.1.0/24", "enable_overlapping_ranges": overlapping}
+    same = [node.addresses(wide, ifname=name, pod="p1")[0] for name in ("net1", "net2")]
+    assert same == ["192.168.1.1/24", "192.168.1.2/24"]
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_duplicate_ranges_of_one_attachment_yield_two_addresses(
+    node: Calls, overlapping: bool
+) -> None:
+    ipam = {
+        "range": "10.0.0.0/24",
+        "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.0.0.0/28"}],
+        "enable_overlapping_ranges": overlapping,
+    }
+    expected = ["10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/28"]
+    assert node.addresses(ipam, "c1", pod="p") == expected
+    assert node.addresses(ipam, "c2", pod="p") == expected
+
+
+# --- who owns what ---------------------------------------------------------------------------
+
+
+def test_a_pod_in_a_new_sandbox_gets_its_address_again_and_the_old_del_frees_nothing(
+    node: Calls,
+) -> None:
+    node.add(POOL, "other")
+    assert node.addresses(POOL, "old", pod="p") == ["10.0.0.2/24"]
+    node.delete(POOL, "other")
+    assert node.addresses(POOL, "new", pod="p") == ["10.0.0.2/24"]
+    node.delete(POOL, "old")
+    assert node.held() == {"10.0.0.2": "new"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ({"pod": "p", "uid": "u1"}, {"pod": "p", "uid": "u1"}, True),
+        ({"pod": "p", "uid": "u1"}, {"pod": "p"}, True),
+        ({"pod": "p"}, {"pod": "p", "uid": "u1"}, True),
+        ({"uid": "u1"}, {"uid": "u1"}, True),
+        ({"pod": "p", "uid": "u1"}, {"pod": "p", "uid": "u2"}, False),
+        ({"pod": "p"}, {"pod": "q"}, False),
+        ({}, {}, False),
+        ({"pod": "p"}, {"pod": "p", "ifname": "net2"}, False),
+        ({"pod": "p"}, {"pod": "p", "network": "n2"}, False),
+    ],
+)
+def test_a_pod_is_the_same_by_uid_or_else_by_name(
+    node: Calls, before: How, after: How, same: bool
+) -> None:
+    node.add(POOL, "old", **before)
+    assert node.addresses(POOL, "new", **after) == ["10.0.0.1/24" if same else "10.0.0.2/24"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"exclude": ["10.0.0.1"]},
+        {"range_start": "10.0.0.5"},
+        {"gateway": "10.0.0.1"},
+        {"network_name": "blue", "exclude": ["10.0.0.1-10.0.0.7"]},
+    ],
+)
+def test_an_address_that_is_no_longer_allowed_is_not_kept(node: Calls, changed: Json) -> None:
+    node.add(POOL, "old", pod="p")
+    assert node.addresses({**POOL, **changed}, "new", pod="p") != ["10.0.0.1/24"]
+    node.delete(None, "old")
+    node.delete(None, "new")
+    assert node.held() == {}
+
+
+def test_an_address_is_kept_when_its_range_grows(node: Calls) -> None:
+    node.add({"range": "10.0.0.0/29"}, "c0")
+    node.add({"range": "10.0.0.0/29"}, "old", pod="p")
+    node.delete(None, "c0")
+    assert node.addresses({"range": "10.0.0.0/24"}, "new", pod="p") == ["10.0.0.2/24"]
+
+
+@pytest.mark.parametrize("requested", [{}, {"args": "IP=10.0.0.77"}])
+def test_a_second_add_of_a_live_attachment_is_an_error_that_changes_nothing(
+    node: Calls, requested: How
+) -> None:
+    node.add(DUAL)
+    held = node.store.reservations()
+    error = error_of(lambda: node.add({**POOL, **DUAL}, **requested))
+    assert error.code == Code.ALREADY_ATTACHED
+    assert "already holds 192.168.10.1, abcd::1" in error.message
+    assert "run DEL" in error.message
+    assert node.store.reservations() == held
+
+
+def test_a_failed_range_leaves_nothing_of_the_others_reserved(node: Calls) -> None:
+    node.add(TINY, "c1")
+    node.add(TINY, "c2")
+    both = {"ipRanges": [{"range": "10.9.0.0/24"}, {"range": "10.0.0.0/30"}]}
+    assert error_of(lambda: node.add(both, "c3")).code == Code.NO_FREE_ADDRESS
+    assert node.held() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+
+
+def test_the_gateway_is_never_handed_out(node: Calls) -> None:
+    result = node.add({**TINY, "gateway": "10.0.0.1"})
+    assert [(ip.address, ip.gateway) for ip in result.ips] == [("10.0.0.2/30", "10.0.0.1")]
+
+
+def test_each_family_has_its_own_gateway(node: Calls) -> None:
+    ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.1", "ipRanges": [{"range": "fd00::/64"}]}
+    assert [ip.gateway for ip in node.add(ipam).ips] == ["10.0.0.1", None]
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_old_versions_take_one_address_of_each_family(node: Calls, version: str) -> None:
+    assert len(node.addresses(DUAL, version=version)) == 2
+    error = error_of(lambda: node.add({**DUAL, **POOL}, "c2", version=version))
+    assert error.code == Code.INVALID_CONFIG
+    assert "more than 1 address per family" in error.message
+    assert set(node.held().values()) == {"c1"}
+
+
+def test_a_network_without_any_address_is_an_error(node: Calls) -> None:
+    assert error_of(lambda: node.add({})).code == Code.INVALID_CONFIG
+
+
+def test_an_interface_name_that_is_not_utf_8_is_refused(node: Calls) -> None:
+    assert error_of(lambda: node.add(POOL, ifname="a\udcff")).code == Code.INVALID_ENVIRONMENT
+
+
+# --- boots -----------------------------------------------------------------------------------
+
+
+def test_after_a_reboot_a_pod_gets_its_address_back_and_others_get_free_ones(node: Calls) -> None:
+    node.add(TINY, "old", pod="p")
+    node.boot = NEXT_BOOT
+    assert node.addresses(TINY, "x", pod="q") == ["10.0.0.2/30"]
+    assert node.addresses(TINY, "new", pod="p") == ["10.0.0.1/30"]
+
+
+def test_what_an_earlier_boot_left_is_taken_when_nothing_else_is_free(node: Calls) -> None:
+    node.add(TINY, "a", pod="p")
+    node.add(TINY, "b", pod="q")
+    assert error_of(lambda: node.add(TINY, "c", pod="r")).code == Code.NO_FREE_ADDRESS
+    assert error_of(lambda: node.status(TINY)).code == Code.UNAVAILABLE
+    node.boot = NEXT_BOOT
+    node.status(TINY)
+    assert node.addresses(TINY, "c", pod="r") == ["10.0.0.1/30"]
+    assert node.addresses(TINY, "d", pod="s") == ["10.0.0.2/30"]
+    assert error_of(lambda: node.add(TINY, "e", pod="p")).code == Code.NO_FREE_ADDRESS
+
+
+def test_the_same_attachment_of_an_earlier_boot_is_taken_over(node: Calls) -> None:
+    node.add(POOL, "c1")
+    node.boot = NEXT_BOOT
+    assert node.addresses(POOL, "c1") == ["10.0.0.1/24"]
+    assert error_of(lambda: node.add(POOL, "c1")).code == Code.ALREADY_ATTACHED
+
+
+def test_an_excluded_address_of_an_earlier_boot_is_not_taken(node: Calls) -> None:
+    node.add(TINY, "a")
+    node.add(TINY, "b")
+    node.boot = NEXT_BOOT
+    assert node.addresses({**TINY, "exclude": ["10.0.0.1"]}, "c") == ["10.0.0.2/30"]
+
+
+def test_one_set_does_not_take_what_another_set_of_the_call_keeps(node: Calls) -> None:
+    wide, narrow = {"range": "10.0.0.0/30"}, {"range": "10.0.0.0/30", "exclude": ["10.0.0.1"]}
+    both = {"ipRanges": [wide, narrow]}
+    assert node.addresses(both, "old", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
+    node.boot = NEXT_BOOT
+    assert node.addresses(both, "new", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
+
+
+# --- undo ------------------------------------------------------------------------------------
+
+
+def test_undo_frees_what_its_add_reserved(node: Calls) -> None:
+    _, grant = node.plugin.reserve(request("ADD", DUAL, "c1"))
+    node.plugin.undo(grant)
+    assert node.held() == {}
+
+
+def test_undo_gives_a_kept_address_back_to_the_former_sandbox(node: Calls) -> None:
+    node.add(POOL, "old", pod="p")
+    before = node.store.reservations()
+    _, grant = node.plugin.reserve(request("ADD", POOL, "new", pod="p"))
+    node.plugin.undo(grant)
+    assert node.store.reservations() == before
+
+
+def test_undo_leaves_what_changed_hands_since(node: Calls) -> None:
+    _, grant = node.plugin.reserve(request("ADD", POOL, "old", pod="p"))
+    node.add(POOL, "new", pod="p")
+    node.plugin.undo(grant)
+    node.plugin.undo(grant)
+    assert node.held() == {"10.0.0.1": "new"}
+
+
+# --- DEL -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ipam", [None, {"type": "nonsense"}, {"range": 5}, {"rnge": "x"}, POOL])
+def test_del_frees_everything_whatever_the_configuration_says_now(
+    node: Calls, ipam: Json | None
+) -> None:
+    node.add({**DUAL, "network_name": "blue"})
+    node.delete(ipam)
+    assert node.held() == {}
+
+
+def test_del_of_the_unknown_and_a_second_del_succeed(node: Calls) -> None:
+    node.delete(POOL, "nobody")
+    node.add(POOL)
+    node.delete(POOL)
+    node.delete(POOL)
+
+
+@pytest.mark.parametrize(
+    ("container_id", "how"),
+    [("c1", {"ifname": "eth1"}), ("c2", {}), ("c1", {"network": "n2"})],
+)
+def test_del_frees_its_own_attachment_only(node: Calls, container_id: str, how: How) -> None:
+    node.add(POOL)
+    node.delete(POOL, container_id, **how)
+    assert node.held() == {"10.0.0.1": "c1"}
+
+
+def test_a_del_that_fails_says_so_in_words_that_no_runtime_takes_for_success(node: Calls) -> None:
+    node.add(POOL)
+    (node.directory / "reservations.db").unlink()
+    (node.directory / "reservations.db").mkdir()
+    error = error_of(lambda: node.delete(POOL))
+    assert "not found" not in error.message.lower()
+    assert "no such file" not in error.message.lower()
+
+
+# --- CHECK -----------------------------------------------------------------------------------
+
+
+def previous(*addresses: str) -> dict[str, object]:
+    ips = [{"address": address} for address in addresses]
+    return {"prevResult": {"cniVersion": "1.0.0", "ips": ips}}
+
+
+def test_check_accepts_what_was_added(node: Calls) -> None:
+    given = node.addresses(DUAL)
+    node.check(DUAL, config=previous(*given))
+    node.check(DUAL, config=previous(*given, "172.16.0.1/24"))
+    node.check(DUAL, config=previous())
+
+
+@pytest.mark.parametrize("addresses", [["192.168.10.1/24"], ["192.168.10.9/24"], []])
+def test_check_refuses_what_the_attachment_does_not_hold(node: Calls, addresses: list[str]) -> None:
+    node.add(DUAL, "other")
+    error = error_of(lambda: node.check(DUAL, config=previous(*addresses)))
+    assert error.code == Code.CHECK_FAILED
+
+
+def test_check_after_the_reservation_is_gone(node: Calls) -> None:
+    given = node.addresses(DUAL)
+    node.delete(DUAL)
+    error = error_of(lambda: node.check(DUAL, config=previous(*given)))
+    assert (error.code, "192.168.10.1" in error.message) == (Code.CHECK_FAILED, True)
+
+
+@pytest.mark.parametrize("config", [{}, {"prevResult": None}])
+def test_check_needs_a_previous_result(node: Calls, config: Json) -> None:
+    node.add(POOL)
+    error = error_of(lambda: node.check(POOL, config=config))
+    assert (error.code, "prevResult missing" in error.message) == (Code.INVALID_CONFIG, True)
+
+
+# --- GC --------------------------------------------------------------------------------------
+
+VALID, OLDER = "cni.dev/valid-attachments", "cni.dev/attachments"
+
+
+@pytest.fixture
+def crowded(node: Calls) -> Calls:
+    node.add(POOL, "c1")
+    node.add(POOL, "c1", ifname="eth1")
+    node.add(POOL, "c2")
+    node.add(POOL, "c2", network="n2")
+    return node
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ({VALID: [("c1", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
+        ({OLDER: [("c1", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
+        ({VALID: [("c1", "eth0")], OLDER: [("c2", "eth0")]}, ["10.0.0.1", "10.0.0.4"]),
+        ({VALID: None, OLDER: [("c2", "eth0")]}, ["10.0.0.4"]),
+        ({VALID: []}, ["10.0.0.4"]),
+        ({}, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
+    ],
+)
+def test_gc_frees_what_is_not_valid_in_its_network(
+    crowded: Calls, key: dict[str, list[tuple[str, str]] | None], kept: list[str]
+) -> None:
+    config = {
+        name: None if pairs is None else [{"containerID": c, "ifname": i} for c, i in pairs]
+        for name, pairs in key.items()
+    }
+    for _ in range(2):
+        crowded.gc(config=config)
+        assert list(crowded.held()) == kept
+
+
+def test_gc_frees_nothing_for_a_list_that_it_cannot_read(crowded: Calls) -> None:
+    error = error_of(lambda: crowded.gc(config={VALID: [{"containerID": 5, "ifname": "eth0"}]}))
+    assert error.code == Code.INVALID_CONFIG
+    assert len(crowded.held()) == 4
+
+
+# --- STATUS ----------------------------------------------------------------------------------
+
+
+def test_status_is_50_when_any_range_is_full(node: Calls) -> None:
+    both = {**TINY, "ipRanges": [{"range": "fd00::/64"}]}
+    node.status(both)
+    node.store.load([reservation(f"10.0.0.{n}", "x") for n in (1, 2)])
+    error = error_of(lambda: node.status(both))
+    assert error.code == Code.UNAVAILABLE
+    assert "ipam.range: 2 addresses held" in error.message
+
+
+def test_status_is_50_when_the_store_cannot_be_used(node: Calls) -> None:
+    node.add(POOL)
+    (node.directory / "reservations.db").write_bytes(b"\0" * 8192)
+    assert error_of(lambda: node.status(POOL)).code == Code.UNAVAILABLE
+
+
+def test_messages_go_to_the_log_file_at_its_level(
+    node: Calls, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = node.directory.parent / "ipam.log"
+    noisy = {**POOL, "log_file": str(log), "log_level": "info", "datastore": "kubernetes"}
+    node.add(noisy)
+    node.delete(noisy)
+    text = log.read_text()
+    assert "[info] ADD network n1, container c1, interface eth0: 10.0.0.1/24" in text
+    assert "[info] DEL network n1, container c1, interface eth0: 10.0.0.1" in text
+    assert "without effect" in text
+    assert "without effect" in capfd.readouterr().err
+
+
+def test_a_log_file_that_cannot_be_written_keeps_no_pod_from_its_address(node: Calls) -> None:
+    assert node.addresses({**POOL, "log_file": "/proc/nowhere/x", "log_level": "debug"})
+
+
+def test_the_boot_is_in_the_store(node: Calls) -> None:
+    node.add(POOL, pod="p", uid="u1")
+    (only,) = node.store.reservations()
+    assert (only.boot, only.namespace, only.pod, only.uid) == (BOOT, "ns", "p", "u1")
+    assert (only.range, only.network, only.ifname) == ("10.0.0.0/24", "n1", "eth0")

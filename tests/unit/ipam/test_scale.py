@@ -1,0 +1,121 @@
+"""What a call costs in a pool that is large: counted in steps of SQLite, not in seconds."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ipam import sqlite_store
+from ipam.addresses import Interval, parse, text
+from ipam.log import Log
+from ipam.ranges import RangeSet, merged
+from ipam.recovery import Report, open_store
+from ipam.sqlite_store import SqliteStore
+from ipam.tables import Tables
+from tests.unit.ipam.calls import BOOT, NEXT_BOOT, owner, range_of, reservation
+
+HELD = 50_000
+FIRST = parse("10.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A /8 with many reservations, every third of which is an island of its own."""
+    directory = tmp_path_factory.mktemp("large")
+    SqliteStore(directory, BOOT).load(
+        [
+            reservation(text(FIRST + n + (n // 3 if n > HELD // 2 else 0)), f"c{n}", pod=f"p{n}")
+            for n in range(HELD)
+        ]
+    )
+    return directory
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
+    """Counts the instructions that SQLite executes during a call."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    def counted(directory: Path, report: Report) -> tuple[Tables, Log]:
+        tables, log = open_store(directory, report)
+        tables.connection.set_progress_handler(step, 1)
+        return tables, log
+
+    monkeypatch.setattr(sqlite_store, "open_store", counted)
+
+    def measure(call: Callable[[], object]) -> int:
+        nonlocal count
+        count = 0
+        call()
+        return count
+
+    return measure
+
+
+def test_every_verb_costs_the_same_in_a_large_pool(
+    large: Path, tmp_path: Path, steps: Callable[[Callable[[], object]], int]
+) -> None:
+    sets = [RangeSet((range_of("10.0.0.0/8"),))]
+    full, empty = SqliteStore(large, BOOT), SqliteStore(tmp_path, BOOT)
+    empty.load([reservation("10.0.0.1", "x"), reservation("10.0.0.3", "y")])
+    new = owner("new", pod="new")
+    verbs: dict[str, Callable[[SqliteStore], object]] = {
+        "add": lambda store: store.reserve(new, sets),
+        "status": lambda store: store.exhausted(sets),
+        "check": lambda store: store.held_by(new.attachment),
+        "del": lambda store: store.release(new.attachment),
+    }
+    for name, verb in verbs.items():
+        cost, least = steps(partial(verb, full)), steps(partial(verb, empty))
+        assert cost < 1.3 * least, name
+
+
+def test_exclusions_cost_one_lookup_each_however_large(
+    tmp_path: Path, steps: Callable[[Callable[[], object]], int]
+) -> None:
+    store = SqliteStore(tmp_path, BOOT)
+    store.load([reservation("10.0.0.1", "x")])
+    plain = range_of("10.0.0.0/8")
+    hole = merged([Interval(FIRST + 1, FIRST + 8_000_000)])
+    excluded = type(plain)(network=plain.network, first=plain.first, last=plain.last, excluded=hole)
+    cost = steps(lambda: store.reserve(owner("a"), [RangeSet((excluded,))]))
+    least = steps(lambda: store.reserve(owner("b"), [RangeSet((plain,))]))
+    assert cost < 1.3 * least
+
+
+def test_a_full_pool_does_not_look_at_every_reservation_for_a_stale_one(
+    large: Path, steps: Callable[[Callable[[], object]], int]
+) -> None:
+    part = range_of("10.0.0.0/8", start="10.0.0.1", end=text(FIRST + HELD // 2 - 10))
+    later = SqliteStore(large, NEXT_BOOT)
+    assert steps(lambda: later.reserve(owner("late"), [RangeSet((part,))])) < 2_000
+
+
+def test_an_ipv6_slash_64_is_no_different(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path, BOOT)
+    sets = [RangeSet((range_of("fd00::/64", start="fd00::8000:0:0:1"),))]
+    given = [store.reserve(owner(f"c{n}"), sets).granted[0].reservation.address for n in range(3)]
+    assert given == ["fd00::8000:0:0:1", "fd00::8000:0:0:2", "fd00::8000:0:0:3"]
+    wide = [RangeSet((range_of("fd00::/48", start="fd00:0:0:1::5"),))]
+    assert store.reserve(owner("w"), wide).granted[0].reservation.address == "fd00:0:0:1::5"
+
+
+def test_the_log_follows_the_size_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "_RECORDS_WORTH_COMPACTING", 20)
+    store = SqliteStore(tmp_path, BOOT)
+    sets = [RangeSet((range_of("10.0.0.0/24"),))]
+    sizes = []
+    for n in range(60):
+        store.reserve(owner(f"c{n}"), sets)
+        store.release(owner(f"c{n}").attachment)
+        sizes.append((tmp_path / "reservations.log").stat().st_size)
+    assert max(sizes) < 30 * 400
+    assert sizes[-1] < max(sizes)

@@ -1,0 +1,142 @@
+"""The store on a system that refuses: locks, permissions, full disks, other programs."""
+
+import fcntl
+import os
+import sqlite3
+import stat
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from ipam import fsck
+from ipam.log import Log, Record
+from ipam.sqlite_store import SqliteStore
+from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
+
+SETS = sets_of(range_of("10.0.0.0/24"))
+
+
+@pytest.fixture
+def store(memory_path: Path) -> SqliteStore:
+    return SqliteStore(memory_path / "ipam", BOOT, lock_timeout=0.05)
+
+
+def test_everything_is_for_root_alone(store: SqliteStore) -> None:
+    os.umask(previous := os.umask(0))
+    try:
+        os.umask(0)
+        store.reserve(owner("c1"), SETS)
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
+    assert modes == {"lock": 0o600, "reservations.db": 0o600, "reservations.log": 0o600}
+
+
+def test_a_lock_that_is_held_is_named_and_waited_for_no_longer_than_said(
+    store: SqliteStore,
+) -> None:
+    store.reserve(owner("c1"), SETS)
+    with (store.directory / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = error_of(lambda: store.reserve(owner("c2"), SETS))
+    assert error.code == Code.TRY_AGAIN
+    assert str(store.directory / "lock") in error.message
+    store.reserve(owner("c2"), SETS)
+
+
+def test_a_directory_that_cannot_be_made_is_named(memory_path: Path) -> None:
+    (memory_path / "file").write_text("")
+    store = SqliteStore(memory_path / "file" / "ipam", BOOT)
+    error = error_of(lambda: store.reserve(owner("c1"), SETS))
+    assert error.code == Code.IO_FAILURE
+    assert str(memory_path / "file") in error.message
+
+
+def test_a_log_that_cannot_be_written_leaves_no_reservation(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.reserve(owner("c1"), SETS)
+    before = store.reservations()
+
+    def full(descriptor: int, content: memoryview) -> int:
+        if len(content) > 10:
+            return real(descriptor, content[:10])
+        raise OSError(28, "No space left on device", "reservations.log")
+
+    real = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr("ipam.log.os.write", full)
+        error = error_of(lambda: store.reserve(owner("c2"), SETS))
+    assert error.code == Code.IO_FAILURE
+    assert "No space left" in error.message
+    assert store.reservations() == before
+    assert fsck.check(store.directory, print)
+
+
+def test_an_interrupted_transaction_leaves_no_trace_in_either_file(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def append(self: Log, records: list[Record]) -> None:
+        real(self, records)
+        raise Interrupted
+
+    store.reserve(owner("c1"), SETS)
+    before = store.reservations()
+    real = Log.append
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "append", append)
+        with pytest.raises(Interrupted):
+            store.reserve(owner("c2"), SETS)
+    reports: list[str] = []
+    assert SqliteStore(store.directory, BOOT, report=reports.append).reservations() == before
+    assert reports == []
+
+
+def test_a_database_that_another_program_holds_is_try_again(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.reserve(owner("c1"), SETS)
+    other = sqlite3.connect(store.directory / "reservations.db", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("ipam.tables.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
+        error = error_of(lambda: store.reserve(owner("c2"), SETS))
+    finally:
+        other.close()
+    assert error.code == Code.TRY_AGAIN
+    assert "another program" in error.message
+
+
+def test_loading_is_all_or_nothing(store: SqliteStore) -> None:
+    store.load([reservation("10.0.0.5", "c1")])
+    error = error_of(
+        lambda: store.load([reservation("10.0.0.4", "c2"), reservation("10.0.0.5", "c3")])
+    )
+    assert error.code == Code.ADDRESS_TAKEN
+    twice = [reservation("10.0.0.6", "c2"), reservation("10.0.0.6", "c3")]
+    assert error_of(lambda: store.load(twice)).code == Code.ADDRESS_TAKEN
+    assert [one.address for one in store.reservations()] == ["10.0.0.5"]
+
+
+@pytest.mark.parametrize("size", [3, 1500])
+def test_loaded_addresses_are_never_handed_out(store: SqliteStore, size: int) -> None:
+    store.reserve(owner("c1"), sets_of(range_of("10.0.0.0/8")))
+    addresses = (f"10.0.{n // 200}.{2 + n % 200}" for n in range(size))
+    store.load([reservation(address, f"loaded-{address}") for address in addresses])
+    given = store.reserve(owner("c2"), sets_of(range_of("10.0.0.0/8"))).granted[0]
+    assert given.reservation.address == ("10.0.0.5" if size == 3 else "10.0.0.202")
+    assert fsck.check(store.directory, print)
+
+
+def test_a_forgotten_reservation_must_still_be_the_same(store: SqliteStore) -> None:
+    reserved = store.reserve(owner("c1"), SETS).granted[0].reservation
+    store.release(owner("c1").attachment)
+    store.reserve(owner("c2"), SETS)
+    with pytest.raises(CNIError, match="changed hands"):
+        store.forget(reserved)
