@@ -7,7 +7,6 @@ one that two pods have. What was there before is kept aside, as `*.damaged-<time
 
 import os
 import shutil
-import sqlite3
 import tempfile
 import time
 import uuid
@@ -21,7 +20,7 @@ from ipam.addresses import parse
 from ipam.lock import exclusive
 from ipam.log import Header, Key, Record, read_all, write_new
 from ipam.recovery import DATABASE, LOCK, LOG, build, explained, has_content, verify
-from ipam.rows import Damage
+from ipam.rows import UNREADABLE
 from ipam.store import Reservation
 from ipam.tables import Tables, salvage
 
@@ -173,7 +172,7 @@ def _read_database(directory: Path) -> DatabaseState:
             verify(tables)
             state.rows = list(tables.all())
             return state
-    except (Damage, sqlite3.Error) as error:
+    except UNREADABLE as error:
         rows, seq = salvage(path)
         return DatabaseState(problem=str(error), seq=seq, rows=rows)
 
@@ -224,7 +223,7 @@ def _locked(directory: Path) -> Iterator[None]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(directory / LOCK, _LOCK_TIMEOUT):
             yield
-    except (Damage, sqlite3.Error, OSError) as error:
+    except (*UNREADABLE, OSError) as error:
         raise explained(error, directory) from None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from cni.spec.errors import CNIError, Code
 from host.files import sync_directory
 from ipam.addresses import parse
-from ipam.log import Header, Log, Tail, write_new
+from ipam.log import VERSION, Header, Log, Tail, write_new
 from ipam.rows import Damage, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
@@ -22,6 +22,7 @@ from ipam.tables import Tables
 DATABASE = "reservations.db"
 LOG = "reservations.log"
 LOCK = "lock"
+_SEEN_LIMIT = 200  # characters
 
 Report = Callable[[str], None]
 
@@ -29,7 +30,7 @@ Report = Callable[[str], None]
 def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
     """The database and the log below `directory`, which is made if it is new.
 
-    The caller holds the lock and closes both. Raises Damage, sqlite3.Error and OSError;
+    The caller holds the lock and closes both. Raises `rows.UNREADABLE` and OSError;
     `explained` makes CNIErrors of them.
     """
     database, log_file = directory / DATABASE, directory / LOG
@@ -45,17 +46,18 @@ def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
 
 
 def damaged(directory: Path, seen: str) -> CNIError:
-    """The error for a store that cannot be trusted."""
+    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
+    line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
     return CNIError(
         Code.STORE_DAMAGED,
-        f"the address store in {directory} is damaged ({seen}): no address was handed out or "
+        f"the address store in {directory} is damaged ({line}): no address was handed out or "
         f"released; run `podfabric ipam fsck`, which keeps the damaged files",
     )
 
 
 def explained(error: Exception, directory: Path) -> CNIError:
-    """What Damage, a sqlite3.Error or an OSError of the store in `directory` means."""
-    if isinstance(error, Damage):
+    """What `rows.UNREADABLE` or an OSError of the store in `directory` means."""
+    if isinstance(error, Damage | UnicodeDecodeError):
         return damaged(directory, str(error))
     if isinstance(error, sqlite3.Error):
         return _explained_sqlite(error, directory)
@@ -164,6 +166,8 @@ def _open_log(path: Path, tables: Tables, report: Report) -> Log:
 def _catch_up(log: Log, tables: Tables, report: Report) -> str:
     """Apply what only the log has. Answers why the log is unfit, "" if it is not."""
     seq = tables.meta.seq
+    if log.header is not None and log.header.version != VERSION:
+        raise Damage(f"{LOG} has version {log.header.version}, this program reads {VERSION}")
     if log.header is not None and log.header.store != tables.meta.store:
         raise Damage(f"{DATABASE} and {LOG} are of different stores")
     tail = log.tail(seq)

@@ -4,6 +4,7 @@ SQLite does not checksum what it stores: every row carries the crc32 of its cont
 that does not match is `Damage`.
 """
 
+import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +33,11 @@ SCHEMA = (
 
 class Damage(Exception):
     """What the store holds cannot be; the text says what was seen."""
+
+
+# What reading a damaged database raises. The last one is of sqlite3's own messages, which quote
+# what they could not parse.
+UNREADABLE = (Damage, sqlite3.Error, UnicodeDecodeError)
 
 
 def runs_of(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Interval]]:

@@ -5,7 +5,6 @@ stays in a process that another one has changed or repaired meanwhile. A transac
 log first and commits then, so that a process may die anywhere in between.
 """
 
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,7 +18,7 @@ from ipam.lock import exclusive
 from ipam.log import Log, records_of
 from ipam.ranges import RangeSet
 from ipam.recovery import LOCK, Report, explained, open_store, rewrite_log
-from ipam.rows import Damage
+from ipam.rows import UNREADABLE
 from ipam.store import Attachment, Grant, Granted, Owner, Reservation
 from ipam.tables import Tables
 
@@ -208,5 +207,5 @@ class SqliteStore:
                 tables, log = open_store(self.directory, self._report)
                 with closing(log), closing(tables):
                     yield tables, log
-        except (Damage, sqlite3.Error, OSError) as error:
+        except (*UNREADABLE, OSError) as error:
             raise explained(error, self.directory) from None

@@ -15,6 +15,7 @@ from ipam.rows import (
     COLUMNS,
     RESERVATION_MARKS,
     SCHEMA,
+    UNREADABLE,
     VERSION,
     Damage,
     address_of,
@@ -341,7 +342,7 @@ def salvage(path: Path) -> tuple[list[Reservation], int]:
     seq = -1
     try:
         tables = Tables(path)
-    except (sqlite3.Error, Damage):
+    except UNREADABLE:
         return found, seq
     try:
         seq = tables.meta.seq
@@ -350,7 +351,7 @@ def salvage(path: Path) -> tuple[list[Reservation], int]:
                 found.append(reservation_of(row))
             except Damage:
                 continue
-    except sqlite3.Error:
+    except UNREADABLE:
         pass
     finally:
         tables.close()

@@ -95,7 +95,7 @@ def from_bytes(content: bytes, name: str) -> Entry:
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
             raise Damaged(f"journal file {name} is damaged: its checksum differs")
         entry = msgspec.json.decode(file.entry, type=Entry)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
         raise Damaged(

@@ -7,6 +7,7 @@ import msgspec
 from cni.attachments.entry import Attachment, Damaged
 from cni.attachments.journal import Journal
 from cni.ipoib import child
+from cni.spec import config
 from cni.spec import result as results
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -27,8 +28,7 @@ def previous_document(request: Request) -> dict[str, Any] | None:
     if raw is None:
         return None
     results.decode(raw, request.cni_version)
-    document: dict[str, Any] = msgspec.json.decode(raw)
-    return document
+    return config.decode(raw, dict[str, Any])
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:

@@ -27,6 +27,10 @@ class _IPAM(msgspec.Struct):
     type: str = ""
 
 
+class _OnlyIPAM(msgspec.Struct):
+    ipam: _IPAM | None = None
+
+
 class _Arguments(msgspec.Struct):
     cni: dict[str, Any] | None = None
 
@@ -76,7 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def read(request: Request) -> Options:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
     written = config.decode(request.config, _Config)
-    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, Any]), KNOWN)
+    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     _refuse_mac(written, pairs)
     ipam_type = written.ipam.type if written.ipam else ""
@@ -102,10 +106,10 @@ def read(request: Request) -> Options:
 def ipam_type_of(request: Request) -> str:
     """Only which IPAM plugin is named, for a DEL that must work with whatever config it gets."""
     try:
-        written = msgspec.json.decode(request.config, type=dict[str, Any])
-        return str((written.get("ipam") or {}).get("type") or "")
-    except (msgspec.MsgspecError, AttributeError):
+        written = msgspec.json.decode(request.config, type=_OnlyIPAM)
+    except msgspec.MsgspecError:
         return ""
+    return written.ipam.type if written.ipam else ""
 
 
 def _masters(master: str | list[str]) -> tuple[str, ...]:

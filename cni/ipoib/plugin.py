@@ -253,13 +253,13 @@ class _Undo:
     """
 
     def __init__(self) -> None:
-        self._steps: list[tuple[str, Callable[[], None]]] = []
-        self._last: Callable[[], None] | None = None
+        self._steps: list[tuple[str, Callable[[], object]]] = []
+        self._last: Callable[[], object] = lambda: None
 
-    def register(self, what: str, step: Callable[[], None]) -> None:
+    def register(self, what: str, step: Callable[[], object]) -> None:
         self._steps.append((what, step))
 
-    def last(self, step: Callable[[], None]) -> None:
+    def last(self, step: Callable[[], object]) -> None:
         self._last = step
 
     def __enter__(self) -> "_Undo":
@@ -268,15 +268,18 @@ class _Undo:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             return
-        complete = True
-        for what, step in reversed(self._steps):
-            try:
-                step()
-            except (CNIError, HostError, OSError) as error:
-                complete = False
-                sys.stderr.write(f"undoing {what}: {error}\n")
-        if complete and self._last is not None:
-            self._last()
+        succeeded = [_tried(what, step) for what, step in reversed(self._steps)]
+        if all(succeeded):
+            _tried("the journal's entry", self._last)
+
+
+def _tried(what: str, step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except (CNIError, HostError, OSError) as error:
+        sys.stderr.write(f"undoing {what}: {error}\n")
+        return False
+    return True
 
 
 def _remove_child(host: IPRoute, pod: IPRoute, attachment: Attachment) -> None:

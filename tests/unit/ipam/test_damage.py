@@ -21,7 +21,7 @@ from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
 
 WAL = f"{DATABASE}-wal"
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
-FLIPS = 150
+FLIPS = 120
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +181,17 @@ def test_files_of_two_stores_are_not_mixed(sound: Path, memory_path: Path) -> No
     shutil.copy(memory_path / "other" / DATABASE, directory / DATABASE)
     with pytest.raises(CNIError, match="are of different stores"):
         quiet(directory).reserve(owner("new"), SETS)
+
+
+@pytest.mark.parametrize("byte", [b"\xcf", b"\n", b"x"])
+def test_a_damaged_table_definition_is_one_line_that_names_fsck(
+    sound: Path, memory_path: Path, byte: bytes
+) -> None:
+    text = b"PRIMARY KEY (domain, address)"
+    directory = damaged_copy(
+        sound, memory_path, DATABASE, lambda content: content.replace(text, byte + text[1:])
+    )
+    with pytest.raises(CNIError) as caught:
+        quiet(directory).reserve(owner("new"), SETS)
+    assert caught.value.code == Code.STORE_DAMAGED
+    assert "\n" not in caught.value.message

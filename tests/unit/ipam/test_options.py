@@ -1,6 +1,7 @@
 """Strictness: what is wrong is named by its JSON path, with the nearest valid key."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,10 +203,8 @@ def test_addresses_are_unique_by_network_name_or_by_range(shared: bool, domains:
     assert sorted({one.ranges[0].domain for one in read_options.sets}) == domains
 
 
-def test_a_resolv_conf_is_read(tmp_path: object) -> None:
-    from pathlib import Path
-
-    file = Path(str(tmp_path)) / "resolv.conf"
+def test_a_resolv_conf_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
     file.write_text(
         "# a comment\nnameserver 10.0.0.1\n; another\nsearch a.example b.example\n"
         "domain example\noptions ndots:5\nnameserver fd00::1\n\nnonsense\n"

@@ -9,12 +9,10 @@ from cni.spec.errors import Code
 from cni.spec.result import encode
 from tests.unit.ipam.calls import (
     BOOT,
-    NEXT_BOOT,
     Calls,
     How,
     Json,
     error_of,
-    request,
     reservation,
 )
 
@@ -198,78 +196,6 @@ def test_duplicate_ranges_of_one_attachment_yield_two_addresses(
     assert node.addresses(ipam, "c2", pod="p") == expected
 
 
-# --- who owns what ---------------------------------------------------------------------------
-
-
-def test_a_pod_in_a_new_sandbox_gets_its_address_again_and_the_old_del_frees_nothing(
-    node: Calls,
-) -> None:
-    node.add(POOL, "other")
-    assert node.addresses(POOL, "old", pod="p") == ["10.0.0.2/24"]
-    node.delete(POOL, "other")
-    assert node.addresses(POOL, "new", pod="p") == ["10.0.0.2/24"]
-    node.delete(POOL, "old")
-    assert node.held() == {"10.0.0.2": "new"}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ({"pod": "p", "uid": "u1"}, {"pod": "p", "uid": "u1"}, True),
-        ({"pod": "p", "uid": "u1"}, {"pod": "p"}, True),
-        ({"pod": "p"}, {"pod": "p", "uid": "u1"}, True),
-        ({"uid": "u1"}, {"uid": "u1"}, True),
-        ({"pod": "p", "uid": "u1"}, {"pod": "p", "uid": "u2"}, False),
-        ({"pod": "p"}, {"pod": "q"}, False),
-        ({}, {}, False),
-        ({"pod": "p"}, {"pod": "p", "ifname": "net2"}, False),
-        ({"pod": "p"}, {"pod": "p", "network": "n2"}, False),
-    ],
-)
-def test_a_pod_is_the_same_by_uid_or_else_by_name(
-    node: Calls, before: How, after: How, same: bool
-) -> None:
-    node.add(POOL, "old", **before)
-    assert node.addresses(POOL, "new", **after) == ["10.0.0.1/24" if same else "10.0.0.2/24"]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"exclude": ["10.0.0.1"]},
-        {"range_start": "10.0.0.5"},
-        {"gateway": "10.0.0.1"},
-        {"network_name": "blue", "exclude": ["10.0.0.1-10.0.0.7"]},
-    ],
-)
-def test_an_address_that_is_no_longer_allowed_is_not_kept(node: Calls, changed: Json) -> None:
-    node.add(POOL, "old", pod="p")
-    assert node.addresses({**POOL, **changed}, "new", pod="p") != ["10.0.0.1/24"]
-    node.delete(None, "old")
-    node.delete(None, "new")
-    assert node.held() == {}
-
-
-def test_an_address_is_kept_when_its_range_grows(node: Calls) -> None:
-    node.add({"range": "10.0.0.0/29"}, "c0")
-    node.add({"range": "10.0.0.0/29"}, "old", pod="p")
-    node.delete(None, "c0")
-    assert node.addresses({"range": "10.0.0.0/24"}, "new", pod="p") == ["10.0.0.2/24"]
-
-
-@pytest.mark.parametrize("requested", [{}, {"args": "IP=10.0.0.77"}])
-def test_a_second_add_of_a_live_attachment_is_an_error_that_changes_nothing(
-    node: Calls, requested: How
-) -> None:
-    node.add(DUAL)
-    held = node.store.reservations()
-    error = error_of(lambda: node.add({**POOL, **DUAL}, **requested))
-    assert error.code == Code.ALREADY_ATTACHED
-    assert "already holds 192.168.10.1, abcd::1" in error.message
-    assert "run DEL" in error.message
-    assert node.store.reservations() == held
-
-
 def test_a_failed_range_leaves_nothing_of_the_others_reserved(node: Calls) -> None:
     node.add(TINY, "c1")
     node.add(TINY, "c2")
@@ -303,75 +229,6 @@ def test_a_network_without_any_address_is_an_error(node: Calls) -> None:
 
 def test_an_interface_name_that_is_not_utf_8_is_refused(node: Calls) -> None:
     assert error_of(lambda: node.add(POOL, ifname="a\udcff")).code == Code.INVALID_ENVIRONMENT
-
-
-# --- boots -----------------------------------------------------------------------------------
-
-
-def test_after_a_reboot_a_pod_gets_its_address_back_and_others_get_free_ones(node: Calls) -> None:
-    node.add(TINY, "old", pod="p")
-    node.boot = NEXT_BOOT
-    assert node.addresses(TINY, "x", pod="q") == ["10.0.0.2/30"]
-    assert node.addresses(TINY, "new", pod="p") == ["10.0.0.1/30"]
-
-
-def test_what_an_earlier_boot_left_is_taken_when_nothing_else_is_free(node: Calls) -> None:
-    node.add(TINY, "a", pod="p")
-    node.add(TINY, "b", pod="q")
-    assert error_of(lambda: node.add(TINY, "c", pod="r")).code == Code.NO_FREE_ADDRESS
-    assert error_of(lambda: node.status(TINY)).code == Code.UNAVAILABLE
-    node.boot = NEXT_BOOT
-    node.status(TINY)
-    assert node.addresses(TINY, "c", pod="r") == ["10.0.0.1/30"]
-    assert node.addresses(TINY, "d", pod="s") == ["10.0.0.2/30"]
-    assert error_of(lambda: node.add(TINY, "e", pod="p")).code == Code.NO_FREE_ADDRESS
-
-
-def test_the_same_attachment_of_an_earlier_boot_is_taken_over(node: Calls) -> None:
-    node.add(POOL, "c1")
-    node.boot = NEXT_BOOT
-    assert node.addresses(POOL, "c1") == ["10.0.0.1/24"]
-    assert error_of(lambda: node.add(POOL, "c1")).code == Code.ALREADY_ATTACHED
-
-
-def test_an_excluded_address_of_an_earlier_boot_is_not_taken(node: Calls) -> None:
-    node.add(TINY, "a")
-    node.add(TINY, "b")
-    node.boot = NEXT_BOOT
-    assert node.addresses({**TINY, "exclude": ["10.0.0.1"]}, "c") == ["10.0.0.2/30"]
-
-
-def test_one_set_does_not_take_what_another_set_of_the_call_keeps(node: Calls) -> None:
-    wide, narrow = {"range": "10.0.0.0/30"}, {"range": "10.0.0.0/30", "exclude": ["10.0.0.1"]}
-    both = {"ipRanges": [wide, narrow]}
-    assert node.addresses(both, "old", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
-    node.boot = NEXT_BOOT
-    assert node.addresses(both, "new", pod="p") == ["10.0.0.1/30", "10.0.0.2/30"]
-
-
-# --- undo ------------------------------------------------------------------------------------
-
-
-def test_undo_frees_what_its_add_reserved(node: Calls) -> None:
-    _, grant = node.plugin.reserve(request("ADD", DUAL, "c1"))
-    node.plugin.undo(grant)
-    assert node.held() == {}
-
-
-def test_undo_gives_a_kept_address_back_to_the_former_sandbox(node: Calls) -> None:
-    node.add(POOL, "old", pod="p")
-    before = node.store.reservations()
-    _, grant = node.plugin.reserve(request("ADD", POOL, "new", pod="p"))
-    node.plugin.undo(grant)
-    assert node.store.reservations() == before
-
-
-def test_undo_leaves_what_changed_hands_since(node: Calls) -> None:
-    _, grant = node.plugin.reserve(request("ADD", POOL, "old", pod="p"))
-    node.add(POOL, "new", pod="p")
-    node.plugin.undo(grant)
-    node.plugin.undo(grant)
-    assert node.held() == {"10.0.0.1": "new"}
 
 
 # --- DEL -------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""The journal: what is read is what was written, or it is called damaged."""
+
+import multiprocessing
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cni.attachments.entry import ADDING, Attachment, Damaged, Entry, from_bytes, to_bytes
+from cni.attachments.journal import Busy, Journal
+from host.paths import Paths
+
+
+def _entry(container_id: str = "c1", ifname: str = "net1") -> Entry:
+    return Entry(
+        plugin="ipoib",
+        network="fabric",
+        container_id=container_id,
+        ifname=ifname,
+        netns="/var/run/netns/x",
+        netns_inode=4026532000,
+        boot_id="b",
+        phase=ADDING,
+        undo=msgspec.Raw(b'{"parent":"ib0"}'),
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(Paths(run=tmp_path / "run", state=tmp_path / "state"))
+
+
+def test_entry_is_read_as_it_was_written(journal: Journal) -> None:
+    assert journal.read(_entry().attachment) is None
+    journal.write(_entry())
+    assert journal.read(_entry().attachment) == _entry()
+    journal.remove(_entry().attachment)
+    assert journal.read(_entry().attachment) is None
+
+
+def test_every_truncation_is_called_damaged() -> None:
+    content = to_bytes(_entry())
+    for length in range(len(content) - 1):
+        with pytest.raises(Damaged, match="damaged"):
+            from_bytes(content[:length], "x.json")
+
+
+def test_every_flipped_bit_is_called_damaged_or_changes_nothing() -> None:
+    content = to_bytes(_entry())
+    for position in random.Random(1).sample(range(len(content) * 8), 600):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        try:
+            assert from_bytes(bytes(flipped), "x.json") == _entry()
+        except Damaged:
+            continue
+
+
+def test_entry_of_a_newer_version_is_not_guessed_at(journal: Journal) -> None:
+    journal.write(msgspec.structs.replace(_entry(), version=2))
+    with pytest.raises(Damaged, match="written by a newer one"):
+        journal.read(_entry().attachment)
+
+
+def test_file_that_speaks_of_another_attachment_is_damaged(journal: Journal) -> None:
+    journal.write(_entry("c2"))
+    other = journal.path_of(_entry("c2").attachment)
+    other.rename(journal.path_of(_entry("c1").attachment))
+    with pytest.raises(Damaged, match="speaks of fabric/c2/net1"):
+        journal.read(_entry("c1").attachment)
+
+
+def test_damaged_file_is_listed_and_can_be_set_aside(journal: Journal) -> None:
+    journal.write(_entry("c1"))
+    journal.write(_entry("c2"))
+    path = journal.path_of(_entry("c1").attachment)
+    path.write_bytes(b"")
+    found = list(journal.entries())
+    assert [type(one) for one in found].count(Damaged) == 1
+    assert _entry("c2") in found
+    aside = journal.set_aside(_entry("c1").attachment)
+    assert aside.exists()
+    assert list(journal.entries()) == [_entry("c2")]
+
+
+def test_attachments_that_look_alike_have_keys_of_their_own() -> None:
+    keys = {
+        Attachment(*names).key for names in (("a", "b", "c"), ("a", "b.c", "d"), ("a.b", "c", "d"))
+    }
+    assert len(keys) == 3
+
+
+def test_second_caller_waits_and_gives_up_in_time(journal: Journal) -> None:
+    attachment = _entry().attachment
+    with journal.locked(attachment):
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=_expect_busy, args=(journal, attachment))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+
+def test_locks_exclude_each_other_and_leave_no_file(journal: Journal, tmp_path: Path) -> None:
+    """The file goes with the lock: a waiter must not hold a lock on a file that is gone."""
+    context = multiprocessing.get_context("fork")
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    children = [context.Process(target=_increment, args=(journal, counter)) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    assert counter.read_text() == "100"
+    assert list((tmp_path / "run/lock").iterdir()) == []
+
+
+def _expect_busy(journal: Journal, attachment: Attachment) -> None:
+    started = time.monotonic()
+    with pytest.raises(Busy, match="still running"), journal.locked(attachment, 0.2):
+        pass
+    assert time.monotonic() - started < 30
+
+
+def _increment(journal: Journal, counter: Path) -> None:
+    for _ in range(25):
+        with journal.locked(_entry().attachment):
+            number = int(counter.read_text())
+            counter.write_text(str(number + 1))

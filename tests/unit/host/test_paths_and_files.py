@@ -1,0 +1,51 @@
+"""Where files are, and that a reader never sees half of one."""
+
+from pathlib import Path
+
+import pytest
+
+from host import files
+from host.paths import Paths
+
+
+def test_every_root_can_be_moved_by_the_environment() -> None:
+    paths = Paths.from_environ({"PODFABRIC_STATE": "/a", "PODFABRIC_RUN": "/b", "X": "y"})
+    assert (paths.ipam, paths.attachments, paths.locks) == (
+        Path("/a/ipam"),
+        Path("/a/attachments"),
+        Path("/b/lock"),
+    )
+    assert paths.sys == Path("/sys")
+
+
+def test_failed_write_leaves_the_old_content_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    files.write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_goes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_atomically(path, b"content")
+    (tmp_path / ".file.tmp").write_bytes(b"half")
+    files.remove(path)
+    files.remove(path)
+    assert list(tmp_path.iterdir()) == []
+    files.remove(tmp_path / "absent/file")
+
+
+def test_files_are_for_root_only(tmp_path: Path) -> None:
+    path = tmp_path / "directory/file"
+    files.write_atomically(path, b"content")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
