@@ -1,9 +1,14 @@
 """`podfabric`: one command for the operator of a node. Each part of podfabric brings its own."""
 
 import argparse
+import os
 import signal
 import sys
 
+from cli import attached
+from cni.ipoib.plugin import IPoIB
+from cni.spec.errors import CNIError
+from host.paths import Paths
 from ipam import commands as ipam_commands
 
 
@@ -22,7 +27,27 @@ def run(given: list[str]) -> int:
     parts = parser.add_subparsers(metavar="PART", required=True)
     ipam = parts.add_parser("ipam", help="the addresses that pods of this node hold")
     ipam_commands.add_commands(ipam)
-    ipam.set_defaults(part=ipam_commands.run)
+    ipam.set_defaults(part=_ipam)
+    sweep = parts.add_parser(
+        "sweep", help="remove what belongs to no living sandbox: once after boot, after kills"
+    )
+    sweep.set_defaults(part=_sweep)
     arguments = parser.parse_args(given)
     code: int = arguments.part(arguments)
     return code
+
+
+def _ipam(arguments: argparse.Namespace) -> int:
+    paths = Paths.from_environ(os.environ)
+    return ipam_commands.run(arguments, extra=lambda: attached.reservations(paths))
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    try:
+        done = IPoIB(Paths.from_environ(os.environ)).sweep()
+    except CNIError as error:
+        sys.stderr.write(f"podfabric sweep: {error}\n")
+        return 1
+    for line in done or ["nothing to remove"]:
+        sys.stdout.write(f"{line}\n")
+    return 0

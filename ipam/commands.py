@@ -199,7 +199,7 @@ def _row(one: Reservation, boot: str) -> tuple[str, ...]:
     return (
         one.address,
         one.range,
-        f"{one.namespace}/{one.pod}" if one.pod else "-",
+        one.pod_name or "-",
         one.network,
         one.ifname,
         one.container_id[:13],

@@ -15,6 +15,7 @@ from cni.spec import arguments
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.gc import valid_attachments
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from cni.spec.result import decode as decode_result
@@ -30,20 +31,6 @@ from ipam.store import Attachment, Grant, Granted, Owner, Store
 
 # go-cni takes a failed DEL whose text has one of these for a success (cni.go, Remove).
 _MISREAD = re.compile("not found|no such file or directory", re.IGNORECASE)
-
-
-class _Attached(msgspec.Struct):
-    containerID: str
-    ifname: str
-
-
-_Attachments = list[_Attached] | None | msgspec.UnsetType
-
-
-class _Collection(msgspec.Struct):
-    # spec-v1.1.0 has the older name, the text after it and libcni 1.2 the newer one.
-    valid: _Attachments = msgspec.field(default=msgspec.UNSET, name="cni.dev/valid-attachments")
-    attachments: _Attachments = msgspec.field(default=msgspec.UNSET, name="cni.dev/attachments")
 
 
 _NULL = msgspec.Raw(b"null")
@@ -132,15 +119,13 @@ class AddressPlugin:
     def gc(self, request: Request) -> None:
         """Release what attachments of this network hold that the runtime does not list."""
         messages = Messages(*ipam_options.logging_of(request.config))
-        listed = decode(request.config, _Collection)
-        valid = listed.attachments if listed.valid is msgspec.UNSET else listed.valid
-        if isinstance(valid, msgspec.UnsetType):
+        alive = valid_attachments(request.config)
+        if alive is None:
             messages.warning(
                 f'GC of network {request.network}: no "cni.dev/valid-attachments", so nothing '
                 "is known to be dead: nothing was released"
             )
             return
-        alive = {(one.containerID, one.ifname) for one in valid or ()}
         for one in self._store("").collect(request.network, alive):
             messages.info(f"GC: {one.address} of {one.holder}")
 

@@ -58,20 +58,27 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holder(self) -> str:
         """The holder in an error: the pod where it is known, and always the attachment."""
-        pod = f"pod {self.namespace}/{self.pod}, " if self.pod else ""
+        pod = f"pod {self.pod_name}, " if self.pod else ""
         return f"{pod}{self.attachment}"
+
+    @property
+    def pod_name(self) -> str:
+        """`namespace/name`, or as much of it as the runtime told."""
+        return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
     def held_by_pod_of(self, owner: Owner) -> bool:
         """Whether `owner` is this reservation's pod again, for the same network and ifname.
 
-        By uid where both sides know it, by namespace and name else.
+        By uid where both sides know it, by namespace and name, both known, else.
         """
         attachment, pod = owner.attachment, owner.pod
         if (self.network, self.ifname) != (attachment.network, attachment.ifname):
             return False
         if self.uid and pod.uid:
             return self.uid == pod.uid
-        return pod.name != "" and (self.namespace, self.pod) == (pod.namespace, pod.name)
+        # A name alone is no pod: bare CNI_ARGS and podman send it for whatever they start.
+        named = pod.namespace != "" and pod.name != ""
+        return named and (self.namespace, self.pod) == (pod.namespace, pod.name)
 
 
 class Granted(msgspec.Struct, frozen=True):

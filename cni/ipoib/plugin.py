@@ -211,7 +211,12 @@ class IPoIB:
 
 
 def attachment_of(request: Request) -> Attachment:
-    """The attachment a request is about."""
+    """The attachment a request is about. CNIError 4 for what the journal could not hold."""
+    for name in ("ifname", "netns", "args"):
+        try:
+            getattr(request, name).encode()
+        except UnicodeEncodeError:
+            raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name.upper()} is not UTF-8") from None
     return Attachment(request.network, request.container_id, request.ifname)
 
 

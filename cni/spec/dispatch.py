@@ -58,8 +58,7 @@ def answer(
     except CNIError as error:
         failure = error
     except Terminated:
-        text = "terminated by a signal; what was done has been undone"
-        failure = CNIError(Code.TRY_AGAIN, text)
+        failure = _terminated()
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
         traceback.print_exc()
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"

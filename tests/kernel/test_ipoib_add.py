@@ -112,6 +112,26 @@ def test_addresses_routes_and_result_agree_with_the_kernel(node: Node, pods: lis
     assert node.leftovers() == []
 
 
+def test_route_may_have_a_gateway_beyond_the_interfaces_networks(
+    node: Node, pods: list[str]
+) -> None:
+    routes = [
+        {"dst": "10.60.0.0/16", "gw": "10.77.0.1"},
+        {"dst": "10.61.0.0/16", "scope": 253},
+        {"dst": "10.62.0.0/16", "gw": "10.6.0.9", "table": 100},
+    ]
+    config: dict[str, Any] = {"ipam": ipam("10.6.0.0/24", gateway="10.6.0.1", routes=routes)}
+    reply = node.add("c1", pods[0], **config)
+    found = json.loads(run(IP, "-n", pods[0], "-j", "route", "show", "table", "all"))
+    by_destination = {one["dst"]: one for one in found if one.get("dev") == "net1"}
+    assert by_destination["10.60.0.0/16"]["gateway"] == "10.77.0.1"
+    assert "onlink" in by_destination["10.60.0.0/16"]["flags"]
+    assert "gateway" not in by_destination["10.61.0.0/16"]
+    assert by_destination["10.62.0.0/16"]["table"] == "100"
+    assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
+    node.delete("c1", pods[0], **config)
+
+
 def test_children_of_one_port_have_link_local_addresses_that_differ(
     node: Node, pods: list[str]
 ) -> None:

@@ -21,7 +21,6 @@ from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 
-
 _NONE = msgspec.Raw()
 
 

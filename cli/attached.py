@@ -1,0 +1,63 @@
+"""What the attachments' journal knows of addresses: for a store that has lost them."""
+
+import sys
+from collections.abc import Iterator
+
+from cni.attachments.entry import Damaged, Entry
+from cni.attachments.journal import Journal
+from cni.ipoib.options import ipam_type_of
+from cni.ipoib.removal import request_of
+from cni.spec.errors import CNIError
+from host.paths import Paths
+from ipam import options as ipam_options
+from ipam.addresses import Network, parse_interface, text
+from ipam.delegation import OURS, TAKEN_OVER
+from ipam.options import Options
+from ipam.store import Reservation
+
+
+def reservations(paths: Paths) -> tuple[Reservation, ...]:
+    """A reservation for each address of an attachment whose IPAM plugin was ours.
+
+    What cannot be read is named on standard error and left out.
+    """
+    found: list[Reservation] = []
+    for entry in Journal(paths).entries():
+        if isinstance(entry, Damaged):
+            sys.stderr.write(f"{entry}\n")
+            continue
+        try:
+            found += _of(entry)
+        except (CNIError, ValueError) as error:
+            sys.stderr.write(f"journal of {entry.attachment}: {error}\n")
+    return tuple(found)
+
+
+def _of(entry: Entry) -> Iterator[Reservation]:
+    if not entry.addresses or ipam_type_of(request_of(entry)) not in (OURS, TAKEN_OVER):
+        return
+    options = ipam_options.read(entry.config.encode())
+    for cidr in entry.addresses:
+        address, own = parse_interface(cidr)
+        network = _network(options, address, own)
+        yield Reservation(
+            domain=options.domain(network),
+            address=text(address),
+            range=str(network),
+            network=entry.network,
+            container_id=entry.container_id,
+            ifname=entry.ifname,
+            namespace=entry.pod_namespace,
+            pod=entry.pod_name,
+            uid=entry.pod_uid,
+            boot=entry.boot_id,
+        )
+
+
+def _network(options: Options, address: int, own: Network) -> Network:
+    """The range that the address was taken from; its own network for one that was asked for."""
+    for one in (*options.sets, *options.static):
+        for range_ in one.ranges:
+            if range_.first <= address <= range_.last:
+                return range_.network
+    return own
