@@ -33,7 +33,9 @@ test-host: setup cni ## tests in namespaces of this machine
 
 test-kernel: setup cni ## tests with real InfiniBand drivers, in a virtual machine
 	$(PY) -m tests.kernel.vm prepare
-	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm pytest -q tests/kernel tests/conformance
+	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
+		pytest -q tests/kernel \
+		--and -q tests/conformance
 
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)

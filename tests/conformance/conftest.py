@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.node import CNI_BIN, Delegate, Node, namespace
+from tests.conformance import fabric
+from tests.conformance.node import CNI_BIN, Delegate, Node, ip, namespace
 from tests.conformance.subject import OURS
 from tests.conftest import IN_VM
 from tests.plugins import CHECKOUT, install_noop
@@ -49,3 +51,14 @@ def netns() -> Iterator[Path]:
     """A network namespace for a pod."""
     with namespace() as path:
         yield path
+
+
+@pytest.fixture
+def no_strays(netns: Path) -> Iterator[None]:
+    """What a failed test leaves comes back from its namespace: no other test should see it."""
+    yield
+    if (netns.exists() and len(fabric.links(netns)) > 1) or fabric.strays():
+        ip("netns", "delete", netns.name)
+        time.sleep(3)
+        for name in fabric.strays():
+            ip("link", "delete", name)

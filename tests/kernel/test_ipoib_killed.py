@@ -47,6 +47,7 @@ def test_add_killed_then_added_again(node: Node, pods: list[str]) -> None:
     for step in range(1, MORE_THAN_ENOUGH, 7):
         killed = killed_at(step, partial(node.call, "ADD", "c1", pods[0], **CONFIG))
         if not killed:
+            node.delete("c1", pods[0], **CONFIG)
             break
         reply = node.call("ADD", "c1", pods[0], **CONFIG)
         if reply.exit_code == 1:  # it died after the last step that counts: attached

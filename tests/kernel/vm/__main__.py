@@ -2,7 +2,9 @@
 
 prepare  installs the host's tools, unpacks the kernel, builds the module and the initramfs
 run      runs a command in the guest; its output is shown as it comes, its status is ours
-pytest   runs the checkout's pytest in the guest; junit.xml comes back in build/vm/results
+pytest   runs the checkout's pytest in the guest; junit.xml comes back in build/vm/results.
+         `pytest ARGUMENTS --and ARGUMENTS` runs two guests at once, for a guest keeps one CPU
+         busy; the second's output follows the first's, its results are in build/vm/results-2
 
 All three prepare what is missing first. Environment: PODFABRIC_VM_TIMEOUT (seconds, default 600),
 PODFABRIC_VM_KVM=1 (default: TCG), PODFABRIC_VM_APPEND (more kernel command line).
@@ -29,8 +31,7 @@ def main(arguments: list[str]) -> int:
         case ["run", "--", *command] if command:
             return _run(command)
         case ["pytest", *rest]:
-            junit = f"--junitxml={qemu.GUEST_RESULTS / 'junit.xml'}"
-            return _run([str(layout.PYTHON), "-m", "pytest", junit, *rest])
+            return _pytest(rest)
     print(__doc__, file=sys.stderr)
     return 2
 
@@ -47,6 +48,33 @@ def prepare() -> None:
         debian.install(debian.compiler())
         module.build()
         initramfs.build()
+
+
+def _pytest(arguments: list[str]) -> int:
+    if "--and" in arguments:
+        first = arguments.index("--and")
+        return _both(arguments[:first], arguments[first + 1 :])
+    junit = f"--junitxml={qemu.GUEST_RESULTS / 'junit.xml'}"
+    return _run([str(layout.PYTHON), "-m", "pytest", junit, *arguments])
+
+
+def _both(here: list[str], beside: list[str]) -> int:
+    prepare()
+    command = [sys.executable, "-m", "tests.kernel.vm", "pytest", *beside]
+    environment = {**os.environ, "PODFABRIC_VM_NAME": "-2"}
+    with (
+        (layout.BUILD / "beside.log").open("w+b") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as other,
+    ):
+        try:
+            status = _pytest(here)
+            status = other.wait() or status
+        finally:
+            other.terminate()  # a SIGTERM ends its QEMU with it
+        log.seek(0)
+        sys.stdout.buffer.write(log.read())
+        sys.stdout.buffer.flush()
+    return status
 
 
 def _run(command: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Where things are: the checkout, and what `prepare` keeps below `build/vm`."""
 
+import os
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -18,5 +19,5 @@ VMLINUX = KERNEL / "boot/vmlinux"
 INITRAMFS = BUILD / "initramfs.cpio"
 UNFINISHED = "unfinished-"
 """Prefix of what `prepare` works on: below `build/vm` nothing else is ever incomplete."""
-RESULTS = BUILD / "results"
+RESULTS = BUILD / f"results{os.environ.get('PODFABRIC_VM_NAME', '')}"
 """What the last run left: console.log, dmesg.log, output.log, and what the command put there."""

@@ -1,0 +1,84 @@
+"""`podfabric`: the store is rebuilt from the attachments' journal, dead attachments are swept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli.main import run
+from cni.attachments.entry import ADDING, ATTACHED, Entry
+from cni.attachments.journal import Journal
+from host.paths import Paths
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("PODFABRIC_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("PODFABRIC_RUN", str(tmp_path / "run"))
+    return Paths(state=tmp_path / "state", run=tmp_path / "run")
+
+
+def _attached(container_id: str, cidr: str, **ipam: Any) -> Entry:  # noqa: ANN401
+    config = {"name": "fabric", "type": "ipoib", "master": "ib0", "ipam": ipam}
+    return Entry(
+        plugin="ipoib",
+        network="fabric",
+        container_id=container_id,
+        ifname="net1",
+        netns="/var/run/netns/gone",
+        netns_inode=1,
+        boot_id="an-earlier-boot",
+        phase=ATTACHED,
+        pod_namespace="ns",
+        pod_name="p",
+        addresses=(cidr,),
+        config=json.dumps(config),
+    )
+
+
+def _listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert run(["ipam", "list", "-o", "json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_fsck_takes_from_the_journal_what_the_store_has_lost(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(paths)
+    ours = {"type": "podfabric-ipam", "range": "10.0.0.0/24", "network_name": "blue"}
+    journal.write(_attached("c1", "10.0.0.7/24", **ours))
+    journal.write(_attached("c2", "10.9.0.7/24", type="host-local", subnet="10.9.0.0/24"))
+    unfinished = msgspec.structs.replace(_attached("c3", "10.0.0.8/24", **ours), phase=ADDING)
+    journal.write(msgspec.structs.replace(unfinished, addresses=()))
+    journal.write(_attached("c4", "10.0.0.9/24", **ours))
+    journal.path_of(_attached("c4", "").attachment).write_bytes(b"{")
+
+    assert run(["ipam", "fsck", "--rebuild", "--accept-loss"]) == 0
+    errors = capsys.readouterr().err
+    assert "is damaged" in errors  # of c4: a person must know
+    (held,) = _listed(capsys)
+    assert {key: held[key] for key in ("address", "range", "domain", "container_id")} == {
+        "address": "10.0.0.7",
+        "range": "10.0.0.0/24",
+        "domain": "blue",
+        "container_id": "c1",
+    }
+
+
+def test_sweep_releases_what_an_earlier_boot_held(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = {"type": "podfabric-ipam", "range": "10.0.0.0/24"}
+    Journal(paths).write(_attached("c1", "10.0.0.7/24", **ours))
+    assert run(["ipam", "fsck", "--rebuild", "--accept-loss"]) == 0
+    assert len(_listed(capsys)) == 1
+    assert run(["sweep"]) == 0
+    assert "removed fabric/c1/net1: its sandbox is gone" in capsys.readouterr().out
+    assert _listed(capsys) == []
+    assert list(Journal(paths).entries()) == []
+    assert run(["sweep"]) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
