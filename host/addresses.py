@@ -75,7 +75,8 @@ def add_route(route: IPRoute, link: Link, hop: Hop) -> None:
         arguments["metrics"] = metrics
     via = f" via {hop.gateway}" if hop.gateway else ""
     with trying(f'adding route {hop.destination}{via} on "{link.name}"'):
-        route.route("add", family=AF_INET6 if _is_v6(hop) else AF_INET, **arguments)
+        # Appended: a pod with a default route of another network gets ours behind it.
+        route.route("append", family=AF_INET6 if _is_v6(hop) else AF_INET, **arguments)
 
 
 def has_route(route: IPRoute, hop: Hop) -> bool:

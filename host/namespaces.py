@@ -5,8 +5,11 @@ setns(2) moves the calling thread only, and a socket stays where it was made.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ from host.errors import HostError, NamespaceGone
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h, _IO(0xb7, 3)
+SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,29 +33,44 @@ class NetworkNamespace:
 
     @classmethod
     def open(cls, path: str) -> "NetworkNamespace":
-        """Open CNI_NETNS. Raises NamespaceGone if nothing is there or it is no such namespace."""
+        """Open CNI_NETNS. Raises NamespaceGone if nothing is there or it is no such namespace.
+
+        Any other reason not to open it (a full table of files, a missing right) proves nothing
+        about the namespace, and is a HostError.
+        """
         try:
             # O_NONBLOCK: whatever was put at the path must not make us wait
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise NamespaceGone(f'failed to open netns "{path}": {error.strerror}') from None
+            kind = NamespaceGone if error.errno in (errno.ENOENT, errno.ENOTDIR) else HostError
+            raise kind(f'failed to open netns "{path}": {error.strerror}') from None
         try:
-            kind = fcntl.ioctl(descriptor, NS_GET_NSTYPE)
+            namespace_type = fcntl.ioctl(descriptor, NS_GET_NSTYPE)
         except OSError:
             os.close(descriptor)
             raise NamespaceGone(
                 f'failed to open netns "{path}": unknown FS magic, this is a plain file left '
                 "where a namespace was mounted"
             ) from None
-        if kind != CLONE_NEWNET:
+        if namespace_type != CLONE_NEWNET:
             os.close(descriptor)
             raise NamespaceGone(f'failed to open netns "{path}": a namespace of another type')
         return cls(descriptor, path)
 
     @property
     def inode(self) -> int:
-        """What tells this namespace from another while it lives."""
+        """What tells this namespace from others while it is open: the kernel reuses numbers."""
         return os.fstat(self.descriptor).st_ino
+
+    @property
+    def identity(self) -> str:
+        """What tells this namespace from every other of this boot."""
+        with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
+            try:
+                cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+            except OSError:  # before Linux 5.14
+                return f"inode:{self.inode}"
+        return f"cookie:{int.from_bytes(cookie, sys.byteorder)}"
 
     def exists_at_path(self) -> bool:
         """Whether the path still leads here: false once the sandbox was torn down under us."""
@@ -59,6 +78,27 @@ class NetworkNamespace:
             return Path(self.path).stat().st_ino == self.inode
         except OSError:
             return False
+
+    @classmethod
+    def find(cls, identity: str) -> "NetworkNamespace | None":
+        """The namespace of that identity, if a process that we see still lives in it.
+
+        A namespace outlives its path for as long as anybody is inside.
+        """
+        seen = set()
+        for entry in Path("/proc").glob("[0-9]*/ns/net"):
+            try:
+                link = entry.readlink()
+                if link in seen:
+                    continue
+                seen.add(link)
+                namespace = cls.open(str(entry))
+            except (OSError, HostError):
+                continue  # the process has ended, or is not ours to look into
+            if namespace.identity == identity:
+                return namespace
+            os.close(namespace.descriptor)
+        return None
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -50,10 +50,11 @@ def choose(space: Space, owner: Owner, sets: Sequence[RangeSet], boot: str) -> l
     former = _former(space, owner, boot)
     chosen: dict[int, Choice] = {}
     # What is bound goes first, so that no other set takes its address.
-    for index, one in enumerate(sets):
-        choice = _kept(one, former, chosen.values())
-        if choice is not None:
-            chosen[index] = choice
+    for fixed in (True, False):
+        for index, one in enumerate(sets):
+            choice = _kept(one, former, chosen.values()) if one.fixed is fixed else None
+            if choice is not None:
+                chosen[index] = choice
     for fixed in (True, False):
         for index, one in enumerate(sets):
             if index not in chosen and one.fixed is fixed:
@@ -129,9 +130,11 @@ def _kept(one: RangeSet, former: Sequence[Reservation], chosen: Iterable[Choice]
 def _found(space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str) -> Choice:
     avoid = [choice.address for choice in chosen]
     for range_ in one.ranges:
-        address = lowest_free(space, range_, avoid)
-        if address is not None:
-            return Choice(range_, address)
+        held_beside: list[int] = []
+        while (address := lowest_free(space, range_, avoid + held_beside)) is not None:
+            if not _held_beside(space, range_, address):
+                return Choice(range_, address)
+            held_beside.append(address)
     for range_ in one.ranges:
         stale = lowest_stale(space, range_, boot, avoid)
         if stale is not None:
@@ -144,6 +147,16 @@ def _found(space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str) -> 
         + "; ".join(_description(space, range_) for range_ in one.ranges)
         + ". Delete pods that no longer need one, or widen the range",
     )
+
+
+def _held_beside(space: Space, range_: Range, address: int) -> bool:
+    """Whether a network with the other `enable_overlapping_ranges` gave the address out.
+
+    The option says whether *other* ranges count. A network of the very same range is on the
+    same wire, and whereabouts keeps one pool for both.
+    """
+    held = space.at(range_.domain_beside, address)
+    return held is not None and held.range == str(range_.network)
 
 
 def _taken(space: Space, range_: Range, avoid: Sequence[int]) -> CNIError:

@@ -131,13 +131,22 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     except CNIError as error:
         if error.code != Code.STORE_DAMAGED:
             raise
-    if fsck.check(directory, _say) and not arguments.rebuild:
+    extra = arguments.extra()
+    sound = fsck.check(directory, _say)
+    if sound and not _absent(_store(paths), extra) and not arguments.rebuild:
         _say(f"the address store in {directory} is sound")
         return 0
-    rebuilt = fsck.rebuild(
-        directory, _say, accept_loss=arguments.accept_loss, extra=arguments.extra()
-    )
+    rebuilt = fsck.rebuild(directory, _say, accept_loss=arguments.accept_loss, extra=extra)
     return _verdict(directory) if rebuilt else 1
+
+
+def _absent(store: SqliteStore, known: Iterable[Reservation]) -> bool:
+    """Whether the store lacks an address that the attachments' journal knows."""
+    held = {(one.domain, one.address) for one in store.reservations()}
+    absent = [one for one in known if (one.domain, one.address) not in held]
+    for one in absent:
+        _say(f"{one.address} of {one.holder} is in the journal and not in the store")
+    return bool(absent)
 
 
 def _verdict(directory: Path) -> int:

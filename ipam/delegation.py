@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from cni.spec import delegate
+from cni.spec import delegate, interrupts
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -65,7 +65,8 @@ class _InProcess:
         self._grant = Grant()
 
     def add(self) -> Result:
-        result, self._grant = self._plugin.reserve(self._request)
+        with interrupts.held():
+            result, self._grant = self._plugin.reserve(self._request)
         return result
 
     def undo(self) -> None:

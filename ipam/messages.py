@@ -44,7 +44,7 @@ class Messages:
         try:
             with self._file.open("a") as file:
                 file.write(line)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # A log that cannot be written must not keep a pod from its address.
-            sys.stderr.write(f'"ipam.log_file" {self._file}: {error.strerror}\n')
+            sys.stderr.write(f'"ipam.log_file" {str(self._file)!r}: {error}\n')
             self._file = None

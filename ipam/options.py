@@ -13,7 +13,7 @@ import msgspec
 from cni.spec.config import decode
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
-from ipam.addresses import Network, family, parse, parse_interface
+from ipam.addresses import Network, family, parse, parse_interface, text
 from ipam.messages import LEVELS
 from ipam.range_options import RangeOptions, RangeReader, Section, section
 from ipam.ranges import Range, RangeSet, domain_of
@@ -124,9 +124,11 @@ def read(config: bytes) -> Options:
     reader = _reader(ipam)
     sets = _sets(ipam, runtime, reader)
     _check_gateway(reader.gateway, sets)
+    static = tuple(_static(ipam, index) for index in range(len(ipam.addresses)))
+    _refuse_gateways(static, sets, reader.gateway)
     return Options(
         sets=sets,
-        static=tuple(_static(ipam, index) for index in range(len(ipam.addresses))),
+        static=static,
         gateway=reader.gateway,
         routes=tuple(
             section(route, Route, f"ipam.routes[{index}]")
@@ -137,7 +139,7 @@ def read(config: bytes) -> Options:
         network_name=ipam.network_name,
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
-        log_level=ipam.log_level,
+        log_level=ipam.log_level.lower() or "warning",
         notes=(*_idle_notes(idle), *reader.notes),
         requested=_requested(runtime, network.args),
     )
@@ -152,7 +154,7 @@ def logging_of(config: bytes) -> tuple[str, str]:
     file, level = ipam.get("log_file"), ipam.get("log_level")
     return (
         file if isinstance(file, str) else "",
-        level if isinstance(level, str) and level in LEVELS else "warning",
+        level.lower() if isinstance(level, str) and level.lower() in LEVELS else "warning",
     )
 
 
@@ -160,7 +162,7 @@ def _check_names(ipam: _Ipam) -> None:
     if ipam.type not in TYPES:
         served = '" and "'.join(TYPES)
         raise invalid_config(f'"ipam.type" is "{ipam.type}": this plugin serves "{served}"')
-    if ipam.log_level not in LEVELS:
+    if (ipam.log_level.lower() or LEVELS[0]) not in LEVELS:
         raise invalid_config(
             f'"ipam.log_level" is "{ipam.log_level}": valid levels are {", ".join(LEVELS)}'
         )
@@ -224,6 +226,16 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
         f'"ipam.gateway" is an IPv{family(gateway)} address and no range is: remove it, or set '
         '"gateway" in the entry of ipam.ipRanges that it is for'
     )
+
+
+def _refuse_gateways(
+    static: tuple[RangeSet, ...], sets: tuple[RangeSet, ...], gateway: int | None
+) -> None:
+    gateways = {range_.gateway for one in sets for range_ in one.ranges} | {gateway}
+    for one in static:
+        if one.ranges[0].first in gateways:
+            address = text(one.ranges[0].first)
+            raise invalid_config(f'"{one.ranges[0].where}.address": {address} is the gateway')
 
 
 def _static(ipam: _Ipam, index: int) -> RangeSet:

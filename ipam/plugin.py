@@ -4,14 +4,13 @@ ADD and CHECK read the configuration strictly. DEL and GC go by the attachment a
 what was reserved under an older configuration, or under one that is broken by now, is released.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cni.spec import arguments
+from cni.spec import arguments, interrupts
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -28,10 +27,6 @@ from ipam.ranges import RangeSet
 from ipam.requested import ARGS_KEYS, final_sets
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Attachment, Grant, Granted, Owner, Store
-
-# go-cni takes a failed DEL whose text has one of these for a success (cni.go, Remove).
-_MISREAD = re.compile("not found|no such file or directory", re.IGNORECASE)
-
 
 _NULL = msgspec.Raw(b"null")
 
@@ -54,6 +49,7 @@ class AddressPlugin:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""
+        interrupts.hold()  # what is reserved is answered
         return self.reserve(request)[0]
 
     def reserve(self, request: Request) -> tuple[Result, Grant]:
@@ -79,7 +75,7 @@ class AddressPlugin:
 
     def undo(self, grant: Grant) -> None:
         """Take back one `reserve`, and nothing that another call did."""
-        self._store("").undo(grant)
+        self._store(self._boot()).undo(grant)
 
     def delete(self, request: Request) -> None:
         """Release whatever the attachment holds; holding nothing is fine."""
@@ -88,9 +84,8 @@ class AddressPlugin:
         try:
             released = self._store("").release(attachment)
         except CNIError as error:
-            message = _MISREAD.sub("missing", error.message)
-            messages.error(f"DEL {attachment}: {message}")
-            raise CNIError(error.code, message, error.details) from None
+            messages.error(f"DEL {attachment}: {error}")
+            raise
         messages.info(
             f"DEL {attachment}: {', '.join(one.address for one in released) or 'nothing'}"
         )

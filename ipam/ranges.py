@@ -31,6 +31,12 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         """4 or 6."""
         return family(self.network.address)
 
+    @property
+    def domain_beside(self) -> str:
+        """The domain of a network that has this range and the other `enable_overlapping_ranges`."""
+        name, private, _ = self.domain.partition(" ")
+        return domain_of(name, self.network, shared=bool(private))
+
     def allows(self, address: int) -> bool:
         """Whether `address` may be handed out from this range."""
         return any(part.first <= address <= part.last for part in self.allowed())

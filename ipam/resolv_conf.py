@@ -10,8 +10,8 @@ def read(path: str) -> DNS:
     """The file's nameservers, domain, search and options. CNIError 7 if it cannot be read."""
     try:
         lines = Path(path).read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise invalid_config(f'"ipam.resolvConf" {path}: {error.strerror}') from None
+    except (OSError, ValueError) as error:
+        raise invalid_config(f'"ipam.resolvConf" {path!r}: {error}') from None
     nameservers: list[str] = []
     search: list[str] = []
     options: list[str] = []

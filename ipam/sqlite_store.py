@@ -73,7 +73,9 @@ class SqliteStore:
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                if one.replaced is None:
+                # A former sandbox of this boot had to be gone for its pod to get another one, and
+                # its DEL may have come already: it would hold the address for ever.
+                if one.replaced is None or one.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
                     put.append(one.replaced)

@@ -14,6 +14,7 @@ import msgspec
 VERSION = 1
 ADDING = "adding"  # an ADD is at work, or died there: anything of it may exist
 ATTACHED = "attached"  # the ADD's answer was complete
+LEAVING = "leaving"  # the namespace is gone, and the interface has not come back from it yet
 
 U = TypeVar("U")
 
@@ -52,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     container_id: str
     ifname: str
     netns: str
-    netns_inode: int
+    netns_identity: str
     boot_id: str
     phase: str
     pod_namespace: str = ""

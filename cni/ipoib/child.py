@@ -132,15 +132,24 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     for what comes back from it, the address that the journal noted counts too.
     """
     marked = link.alias == alias_of(attachment)
-    remarked = mac != "" and link.mac == mac and not link.alias.startswith(ALIAS_PREFIX)
+    foreign = link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
+    remarked = mac != "" and link.mac == mac and not foreign
     return link.kind == "ipoib" and link.parent != 0 and (marked or remarked)
+
+
+def _is_unmarked(link: Link, attachment: Attachment) -> bool:
+    """Whether this is the child before its mark: not moved yet, or moved and not renamed.
+
+    The temporary name alone could be a user's: ours is a child, and has no alias.
+    """
+    return link.name == temporary_name(attachment) and link.parent != 0 and not link.alias
 
 
 def remove_from_pod(pod: IPRoute, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child inside the pod, also when it has been renamed there."""
     found = False
     for link in links.every(pod, "ipoib"):
-        if is_ours(link, attachment, mac):
+        if is_ours(link, attachment, mac) or _is_unmarked(link, attachment):
             links.delete(pod, link)
             found = True
     return found
@@ -150,9 +159,7 @@ def remove_from_host(host: IPRoute, attachment: Attachment, mac: str = "") -> bo
     """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
     found = False
     for link in links.every(host, "ipoib"):
-        # The temporary name alone could be a user's: ours is a child, and not yet marked.
-        unmoved = link.name == temporary_name(attachment) and link.parent and not link.alias
-        if unmoved or is_ours(link, attachment, "" if link.up else mac):
+        if _is_unmarked(link, attachment) or is_ours(link, attachment, "" if link.up else mac):
             links.delete(host, link)
             found = True
     return found

@@ -149,7 +149,9 @@ def _pkey(given: int | str | None) -> int | None:
 
 
 def _mode(given: str | None) -> str | None:
-    if given in (None, DATAGRAM, CONNECTED):
+    if not given:  # ipoib-cni's definitions may say ""
+        return None
+    if given in (DATAGRAM, CONNECTED):
         return given
     hint = (
         ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
@@ -160,7 +162,9 @@ def _mode(given: str | None) -> str | None:
 
 
 def _mtu(given: int | None) -> int | None:
-    if given is not None and not SMALLEST_MTU <= given <= CONNECTED_MTU:
+    if not given:  # ipoib-cni takes 0 for "as it comes"
+        return None
+    if not SMALLEST_MTU <= given <= CONNECTED_MTU:
         raise invalid_config(
             f'"mtu": {given} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
             "and at most the parent's"

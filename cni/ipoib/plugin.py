@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from cni.ipoib import check, child, options, parents
 from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
 from cni.ipoib.removal import Remover, namespace_lives
+from cni.spec import interrupts
 from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
@@ -29,7 +31,7 @@ from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import IPRoute, netlink
 from host.paths import Paths
-from ipam.delegation import Ipam, choose
+from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
 
 
 class IPoIB:
@@ -42,11 +44,11 @@ class IPoIB:
         self._journal = Journal(paths)
         self._remover = Remover(self._journal, paths, self._ipam)
 
-    def add(self, request: Request) -> Result | dict[str, object]:
+    def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
         results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
-        previous = check.previous_document(request)
+        check.previous_document(request)
         attachment = attachment_of(request)
         with _explained(), self._journal.locked(attachment), ExitStack() as opened:
             pod_namespace = opened.enter_context(NetworkNamespace.open(request.netns))
@@ -58,6 +60,7 @@ class IPoIB:
             _refuse_taken_name(pod, request)
             entry = self._entry(request, wanted, pod_namespace, plan)
             ipam = self._ipam(request)
+            self._refuse_lost_store(wanted)
 
             with _Undo() as undo:
                 self._journal.write(entry)
@@ -77,13 +80,10 @@ class IPoIB:
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
                 _require_still_there(pod_namespace)
+                document = self._document(request, wanted, answer, ready, plan)
+                interrupts.hold()  # what is attached now is answered as attached
                 self._journal.write(_attached(entry, ready, cidrs))
-        document = self._result(request, wanted, answer, ready, plan)
-        return (
-            results.after_previous(previous, document, request.cni_version)
-            if previous
-            else document
-        )
+        return document
 
     def delete(self, request: Request) -> None:
         """Take the interface away and release its addresses, whatever of them is left."""
@@ -123,9 +123,10 @@ class IPoIB:
         if port is not None and port.state != "ACTIVE":
             reason = parents.why_no_carrier(self._paths, plan, plan.parent)
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
-        ipam = self._ipam(request)
-        if ipam is not None:
-            ipam.status()
+        with _explained():
+            ipam = self._ipam(request)
+            if ipam is not None:
+                ipam.status()
 
     def _ipam(self, request: Request) -> Ipam | None:
         ipam_type = options.ipam_type_of(request)
@@ -152,6 +153,19 @@ class IPoIB:
             )
         self._remover.remove_entry(entry)
 
+    def _refuse_lost_store(self, wanted: Options) -> None:
+        """A store that is gone would be taken for a new one: living pods' addresses, again."""
+        if wanted.ipam_type not in (OURS, TAKEN_OVER) or any(self._paths.ipam.glob("*.db")):
+            return
+        for entry in self._journal.entries():
+            if isinstance(entry, Entry) and entry.addresses:
+                raise CNIError(
+                    Code.STORE_DAMAGED,
+                    f"the address store in {self._paths.ipam} is gone, but the journal knows "
+                    f"addresses such as {entry.addresses[0]} of {entry.attachment}: no address "
+                    "was handed out; run `podfabric ipam fsck`",
+                )
+
     def _entry(
         self, request: Request, wanted: Options, namespace: NetworkNamespace, plan: Plan
     ) -> Entry:
@@ -169,7 +183,7 @@ class IPoIB:
             container_id=request.container_id,
             ifname=request.ifname,
             netns=request.netns,
-            netns_inode=namespace.inode,
+            netns_identity=namespace.identity,
             boot_id=self._paths.boot_id(),
             phase=ADDING,
             pod_namespace=wanted.pod.namespace,
@@ -196,27 +210,30 @@ class IPoIB:
             f'{reason} (or set "wait_carrier": 0 to attach without)',
         )
 
-    def _result(
+    def _document(
         self, request: Request, wanted: Options, answer: Result, ready: Link, plan: Plan
-    ) -> Result:
+    ) -> dict[str, Any]:
         interface = Interface(
             name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns, pciID=plan.bdf
         )
-        return Result(
+        result = Result(
             interfaces=(interface,),
             ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
             routes=answer.routes,
             dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
         )
+        previous = check.previous_document(request)
+        return results.after_previous(previous or {}, result, request.cni_version)
 
 
 def attachment_of(request: Request) -> Attachment:
     """The attachment a request is about. CNIError 4 for what the journal could not hold."""
-    for name in ("ifname", "netns", "args"):
+    texts = {"IFNAME": request.ifname, "NETNS": request.netns, "ARGS": request.args}
+    for name, text in {**texts, "PATH": ":".join(request.path)}.items():
         try:
-            getattr(request, name).encode()
+            text.encode()
         except UnicodeEncodeError:
-            raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name.upper()} is not UTF-8") from None
+            raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8") from None
     return Attachment(request.network, request.container_id, request.ifname)
 
 
@@ -253,8 +270,8 @@ def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
 class _Undo:
     """What to take back if the block is left by an exception, the latest first.
 
-    Every step is tried. The journal's entry, the `last` step, goes only if all others succeeded:
-    what could not be undone must stay known.
+    A step that fails ends it: an address must not be released while the interface has it. The
+    journal's entry goes `last`, so what could not be undone stays known, and DEL goes on there.
     """
 
     def __init__(self) -> None:
@@ -273,9 +290,9 @@ class _Undo:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             return
-        succeeded = [_tried(what, step) for what, step in reversed(self._steps)]
-        if all(succeeded):
-            _tried("the journal's entry", self._last)
+        with interrupts.held():
+            steps = [*reversed(self._steps), ("the journal's entry", self._last)]
+            all(_tried(what, step) for what, step in steps)  # ends with the first failure
 
 
 def _tried(what: str, step: Callable[[], object]) -> bool:

@@ -6,8 +6,11 @@ fails, the rest is done; the journal's entry stays until nothing is left.
 
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
-from cni.attachments.entry import ADDING, Attachment, Damaged, Entry
+import msgspec
+
+from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Busy, Journal
 from cni.ipoib import child
 from cni.spec.errors import CNIError, Code
@@ -20,6 +23,8 @@ from host.paths import Paths
 from ipam.delegation import Ipam
 
 IpamOf = Callable[[Request], Ipam | None]
+
+PATIENCE = timedelta(seconds=30)  # for a namespace's end, which the kernel brings about itself
 
 
 class Remover:
@@ -40,7 +45,8 @@ class Remover:
         entry, damage = self._read(attachment)
         if entry is None or entry.boot_id == self._paths.boot_id():
             _try(failures, lambda: self._remove_child(attachment, request, entry))
-        _try(failures, lambda: self._release_addresses(request, entry))
+        if not failures:  # an address in use on an interface must not go to another pod
+            _try(failures, lambda: self._release_addresses(request, entry))
         if not failures:
             _try(failures, lambda: self._forget(attachment, damage))
         if failures:
@@ -76,7 +82,10 @@ class Remover:
         """Undo what belongs to no living sandbox, after a reboot or a kill. Says what it did."""
         done: list[str] = []
         for entry in self._journal.entries():
-            if isinstance(entry, Damaged) or not self._mine(entry):
+            if isinstance(entry, Damaged):
+                done.append(f"{entry}: DEL of its attachment will go by the interface's mark")
+                continue
+            if not self._mine(entry):
                 continue
             if entry.phase != ADDING and self._lives(entry):
                 continue
@@ -85,7 +94,7 @@ class Remover:
                 done.append(f"removed {entry.attachment}: its sandbox is gone")
             except Busy:
                 continue  # an ADD or DEL is at work on it
-            except CNIError as error:
+            except (CNIError, Damaged) as error:
                 done.append(str(error))
         done += [f'removed stray interface "{name}"' for name in remove_strays()]
         return done
@@ -106,21 +115,37 @@ class Remover:
                 continue
             try:
                 with NetworkNamespace.open(path) as namespace, netlink(namespace) as pod:
-                    own = entry is not None and namespace.inode == entry.netns_inode
+                    own = entry is not None and namespace.identity == entry.netns_identity
                     gone = gone and not own
                     found |= child.remove_from_pod(pod, attachment, mac if own else "")
             except NamespaceGone:
                 continue
         with netlink() as host:
-            if gone and not found:
-                child.remove_when_returned(host, attachment, mac, child.RETURN_TIME)
-            else:
+            if entry is None or found or not gone:
                 child.remove_from_host(host, attachment)
+            elif not _removed_from_nameless(attachment, entry, mac) and not (
+                child.remove_when_returned(host, attachment, mac, child.RETURN_TIME)
+            ):
+                self._await_return(entry)
+
+    def _await_return(self, entry: Entry) -> None:
+        """The interface is neither in the pod nor on the host: its namespace is being torn down.
+
+        Until it has come back its address is in use. The kernel may also have destroyed it with
+        the namespace (before ipoib had netns_refund), so the waiting has an end.
+        """
+        now = datetime.now(UTC)
+        if entry.phase == ATTACHED:
+            entry = msgspec.structs.replace(entry, phase=LEAVING, since=now.isoformat())
+            self._journal.write(entry)
+        if entry.phase == LEAVING and now - datetime.fromisoformat(entry.since) < PATIENCE:
+            raise HostError(
+                f'the namespace is gone and "{entry.ifname}" has not come back from it yet'
+            )
 
     def _release_addresses(self, request: Request, entry: Entry | None) -> None:
-        ipam = self._ipam_of(request)
-        if ipam is None and entry is not None:
-            ipam = self._ipam_of(request_of(entry))
+        # The entry knows who gave the addresses; a request may name another plugin by now.
+        ipam = self._ipam_of(request_of(entry) if entry is not None else request)
         if ipam is not None:
             ipam.delete()
 
@@ -146,9 +171,21 @@ def namespace_lives(entry: Entry) -> bool:
     """Whether the entry's namespace is still what it was made for."""
     try:
         with NetworkNamespace.open(entry.netns) as namespace:
-            return namespace.inode == entry.netns_inode
+            if namespace.identity == entry.netns_identity:
+                return True
     except NamespaceGone:
+        pass
+    return False
+
+
+def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bool:
+    """Remove the child from a namespace whose path is gone while processes live on in it."""
+    found = NetworkNamespace.find(entry.netns_identity)
+    if found is None:
         return False
+    with found as namespace, netlink(namespace) as pod:
+        child.remove_from_pod(pod, attachment, mac)
+    return True
 
 
 def request_of(entry: Entry) -> Request:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -80,16 +81,17 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
     with _start(executable, environ) as process:
         try:
             stdout, stderr = process.communicate(request.config, timeout=request.delegate_deadline)
-        except subprocess.TimeoutExpired:
+        except BaseException as failure:
+            # Its children too: they may be what hangs, and hold our end of its output.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(failure, subprocess.TimeoutExpired):
+                raise
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{executable} {command} did not answer within {request.delegate_deadline:g} s "
                 "and was killed; try again, and see why it hangs",
             ) from None
-        finally:
-            # Its children too, which may be what hangs, and hold our end of its output.
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         raise _failure(process.returncode, stdout, stderr)
     sys.stderr.write(stderr.decode(errors="replace"))

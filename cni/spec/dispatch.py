@@ -9,27 +9,22 @@ import fcntl
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 import msgspec
 
+from cni.spec import interrupts, versions
 from cni.spec import request as requests
-from cni.spec import versions
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
+from cni.spec.interrupts import Terminated
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 from cni.spec.result import Result, encode
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived: unwind. Not an Exception, so that no handler takes it for a failure."""
 
 
 class Answer(NamedTuple):
@@ -58,7 +53,10 @@ def answer(
     except CNIError as error:
         failure = error
     except Terminated:
-        failure = _terminated()
+        failure = _terminated(environ.get("CNI_COMMAND", ""))
+    except RecursionError:
+        text = "error unmarshall network config: nested too deeply"
+        failure = CNIError(Code.DECODING_FAILURE, text)
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
         traceback.print_exc()
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
@@ -73,13 +71,19 @@ def serve(load: Callable[[], Plugin]) -> int:
     # Anything that prints, in a library too, must not reach the runtime's JSON parser.
     # Not below 3: with standard input closed, the copy would become it.
     output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.dup2(2, 1)
     try:
-        signal.signal(signal.SIGTERM, _terminate)
+        os.dup2(2, 1)
+    except OSError:  # standard error is closed
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    try:
+        interrupts.arm()
         reply = answer(load, os.environ, _read_stdin)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupts.hold()
     except Terminated:  # before the first step, or after the last
-        reply = Answer(_error_document(_terminated(), CURRENT_VERSION), 1)
+        command = os.environ.get("CNI_COMMAND", "")
+        reply = Answer(_error_document(_terminated(command), CURRENT_VERSION), 1)
     try:
         view = memoryview(reply.document)
         while view:
@@ -154,10 +158,6 @@ def _read_stdin() -> bytes:
     return b"".join(chunks)
 
 
-def _terminated() -> CNIError:
-    return CNIError(Code.TRY_AGAIN, "terminated by a signal; what was done has been undone")
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the undoing
-    raise Terminated
+def _terminated(command: str) -> CNIError:
+    state = "what was done has been undone" if command == "ADD" else "it is not complete"
+    return CNIError(Code.TRY_AGAIN, f"{command} was ended by SIGTERM, {state}: call it again")

@@ -22,7 +22,7 @@ def parse(version: str) -> Parts:
         raise CNIError(Code.DECODING_FAILURE, f'invalid version "{version}": too many parts')
     numbers = []
     for part in parts:
-        if not (part.isascii() and part.isdigit()):
+        if not (part.isascii() and part.isdigit() and len(part) < 10):
             raise CNIError(
                 Code.DECODING_FAILURE, f'invalid version "{version}": "{part}" is not a number'
             )

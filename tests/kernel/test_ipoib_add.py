@@ -132,6 +132,21 @@ def test_route_may_have_a_gateway_beyond_the_interfaces_networks(
     node.delete("c1", pods[0], **config)
 
 
+def test_default_route_goes_behind_another_networks(node: Node, pods: list[str]) -> None:
+    run(IP, "-n", pods[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+    for name in ("eth0", "eth1"):
+        run(IP, "-n", pods[0], "link", "set", name, "up")
+    run(IP, "-n", pods[0], "address", "add", "10.0.0.2/24", "dev", "eth0")
+    run(IP, "-n", pods[0], "route", "add", "default", "via", "10.0.0.1")
+    given = ipam("10.6.0.0/24", gateway="10.6.0.1", routes=[{"dst": "0.0.0.0/0"}])
+    config: dict[str, Any] = {"ipam": given}
+    reply = node.add("c1", pods[0], **config)
+    found = json.loads(run(IP, "-n", pods[0], "-j", "route", "show", "default"))
+    assert [one["dev"] for one in found] == ["eth0", "net1"]
+    assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
+    node.delete("c1", pods[0], **config)
+
+
 def test_children_of_one_port_have_link_local_addresses_that_differ(
     node: Node, pods: list[str]
 ) -> None:

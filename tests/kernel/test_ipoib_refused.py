@@ -129,6 +129,12 @@ def test_exhausted_range_leaves_no_interface(node: Node, pods: list[str]) -> Non
     assert node.leftovers() == []
 
 
+def test_move_that_the_kernel_refuses_halfway_leaves_nothing(node: Node, pods: list[str]) -> None:
+    """`net%` passes the specification's rule; the kernel answers EINVAL after the move."""
+    node.refused("c1", pods[0], ifname="net%", ipam=ipam("10.9.0.0/24"))
+    assert link_names(pods[0]) == {"lo"}
+
+
 def test_address_that_the_kernel_refuses_undoes_everything(node: Node, pods: list[str]) -> None:
     """The pod has no IPv6 at all: the reservation and the child must go again."""
     run(IP, "netns", "exec", pods[0], "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")

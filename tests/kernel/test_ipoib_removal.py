@@ -1,5 +1,6 @@
 """DEL, GC and the sweep: nothing of ours is left, whatever happened, and nothing else goes."""
 
+import subprocess
 import time
 from functools import partial
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 from cni.attachments.journal import Journal
 from cni.ipoib.plugin import IPoIB
 from host import links
-from host.netlink import netlink
+from host.errors import HostError
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import IPRoute, netlink
 from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
 from tests.kernel.processes import in_processes
 
@@ -110,13 +114,81 @@ def test_delete_goes_on_when_the_configuration_is_broken_by_now(
 
 
 def test_failing_delegate_is_reported_after_our_own_work(node: Node, pods: list[str]) -> None:
-    node.add("c1", pods[0], **CONFIG)
+    node.add("c1", pods[0])
+    node.journal_file("c1").unlink()  # only the request can say who gave the addresses
     reply = node.call("DEL", "c1", pods[0], ipam={"type": "absent"})
     assert reply.document["code"] == 104
     assert 'failed to find plugin "absent"' in reply.text
     assert link_names(pods[0]) == {"lo"}
-    assert node.journal_file("c1").exists()
+
+
+def test_addresses_are_released_by_the_plugin_that_gave_them(node: Node, pods: list[str]) -> None:
+    node.add("c1", pods[0], **CONFIG)
+    node.delete("c1", pods[0], ipam={"type": "static"})
+    assert node.leftovers() == []
+
+
+def test_address_stays_reserved_while_the_interface_cannot_be_removed(
+    node: Node, pods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = node.add("c1", pods[0], **CONFIG)
+
+    def busy(route: IPRoute, link: Link) -> None:
+        raise HostError(f'deleting "{link.name}": busy')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(links, "delete", busy)
+        assert node.call("DEL", "c1", pods[0], **CONFIG).document["code"] == 104
+    assert node.reservations() == added.addresses
     node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_namespace_without_a_path_that_lives_on_is_found(node: Node) -> None:
+    """The path is gone, a process of the pod is not: its address is in use."""
+    with pod("nameless") as netns:
+        node.add("c1", netns, **CONFIG)
+        inside = subprocess.Popen([IP, "netns", "exec", netns, "sleep", "60"])
+        try:
+            _until_inside(inside.pid)
+            run(IP, "netns", "delete", netns)
+            node.delete("c1", netns, **CONFIG)
+            space = NetworkNamespace.open(f"/proc/{inside.pid}/ns/net")
+            with space, netlink(space) as route:
+                assert {link.name for link in links.every(route)} == {"lo"}
+        finally:
+            inside.kill()
+            inside.wait()
+    assert node.leftovers() == []
+
+
+def test_path_that_cannot_be_opened_proves_nothing(
+    node: Node, pods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.add("c1", pods[0], **CONFIG)
+
+    def full(path: str, *arguments: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("host.namespaces.os.open", full)
+        reply = node.call("DEL", "c1", pods[0], **CONFIG)
+    assert reply.exit_code == 1
+    assert "Too many open files" in reply.text
+    assert link_names(pods[0]) == {"lo", "net1"}
+    node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
+
+
+def test_namespace_made_anew_under_the_same_path_is_another(node: Node) -> None:
+    """Debian's kernel gives it the same inode number at once; its cookie differs."""
+    with pod("again") as netns:
+        node.add("c1", netns, **CONFIG)
+        run(IP, "netns", "delete", netns)
+        run(IP, "netns", "add", netns)
+        added = node.add("c1", netns, **CONFIG)  # the former one is settled first
+        assert node.reservations() == added.addresses
+        node.delete("c1", netns, **CONFIG)
     assert node.leftovers() == []
 
 
@@ -205,6 +277,18 @@ def test_deletes_in_parallel_all_succeed(node: Node, pods: list[str]) -> None:
     node.add("c1", pods[0], **CONFIG)
     assert in_processes([partial(node.delete, "c1", pods[0], **CONFIG)] * 8) == [0] * 8
     assert node.leftovers() == []
+
+
+def _until_inside(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    own = NetworkNamespace.open("/proc/self/ns/net")
+    with own:
+        while time.monotonic() < deadline:
+            with NetworkNamespace.open(f"/proc/{pid}/ns/net") as theirs:
+                if theirs.inode != own.inode:
+                    return
+            time.sleep(0.05)
+    raise AssertionError("the process did not enter the namespace")
 
 
 def _wait_for_stray() -> None:

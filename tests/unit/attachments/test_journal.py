@@ -20,7 +20,7 @@ def _entry(container_id: str = "c1", ifname: str = "net1") -> Entry:
         container_id=container_id,
         ifname=ifname,
         netns="/var/run/netns/x",
-        netns_inode=4026532000,
+        netns_identity="cookie:1",
         boot_id="b",
         phase=ADDING,
         undo=msgspec.Raw(b'{"parent":"ib0"}'),

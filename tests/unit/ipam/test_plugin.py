@@ -164,9 +164,20 @@ def test_overlapping_ranges_share_their_addresses(
 def test_overlap_off_makes_each_range_its_own(node: Calls) -> None:
     private = {"enable_overlapping_ranges": False}
     assert node.addresses({"range": "192.168.33.0/24"}, "c1") == ["192.168.33.1/24"]
-    assert node.addresses({"range": "192.168.33.0/24", **private}, "c2") == ["192.168.33.1/24"]
     assert node.addresses({"range": "192.168.33.0/28", **private}, "c3") == ["192.168.33.1/28"]
     assert node.addresses({"range": "192.168.33.0/28", **private}, "c4") == ["192.168.33.2/28"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_networks_of_the_very_same_range_share_it_whatever_they_say_of_others(
+    node: Calls, first: bool
+) -> None:
+    one = {"range": "10.0.0.0/24", "enable_overlapping_ranges": first}
+    other = {"range": "10.0.0.0/24", "enable_overlapping_ranges": not first}
+    given = [node.addresses(which, f"c{n}")[0] for n, which in enumerate([one, other, one, other])]
+    assert given == [f"10.0.0.{n}/24" for n in (1, 2, 3, 4)]
+    taken = error_of(lambda: node.add(other, "c9", config={"runtimeConfig": {"ips": ["10.0.0.1"]}}))
+    assert taken.code == 111
 
 
 def test_network_names_are_separate(node: Calls) -> None:
@@ -389,3 +400,29 @@ def test_the_boot_is_in_the_store(node: Calls) -> None:
     (only,) = node.store.reservations()
     assert (only.boot, only.namespace, only.pod, only.uid) == (BOOT, "ns", "p", "u1")
     assert (only.range, only.network, only.ifname) == ("10.0.0.0/24", "n1", "eth0")
+
+
+def test_a_fixed_address_within_the_range_is_the_pods_in_every_sandbox(node: Calls) -> None:
+    both = {"range": "10.0.0.0/24", "addresses": [{"address": "10.0.0.1/24"}]}
+    first = node.addresses(both, "old", pod="p", uid="u1")
+    assert first == ["10.0.0.2/24", "10.0.0.1/24"]
+    assert node.addresses(both, "new", pod="p", uid="u1") == first
+
+
+def test_no_fixed_address_is_a_gateway(node: Calls) -> None:
+    gateway = {"gateway": "10.0.0.1", "addresses": [{"address": "10.0.0.1/24"}]}
+    failure = error_of(lambda: node.add({**POOL, **gateway}))
+    assert "10.0.0.1 is the gateway" in failure.message
+
+
+@pytest.mark.parametrize(
+    "ipam",
+    [{"log_file": "/tmp/\0", "log_level": "debug"}, {"log_level": ""}, {"log_level": "INFO"}],
+)
+def test_no_log_setting_keeps_a_pod_from_its_address(node: Calls, ipam: Json) -> None:
+    assert node.addresses({**POOL, **ipam}) == ["10.0.0.1/24"]
+
+
+def test_resolv_conf_of_an_impossible_name_is_an_error_that_names_the_key(node: Calls) -> None:
+    failure = error_of(lambda: node.add({**POOL, "resolvConf": "/etc/\0"}))
+    assert (failure.code, "resolvConf" in failure.message) == (7, True)

@@ -84,6 +84,10 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
     assert text in caught.value.message
 
 
+def test_zero_mtu_and_empty_mode_mean_the_parents() -> None:
+    assert (_read(mtu=0).mtu, _read(mode="").mode) == (None, None)
+
+
 def test_unknown_keys_that_resemble_none_pass() -> None:
     passing: dict[str, Any] = {"deviceID": "x", "vendor": {"deep": 1}, "cni.dev/x": 1}
     assert _read(**passing) == _read()
