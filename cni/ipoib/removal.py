@@ -168,14 +168,21 @@ class Remover:
 
 
 def namespace_lives(entry: Entry) -> bool:
-    """Whether the entry's namespace is still what it was made for."""
+    """Whether the entry's namespace is still there: at its path, or with a process in it.
+
+    A path alone may be missing only from where we look (a container's mounts).
+    """
     try:
         with NetworkNamespace.open(entry.netns) as namespace:
             if namespace.identity == entry.netns_identity:
                 return True
     except NamespaceGone:
         pass
-    return False
+    found = NetworkNamespace.find(entry.netns_identity)
+    if found is None:
+        return False
+    with found:
+        return True
 
 
 def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bool:

@@ -152,6 +152,7 @@ def test_namespace_without_a_path_that_lives_on_is_found(node: Node) -> None:
         try:
             _until_inside(inside.pid)
             run(IP, "netns", "delete", netns)
+            assert IPoIB(node.paths).sweep() == []  # not dead: a sweep may look from a container
             node.delete("c1", netns, **CONFIG)
             space = NetworkNamespace.open(f"/proc/{inside.pid}/ns/net")
             with space, netlink(space) as route:

@@ -1,0 +1,87 @@
+"""Network namespaces of this machine: opened, told apart, entered and left."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from host import links
+from host.errors import HostError, NamespaceGone
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
+
+IP = "/usr/sbin/ip"
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"t{uuid4().hex[:10]}"
+    subprocess.run([IP, "netns", "add", name], check=True)
+    yield name
+    subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+
+
+def _path(name: str) -> str:
+    return f"/var/run/netns/{name}"
+
+
+def test_namespace_made_anew_has_another_identity(name: str) -> None:
+    with NetworkNamespace.open(_path(name)) as first:
+        identity = first.identity
+        assert first.exists_at_path()
+    subprocess.run([IP, "netns", "delete", name], check=True)
+    subprocess.run([IP, "netns", "add", name], check=True)
+    with NetworkNamespace.open(_path(name)) as second:
+        assert second.identity != identity
+        assert second.identity == second.identity
+
+
+def test_socket_made_inside_stays_there_and_the_thread_does_not(name: str) -> None:
+    before = Path("/proc/thread-self/ns/net").stat().st_ino
+    with NetworkNamespace.open(_path(name)) as space, netlink(space) as inside:
+        assert [link.name for link in links.every(inside)] == ["lo"]
+        with pytest.raises(ZeroDivisionError), space.entered():
+            raise ZeroDivisionError
+    assert Path("/proc/thread-self/ns/net").stat().st_ino == before
+
+
+def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> None:
+    with NetworkNamespace.open(_path(name)) as space:
+        identity, inode = space.identity, space.inode
+    assert NetworkNamespace.find(identity) is None
+    inside = subprocess.Popen([IP, "netns", "exec", name, "sleep", "60"])
+    try:
+        theirs = Path(f"/proc/{inside.pid}/ns/net")
+        deadline = time.monotonic() + 20
+        while theirs.stat().st_ino != inode and time.monotonic() < deadline:
+            time.sleep(0.02)
+        subprocess.run([IP, "netns", "delete", name], check=True)
+        found = NetworkNamespace.find(identity)
+        assert found is not None
+        with found:
+            assert found.identity == identity
+    finally:
+        inside.kill()
+        inside.wait()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/run/netns/none", NamespaceGone),
+        ("/etc/passwd/none", NamespaceGone),
+        ("/etc/passwd", NamespaceGone),
+        ("/proc/self/ns/mnt", NamespaceGone),
+        ("/" + "x" * 300, HostError),
+    ],
+)
+def test_only_a_missing_or_plain_file_is_a_namespace_that_is_gone(
+    path: str, kind: type[HostError]
+) -> None:
+    with pytest.raises(HostError) as caught:
+        NetworkNamespace.open(path)
+    assert type(caught.value) is kind
+    assert path in str(caught.value)
