@@ -10,7 +10,7 @@ import pytest
 from cni.spec.errors import Code
 from cni.spec.request import Request
 from ipam.delegation import Ipam, choose
-from tests.unit.ipam.calls import BOOT, Calls, error_of, request
+from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, error_of, request
 
 POOL = {"range": "10.0.0.0/24"}
 
@@ -118,7 +118,9 @@ def test_the_executables_code_is_passed_on(node: Calls, bin_dir: Path, code: int
 def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     node: Calls, bin_dir: Path
 ) -> None:
+    node.boot = NEXT_BOOT
     node.add(POOL, "old", pod="p")
+    node.boot = BOOT
     node.add(POOL, "other")
     before = node.store.reservations()
     given = request("ADD", POOL, "new", pod="p")
