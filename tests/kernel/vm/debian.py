@@ -18,7 +18,7 @@ TOOLS: Mapping[str, str] = {
     "kmod": "/sbin/modprobe",
     "libelf-dev": "/usr/include/libelf.h",  # the headers package's own programs are linked with it
     "make": "/usr/bin/make",
-    "perl": "/usr/share/perl/5",  # kernel-doc, which W=1 runs, wants more than perl-base
+    "perl": "/usr/bin/corelist",  # kernel-doc, which W=1 runs, wants more than perl-base
     "qemu-system-x86": "/usr/bin/qemu-system-x86_64",
     "util-linux": "/usr/bin/setpriv",
     "zstd": "/usr/bin/zstd",
