@@ -13,6 +13,7 @@ import msgspec
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Busy, Journal
 from cni.ipoib import child
+from cni.ipoib.options import ipam_type_of
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 from cni.spec.request import Request
@@ -144,8 +145,10 @@ class Remover:
             )
 
     def _release_addresses(self, request: Request, entry: Entry | None) -> None:
-        # The entry knows who gave the addresses; a request may name another plugin by now.
-        ipam = self._ipam_of(request_of(entry) if entry is not None else request)
+        # The entry knows who gave the addresses, if the request names another plugin by now.
+        if entry is not None and ipam_type_of(request) != ipam_type_of(request_of(entry)):
+            request = request_of(entry)
+        ipam = self._ipam_of(request)
         if ipam is not None:
             ipam.delete()
 
