@@ -12,7 +12,6 @@ from host.namespaces import NetworkNamespace
 from host.netlink import IPRoute, trying
 
 IFA_F_NODAD = 0x02  # linux/if_addr.h
-IFA_F_TENTATIVE = 0x40
 RT_TABLE_MAIN = 254
 AF_INET, AF_INET6 = 2, 10
 
