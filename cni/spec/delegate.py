@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from cni.spec import interrupts
 from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import UNREADABLE, Result, decode_any
 
@@ -26,7 +27,7 @@ _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
 _UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before the runtime's
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a forked child
 
 
 class _ErrorDocument(msgspec.Struct):
@@ -66,9 +67,10 @@ def undo(plugin_type: str, request: Request) -> None:
     deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
     request = msgspec.structs.replace(request, delegate_deadline=deadline)
     try:
-        run(plugin_type, "DEL", request)
+        with interrupts.held():
+            run(plugin_type, "DEL", request)
     except CNIError as error:
-        sys.stderr.write(f"undoing {plugin_type}: {error}\n")
+        note(f"undoing {plugin_type}: {error}")
 
 
 def run(plugin_type: str, command: str, request: Request) -> None:
@@ -80,11 +82,12 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
     with _start(executable, environ) as process:
         try:
-            stdout, stderr = process.communicate(request.config, timeout=request.delegate_deadline)
+            with interrupts.ended_by(lambda: _kill(process)):
+                stdout, stderr = process.communicate(
+                    request.config, timeout=request.delegate_deadline
+                )
         except BaseException as failure:
-            # Its children too: they may be what hangs, and hold our end of its output.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             if not isinstance(failure, subprocess.TimeoutExpired):
                 raise
             raise CNIError(
@@ -94,8 +97,16 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
             ) from None
     if process.returncode != 0:
         raise _failure(process.returncode, stdout, stderr)
-    sys.stderr.write(stderr.decode(errors="replace"))
+    if stderr:
+        note(stderr.decode(errors="replace").removesuffix("\n"))
     return stdout
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End it and its children, which may be what hangs, and hold our end of its output."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(executable: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -121,7 +132,11 @@ def _start(executable: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes
 
 
 def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Between fork and exec, so nothing that another thread may hold: one system call.
+
+    The signal comes when the starting thread ends; an agent's workers end after their calls.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:

@@ -22,6 +22,7 @@ from cni.spec import request as requests
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Terminated
+from cni.spec.notes import note
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 from cni.spec.result import Result, encode
@@ -35,12 +36,15 @@ class Answer(NamedTuple):
 
 
 def answer(
-    load: Callable[[], Plugin], environ: Mapping[str, str], read_config: Callable[[], bytes]
+    load: Callable[[], Plugin],
+    environ: Mapping[str, str],
+    read_config: Callable[[], bytes],
+    netns_descriptor: int | None = None,
 ) -> Answer:
     """Run one call. Whatever happens, the answer holds at most one JSON document."""
     version = CURRENT_VERSION
     try:
-        request = requests.read(environ, read_config)
+        request = requests.read(environ, read_config, netns_descriptor)
         if request.command not in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
             raise CNIError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {request.command}")
         plugin = load()
@@ -58,12 +62,12 @@ def answer(
         text = "error unmarshall network config: nested too deeply"
         failure = CNIError(Code.DECODING_FAILURE, text)
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
-        traceback.print_exc()
+        note(traceback.format_exc().rstrip())
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
         failure = CNIError(Code.INTERNAL, text)
     if environ.get("CNI_COMMAND") == "DEL":
         failure = _not_taken_for_success(failure)
-    return Answer(_error_document(failure, version), 1)
+    return Answer(error_document(failure, version), 1)
 
 
 def serve(load: Callable[[], Plugin]) -> int:
@@ -83,7 +87,7 @@ def serve(load: Callable[[], Plugin]) -> int:
         interrupts.hold()
     except Terminated:  # before the first step, or after the last
         command = os.environ.get("CNI_COMMAND", "")
-        reply = Answer(_error_document(_terminated(command), CURRENT_VERSION), 1)
+        reply = Answer(error_document(_terminated(command), CURRENT_VERSION), 1)
     try:
         view = memoryview(reply.document)
         while view:
@@ -119,7 +123,8 @@ def _refuse_own_netns(request: Request) -> None:
     if request.netns_override or not request.netns:
         return
     try:
-        theirs = Path(request.netns).stat()
+        descriptor = request.netns_descriptor
+        theirs = Path(request.netns).stat() if descriptor is None else os.fstat(descriptor)
         ours = Path("/proc/thread-self/ns/net").stat()
     except OSError:
         return  # a path that cannot be opened is the verb's business: DEL passes, ADD explains
@@ -139,7 +144,8 @@ def _not_taken_for_success(error: CNIError) -> CNIError:
     return CNIError(error.code, *texts)
 
 
-def _error_document(error: CNIError, version: str) -> bytes:
+def error_document(error: CNIError, version: str = CURRENT_VERSION) -> bytes:
+    """The one JSON object that an error is to a runtime."""
     document = {"cniVersion": version, "code": error.code, "msg": error.message}
     if error.details:
         document["details"] = error.details
@@ -160,4 +166,4 @@ def _read_stdin() -> bytes:
 
 def _terminated(command: str) -> CNIError:
     state = "what was done has been undone" if command == "ADD" else "it is not complete"
-    return CNIError(Code.TRY_AGAIN, f"{command} was ended by SIGTERM, {state}: call it again")
+    return CNIError(Code.TRY_AGAIN, f"{command} was ended before its time, {state}: call it again")

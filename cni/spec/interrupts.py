@@ -1,37 +1,117 @@
-"""SIGTERM ends a call by an exception that unwinds it, where it may, and waits where it must.
+"""What ends a call before its time, and where that may happen.
 
-Only a process that serves one call arms this: in an agent's threads, and in tests, signals are
-somebody else's business and nothing here has any effect.
+In a process of its own, SIGTERM raises Terminated wherever the call is. In an agent another
+thread ends a call (`Call.end`: its client has gone, its deadline is over). A thread cannot be
+interrupted, so there the call looks by itself at a `checkpoint`, and what it waits for is ended
+for it (`ended_by`). Plugins need not know which of the two they run in.
 """
 
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 _armed = False
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: unwind. Not an Exception, so that no handler takes it for a failure."""
+    """The call is to end now: unwind. Not an Exception, so no handler takes it for a failure."""
+
+
+class Call:
+    """One call in an agent. A call that is not `endable` (a DEL) always runs to its own end."""
+
+    def __init__(self, endable: bool) -> None:
+        self._lock = threading.Lock()
+        self._settled = not endable  # from here on it ends as it is going to end
+        self._ended = False
+        self._held = 0  # only the call's own thread counts here
+        self._enders: list[Callable[[], object]] = []
+
+    def end(self) -> bool:
+        """Ask the call to unwind, from any thread. False: it will come to its own end."""
+        with self._lock:
+            if self._settled:
+                return False
+            self._ended = True
+            for ender in self._enders:
+                ender()
+            return True
+
+    def _checkpoint(self) -> None:
+        if self._ended and not self._held:
+            raise Terminated
+
+    def _settle(self) -> None:
+        with self._lock:
+            if self._ended:
+                raise Terminated
+            self._settled = True
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @contextmanager
+    def _ended_by(self, ender: Callable[[], object]) -> Iterator[None]:
+        if self._held:  # an undoing must not be ended by what made it necessary
+            yield
+            return
+        with self._lock:
+            if self._ended:
+                raise Terminated
+            self._enders.append(ender)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._enders.remove(ender)
+        self._checkpoint()
+
+
+_call: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+@contextmanager
+def serving(call: Call) -> Iterator[None]:
+    """The block is that call, in this thread."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
 
 
 def arm() -> None:
-    """From here on SIGTERM raises Terminated."""
+    """From here on SIGTERM raises Terminated: for a process that serves one call."""
     global _armed
     signal.signal(signal.SIGTERM, _terminate)
     _armed = True
 
 
 def hold() -> None:
-    """From here on the call ends as it is going to end."""
-    if _armed:
+    """From here on the call ends as it is going to end. Terminated if it is to end already."""
+    call = _call.get()
+    if call is not None:
+        call._settle()
+    elif _armed:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """The block is not interrupted; a signal that came meanwhile arrives at its end."""
+    """The block is not interrupted; in a process, a signal that came arrives at its end."""
+    call = _call.get()
+    if call is not None:
+        with call._hold():
+            yield
+        return
     if not _armed:
         yield
         return
@@ -40,6 +120,24 @@ def held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def checkpoint() -> None:
+    """A place where the call may end: wherever it waits or has taken long."""
+    call = _call.get()
+    if call is not None:
+        call._checkpoint()
+
+
+@contextmanager
+def ended_by(ender: Callable[[], object]) -> Iterator[None]:
+    """The block waits for something that `ender`, called from another thread, brings to an end."""
+    call = _call.get()
+    if call is None:
+        yield
+        return
+    with call._ended_by(ender):
+        yield
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -27,7 +27,10 @@ _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One call. Strings are as the runtime sent them, "" where it sent none."""
+    """One call. Strings are as the runtime sent them, "" where it sent none.
+
+    `netns_descriptor` is CNI_NETNS, opened where its path leads somewhere, if it came that way.
+    """
 
     command: str
     container_id: str = ""
@@ -40,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cni_version: str = "0.1.0"
     environ: Mapping[str, str] = msgspec.field(default_factory=dict)
     netns_override: bool = False
+    netns_descriptor: int | None = None
     delegate_deadline: float = DEFAULT_DELEGATE_DEADLINE
 
 
@@ -51,7 +55,11 @@ class _Versioned(msgspec.Struct):
     cniVersion: str = ""
 
 
-def read(environ: Mapping[str, str], read_config: Callable[[], bytes]) -> Request:
+def read(
+    environ: Mapping[str, str],
+    read_config: Callable[[], bytes],
+    netns_descriptor: int | None = None,
+) -> Request:
     """The request that a runtime made; `read_config` gives all of standard input.
 
     Raises CNIError 4 (environment), 5 (standard input unreadable), 6 (not JSON), 7 (name).
@@ -74,6 +82,7 @@ def read(environ: Mapping[str, str], read_config: Callable[[], bytes]) -> Reques
         network=network,
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
+        netns_descriptor=netns_descriptor,
         delegate_deadline=_deadline(environ),
     )
 

@@ -1,0 +1,56 @@
+"""What a call has to say beside its answer: for a person, who finds it in the runtime's log.
+
+A process writes it to standard error. In an agent each call collects its own notes, and the
+launcher that asked writes them to the standard error that the runtime gave it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+MAX_BYTES = 256 << 10  # of one call; a delegate may write without end
+
+
+class Notes:
+    """The notes of one call."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+
+    def append(self, line: str) -> None:
+        """Keep a line, if there is room for it."""
+        if self._size > MAX_BYTES:
+            return
+        self._size += len(line.encode(errors="replace")) + 1
+        full = self._size > MAX_BYTES
+        self._lines.append("(more was written, and left out)" if full else line)
+
+    @property
+    def text(self) -> str:
+        """All lines, each with its end."""
+        return "".join(f"{line}\n" for line in self._lines)
+
+
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
+
+
+def note(line: str) -> None:
+    """Write one line."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.append(line)
+    else:
+        sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def collected() -> Iterator[Notes]:
+    """Notes of the block, in this thread, are kept and not written."""
+    notes = Notes()
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)

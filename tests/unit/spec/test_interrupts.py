@@ -1,0 +1,146 @@
+"""A call that is ended from another thread: where it may end, and where it may not."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cni.spec import delegate, interrupts
+from cni.spec.interrupts import Call, Terminated, serving
+from cni.spec.request import Request
+from tests.plugins import install_delegate
+
+
+def in_thread(call: Call, work: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
+    """The work as that call in a thread, and how it ended."""
+    ended: list[str] = []
+
+    def run() -> None:
+        try:
+            with serving(call):
+                work()
+            ended.append("done")
+        except Terminated:
+            ended.append("terminated")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def test_outside_of_a_call_nothing_has_any_effect() -> None:
+    interrupts.checkpoint()
+    interrupts.hold()
+    with interrupts.held(), interrupts.ended_by(lambda: pytest.fail("called")):
+        interrupts.checkpoint()
+
+
+def test_call_ends_at_its_next_checkpoint() -> None:
+    call = Call(endable=True)
+    with serving(call):
+        interrupts.checkpoint()
+        assert call.end()
+        with pytest.raises(Terminated):
+            interrupts.checkpoint()
+        with pytest.raises(Terminated):
+            interrupts.hold()
+    interrupts.checkpoint()
+
+
+def test_call_that_holds_comes_to_its_own_end() -> None:
+    call = Call(endable=True)
+    with serving(call):
+        interrupts.hold()
+        assert not call.end()
+        interrupts.checkpoint()
+
+
+def test_call_that_is_not_endable_comes_to_its_own_end() -> None:
+    call = Call(endable=False)
+    with serving(call):
+        assert not call.end()
+        interrupts.checkpoint()
+        with interrupts.ended_by(lambda: pytest.fail("called")):
+            pass
+
+
+def test_held_block_is_not_interrupted_and_what_follows_is() -> None:
+    call = Call(endable=True)
+    with serving(call):
+        with interrupts.held():
+            assert call.end()
+            interrupts.checkpoint()
+            with interrupts.ended_by(lambda: pytest.fail("called")):
+                interrupts.checkpoint()
+        with pytest.raises(Terminated):
+            interrupts.checkpoint()
+
+
+def test_what_a_call_waits_for_is_ended_with_it() -> None:
+    call = Call(endable=True)
+    waited_for = threading.Event()
+    waiting = threading.Event()
+
+    def work() -> None:
+        with interrupts.ended_by(waited_for.set):
+            waiting.set()
+            assert waited_for.wait(10)
+
+    thread, ended = in_thread(call, work)
+    assert waiting.wait(10)
+    assert call.end()
+    thread.join(10)
+    assert ended == ["terminated"]
+
+
+def test_call_that_was_ended_does_not_begin_to_wait() -> None:
+    call = Call(endable=True)
+    call.end()
+    with (
+        serving(call),
+        pytest.raises(Terminated),
+        interrupts.ended_by(lambda: None),
+    ):
+        pytest.fail("the block was entered")
+
+
+def test_calls_of_two_threads_do_not_meet() -> None:
+    one, other = Call(endable=True), Call(endable=True)
+    go_on = threading.Event()
+
+    def work() -> None:
+        go_on.wait(10)
+        interrupts.checkpoint()
+
+    threads = [in_thread(one, work), in_thread(other, work)]
+    one.end()
+    go_on.set()
+    for thread, _ in threads:
+        thread.join(10)
+    assert [ended for _, (ended,) in threads] == ["terminated", "done"]
+
+
+def test_delegate_of_a_call_that_is_ended_is_killed_and_its_add_undone(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    directory = tmp_path_factory.mktemp("delegate")
+    install_delegate(directory, "double")
+    answers = directory / "answers/ADD"
+    answers.mkdir(parents=True)
+    for name, content in (("stdout", "{}"), ("stderr", ""), ("exit", "0"), ("sleep", "60")):
+        (answers / name).write_text(content)
+    environ = {"CNI_CONTAINERID": "c", "CNI_IFNAME": "e", "PATH": "/usr/bin:/bin"}
+    request = Request(command="ADD", path=(str(directory),), environ=environ)
+    call = Call(endable=True)
+    thread, ended = in_thread(call, lambda: delegate.add("double", request))
+    deadline = time.monotonic() + 10
+    while not list(directory.glob("calls/*/ADD")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    started = time.monotonic()
+    assert call.end()
+    thread.join(10)
+    assert ended == ["terminated"]
+    assert time.monotonic() - started < 5
+    assert [path.name for path in sorted(directory.glob("calls/*/[A-Z]*"))] == ["ADD", "DEL"]
