@@ -28,4 +28,4 @@ def _load() -> "Plugin":
     from ipam.plugin import AddressPlugin
 
     paths = Paths.from_environ(os.environ)
-    return AddressPlugin(paths.ipam, paths.boot_id)
+    return AddressPlugin.on_node(paths.ipam, paths.boot_id)

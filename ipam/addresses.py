@@ -51,7 +51,7 @@ def family(address: int) -> int:
 def text(address: int) -> str:
     """The canonical text (RFC 5952 for IPv6)."""
     if family(address) == 4:
-        return str(ipaddress.IPv4Address(address - MAPPED_FIRST))
+        return ".".join(map(str, (address - MAPPED_FIRST).to_bytes(4, "big")))
     return str(ipaddress.IPv6Address(address))
 
 
@@ -61,8 +61,7 @@ def parse(given: str) -> int:
         octets = given.split(".")
         if not all(octet.isascii() and octet.isdigit() for octet in octets):
             raise ValueError(f"invalid IP address: {given}")
-        plain = ".".join(octet.lstrip("0") or "0" for octet in octets)
-        return _v4(plain, given)
+        return _v4([int(octet.lstrip("0")[:4] or "0") for octet in octets], given)
     try:
         address = ipaddress.IPv6Address(given)
     except ValueError:
@@ -104,8 +103,7 @@ def parse_interval(given: str) -> Interval:
     return Interval(address, address)
 
 
-def _v4(plain: str, given: str) -> int:
-    try:
-        return MAPPED_FIRST | int(ipaddress.IPv4Address(plain))
-    except ValueError:
-        raise ValueError(f"invalid IP address: {given}") from None
+def _v4(octets: list[int], given: str) -> int:
+    if len(octets) != 4 or max(octets) > 255:
+        raise ValueError(f"invalid IP address: {given}")
+    return MAPPED_FIRST | int.from_bytes(octets, "big")

@@ -85,6 +85,15 @@ def lowest_stale(
     return None
 
 
+def held_in(space: Space, range_: Range) -> int:
+    """How many of the addresses that the range allows are held, by whomever."""
+    return sum(
+        min(run.last, part.last) - max(run.first, part.first) + 1
+        for part in range_.allowed()
+        for run in space.runs_in(range_.domain, part)
+    )
+
+
 def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
     """Why the set has no address for a newcomer; "" if it has one."""
     for range_ in one.ranges:
@@ -173,11 +182,7 @@ def _taken(space: Space, range_: Range, avoid: Sequence[int]) -> CNIError:
 
 
 def _description(space: Space, range_: Range) -> str:
-    held = sum(
-        min(run.last, part.last) - max(run.first, part.first) + 1
-        for part in range_.allowed()
-        for run in space.runs_in(range_.domain, part)
-    )
+    held = held_in(space, range_)
     excluded = " ".join(
         text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
         for hole in range_.excluded

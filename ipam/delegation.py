@@ -43,17 +43,15 @@ class Ipam(Protocol):
         """CNIError 50 or 51 if `add` could not succeed now."""
 
 
-def choose(config_ipam_type: str, request: Request, ipam_directory: Path, boot_id: str) -> Ipam:
+def choose(ipam_type: str, request: Request, plugin: AddressPlugin) -> Ipam:
     """The IPAM plugin for `ipam.type`.
 
-    Ours is called in-process: "podfabric-ipam", and "whereabouts" where CNI_PATH has no
+    Ours is `plugin`, called in-process: "podfabric-ipam", and "whereabouts" where CNI_PATH has no
     executable of that name but links to ours.
     """
-    if config_ipam_type == OURS or (
-        config_ipam_type == TAKEN_OVER and not _foreign(config_ipam_type, request)
-    ):
-        return _InProcess(request, AddressPlugin(ipam_directory, lambda: boot_id))
-    return _Executable(config_ipam_type, request)
+    if ipam_type == OURS or (ipam_type == TAKEN_OVER and not _foreign(ipam_type, request)):
+        return _InProcess(request, plugin)
+    return _Executable(ipam_type, request)
 
 
 class _InProcess:

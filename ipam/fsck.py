@@ -8,7 +8,6 @@ one that two pods have. What was there before is kept aside, as `*.damaged-<time
 import os
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -17,16 +16,14 @@ from pathlib import Path
 import msgspec
 
 from ipam.addresses import parse
-from ipam.lock import exclusive
 from ipam.log import Header, Key, Record, read_all, write_new
-from ipam.recovery import DATABASE, LOCK, LOG, build, explained, has_content, verify
+from ipam.opening import locked
+from ipam.recovery import DATABASE, LOG, WAL, build, has_content, unused_aside, verify
 from ipam.rows import UNREADABLE
 from ipam.store import Reservation
 from ipam.tables import Tables, salvage
 
 Say = Callable[[str], None]
-_LOCK_TIMEOUT = 30.0
-_WAL = f"{DATABASE}-wal"
 
 
 class DatabaseState(msgspec.Struct):
@@ -56,7 +53,7 @@ class LogState(msgspec.Struct):
 
 def check(directory: Path, say: Say) -> bool:
     """Whether the store is sound. Changes nothing; `say` gets what is wrong."""
-    with _locked(directory), _copied(directory) as copy:
+    with locked(directory), _copied(directory) as copy:
         problems = _problems(_read_database(copy), _read_log(copy / LOG))
     for problem in problems:
         say(problem)
@@ -71,7 +68,7 @@ def rebuild(
     Answers whether that was possible without loss, or with one that the caller accepts;
     otherwise nothing was changed.
     """
-    with _locked(directory):
+    with locked(directory):
         with _copied(directory) as copy:
             database, log = _read_database(copy), _read_log(copy / LOG)
         reservations, lost = _merged(database, log, say)
@@ -148,15 +145,14 @@ def _replace(
     every = sorted(reservations, key=lambda one: (one.domain, parse(one.address)))
     store = database.store or log.store or uuid.uuid4().hex
     seq = max(database.seq, log.last, 0) + 1
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for name in (DATABASE, LOG, _WAL):
+    for name in (DATABASE, LOG, WAL):
         file = directory / name
         if file.exists():
-            aside = _unused(directory / f"{name}.damaged-{stamp}")
+            aside = unused_aside(file)
             os.link(file, aside)
             say(f"kept {name} as {aside}")
     # SQLite would apply an old WAL to the new database.
-    (directory / _WAL).unlink(missing_ok=True)
+    (directory / WAL).unlink(missing_ok=True)
     build(directory / DATABASE, store, seq, every)
     write_new(directory / LOG, Header(store=store, base=seq), every)
     say(f"wrote {len(every)} reservations to a new {DATABASE} and {LOG}")
@@ -212,27 +208,12 @@ def _apply(transaction: list[Record], state: LogState) -> None:
     transaction.clear()
 
 
-def _unused(path: Path) -> Path:
-    candidates = (path.with_name(f"{path.name}{suffix}") for suffix in ("", ".1", ".2", ".3"))
-    return next((one for one in candidates if not one.exists()), path)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with exclusive(directory / LOCK, _LOCK_TIMEOUT):
-            yield
-    except (*UNREADABLE, OSError) as error:
-        raise explained(error, directory) from None
-
-
 @contextmanager
 def _copied(directory: Path) -> Iterator[Path]:
     """A copy of the files: SQLite writes to what it opens, and a check must not."""
     with tempfile.TemporaryDirectory(prefix=".fsck-", dir=directory) as name:
         copy = Path(name)
-        for file in (DATABASE, _WAL, LOG):
+        for file in (DATABASE, WAL, LOG):
             if (directory / file).exists():
                 shutil.copyfile(directory / file, copy / file)
         yield copy

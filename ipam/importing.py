@@ -166,12 +166,8 @@ def _network_of(address: int, ranges: Iterable[Network]) -> Network:
 
 
 def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise CNIError(
-            Code.INTERNAL, "reading YAML needs PyYAML: pip install 'podfabric[import]'"
-        ) from None
+    import yaml  # only this command reads any
+
     try:
         documents = list(yaml.safe_load_all(manifest.read_bytes()))
     except yaml.YAMLError as error:

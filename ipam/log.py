@@ -76,6 +76,16 @@ class Log:
         """Give the file back."""
         os.close(self._descriptor)
 
+    def reopen(self) -> None:
+        """Go on with the file that has taken this one's place."""
+        new = Log(self.path)
+        os.close(self._descriptor)
+        self._descriptor, self.header = new._descriptor, new.header
+
+    def fileno(self) -> int:
+        """The file's descriptor, for stat(2)."""
+        return self._descriptor
+
     @property
     def size(self) -> int:
         """Bytes."""

@@ -4,9 +4,10 @@ The levels are whereabouts', which writes everything to standard error unless to
 here that begins with warnings.
 """
 
-import sys
 import time
 from pathlib import Path
+
+from cni.spec.notes import note
 
 LEVELS = ("debug", "verbose", "info", "warning", "error", "panic")
 
@@ -37,14 +38,14 @@ class Messages:
     def _write(self, level: str, text: str) -> None:
         if LEVELS.index(level) < self._lowest:
             return
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} [{level}] {text}\n"
-        sys.stderr.write(line)
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} [{level}] {text}"
+        note(line)
         if self._file is None:
             return
         try:
             with self._file.open("a") as file:
-                file.write(line)
+                file.write(f"{line}\n")
         except (OSError, ValueError) as error:
             # A log that cannot be written must not keep a pod from its address.
-            sys.stderr.write(f'"ipam.log_file" {str(self._file)!r}: {error}\n')
+            note(f'"ipam.log_file" {str(self._file)!r}: {error}')
             self._file = None

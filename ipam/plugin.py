@@ -5,8 +5,9 @@ what was reserved under an older configuration, or under one that is broken by n
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -22,11 +23,13 @@ from ipam import options as ipam_options
 from ipam import resolv_conf
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages
+from ipam.opening import Opening
 from ipam.options import Options
 from ipam.ranges import RangeSet
 from ipam.requested import ARGS_KEYS, final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Grant, Granted, Owner, Store
+from ipam.store import Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
+from ipam.usage import SeenRanges
 
 _NULL = msgspec.Raw(b"null")
 
@@ -36,16 +39,23 @@ class _Previous(msgspec.Struct):
 
 
 class AddressPlugin:
-    """`podfabric-ipam` over the store in `directory`. Implements `cni.spec.plugin.Plugin`.
+    """`podfabric-ipam`. Implements `cni.spec.plugin.Plugin`.
 
-    `boot_id` is asked only by verbs that need it.
+    `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
     """
 
     versions = VERSIONS
 
-    def __init__(self, directory: Path, boot_id: Callable[[], str]) -> None:
-        self._directory = directory
+    def __init__(self, store_of: Callable[[str], Store], boot_id: Callable[[], str]) -> None:
+        self._store = store_of
         self._boot_id = boot_id
+        self._seen = SeenRanges()
+        self._usage = Usage()
+
+    @classmethod
+    def on_node(cls, files: Path | Opening, boot_id: Callable[[], str]) -> Self:
+        """Over the store of this node; `files` as for SqliteStore."""
+        return cls(partial(SqliteStore, files), boot_id)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""
@@ -58,6 +68,7 @@ class AddressPlugin:
         messages = Messages(options.log_file, options.log_level)
         for note in options.notes:
             messages.warning(note)
+        self._seen.see(options.sets)
         pairs = arguments.parse(request.args, ARGS_KEYS)
         sets = final_sets(options, pairs)
         _require_answerable(sets, request)
@@ -137,8 +148,13 @@ class AddressPlugin:
                 f"no free address: {full}. Delete pods that no longer need one, or widen the range",
             )
 
-    def _store(self, boot: str) -> Store:
-        return SqliteStore(self._directory, boot)
+    def usage(self) -> list[RangeUsage]:
+        """How full the ranges are that ADDs named lately, and others that reservations are from.
+
+        Cheap enough for every few seconds. CNIError for a store that cannot be read.
+        """
+        self._usage = self._store("").usage(self._seen.all(), self._usage)
+        return list(self._usage.ranges)
 
     def _boot(self) -> str:
         try:

@@ -1,6 +1,7 @@
 """One range as a configuration writes it, in whereabouts' or host-local's spelling."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,12 +31,17 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def section(given: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
     """A JSON object as `shape`: null is absent, a key that is no field (or `also`) an error."""
-    fields = {field.encode_name for field in msgspec.structs.fields(shape)}  # type: ignore[arg-type]
+    keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in given:
-        if key not in fields:
-            raise unknown_key(key, fields | set(also), f"{path}: ")
+        if key not in keys:
+            raise unknown_key(key, keys | set(also), f"{path}: ")
     present = {key: value for key, value in given.items() if value is not None}
     return convert(present, shape, path)
+
+
+@cache  # msgspec works them out anew each time
+def _keys_of(shape: type) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
 
 
 class RangeReader:

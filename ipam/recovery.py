@@ -7,6 +7,7 @@ and leaves every file as it is.
 """
 
 import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from ipam.store import Reservation
 from ipam.tables import Tables
 
 DATABASE = "reservations.db"
+WAL = f"{DATABASE}-wal"
 LOG = "reservations.log"
 LOCK = "lock"
 _SEEN_LIMIT = 200  # characters
@@ -110,11 +112,19 @@ def has_content(path: Path) -> bool:
         return False
 
 
+def unused_aside(path: Path) -> Path:
+    """A name beside `path` for what is kept of it: `<name>.damaged-<time>`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    first = path.with_name(f"{path.name}.damaged-{stamp}")
+    candidates = (first.with_name(f"{first.name}{suffix}") for suffix in ("", ".1", ".2", ".3"))
+    return next((one for one in candidates if not one.exists()), first)
+
+
 def _create(directory: Path) -> None:
     """A new store, unless the log or a WAL says that there was one."""
     database, log_file = directory / DATABASE, directory / LOG
     lost = "is empty" if database.exists() else "is missing"
-    if has_content(database.with_name(f"{DATABASE}-wal")):
+    if has_content(directory / WAL):
         raise Damage(f"{DATABASE} {lost} and its WAL is there")
     if has_content(log_file):
         log = Log(log_file)

@@ -1,61 +1,50 @@
 """The address store of one node: SQLite and a log under a file lock. See `store` for the words.
 
-Every method opens the files, does one transaction and closes them again: nothing of a store
-stays in a process that another one has changed or repaired meanwhile. A transaction writes the
-log first and commits then, so that a process may die anywhere in between.
+Every method is one transaction on files that an `Opening` answers. It writes the log first and
+commits then, so that a process may die anywhere in between.
 """
 
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
 from ipam import allocation
 from ipam.addresses import parse, text
-from ipam.lock import exclusive
 from ipam.log import Log, records_of
-from ipam.ranges import RangeSet
-from ipam.recovery import LOCK, Report, explained, open_store, rewrite_log
-from ipam.rows import UNREADABLE
-from ipam.store import Attachment, Grant, Granted, Owner, Reservation
+from ipam.opening import Opening, PerCall
+from ipam.ranges import Range, RangeSet
+from ipam.recovery import rewrite_log
+from ipam.store import Attachment, Grant, Granted, Owner, Reservation, Usage
 from ipam.tables import Tables
+from ipam.usage import usage_of
 
-_LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
 _RECORDS_WORTH_COMPACTING = 1000
 _WORTH_LOADING = 1000
 
 
-def report_to_stderr(text: str) -> None:
-    """Say what was repaired where the runtime's log shows it."""
-    sys.stderr.write(f"{text}\n")
-
-
 class SqliteStore:
-    """The reservations of this node, in `directory`. Implements `ipam.store.Store`.
+    """The reservations of this node. Implements `ipam.store.Store`.
 
-    `boot` is this boot's identity: what was reserved in another one is stale.
+    `files` is the directory they are in, opened for each call, or an opening of it. `boot` is
+    this boot's identity: what was reserved in another one is stale.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        boot: str,
-        *,
-        report: Report = report_to_stderr,
-        lock_timeout: float = _LOCK_TIMEOUT,
-        clock: Callable[[], float] = time.time,
+        self, files: Path | Opening, boot: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self.directory = directory
+        self._opening = PerCall(files) if isinstance(files, Path) else files
         self.boot = boot
-        self._report = report
-        self._lock_timeout = lock_timeout
         self._clock = clock
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._opening.directory
 
     def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
         """See Store.reserve."""
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             choices = allocation.choose(tables, owner, sets, self.boot)
             granted = tuple(
                 Granted(choice.range, self._reservation(owner, choice), choice.replaced)
@@ -66,7 +55,7 @@ class SqliteStore:
 
     def undo(self, grant: Grant) -> None:
         """See Store.undo."""
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             put, drop = [], []
             for one in grant.granted:
                 reservation = one.reservation
@@ -83,7 +72,7 @@ class SqliteStore:
 
     def release(self, attachment: Attachment) -> list[Reservation]:
         """See Store.release."""
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             held = tables.of_attachment(attachment)
             self._write(tables, log, drop=held)
             self._compact(tables, log)
@@ -91,7 +80,7 @@ class SqliteStore:
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
         """See Store.collect."""
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             dead = [
                 one
                 for one in tables.of_network(network)
@@ -106,7 +95,7 @@ class SqliteStore:
 
         CNIError 11 if it is not held any more as `reservation` says.
         """
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
                     Code.TRY_AGAIN,
@@ -116,27 +105,35 @@ class SqliteStore:
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """See Store.held_by."""
-        with self._open() as (tables, _):
+        with self._opening.transaction() as (tables, _):
             held = tables.of_attachment(attachment)
         return sorted(held, key=lambda one: parse(one.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str:
         """See Store.exhausted."""
-        with self._open() as (tables, _):
+        with self._opening.transaction() as (tables, _):
             for one in sets:
                 full = "" if one.fixed else allocation.exhaustion(tables, one, self.boot)
                 if full:
                     return full
         return ""
 
+    def usage(self, known: tuple[Range, ...], last: Usage) -> Usage:
+        """See Store.usage."""
+        with self._opening.transaction() as (tables, _):
+            state = f"{tables.meta.store} {tables.meta.seq}"
+            if (state, known) == (last.state, last.known):
+                return last
+            return Usage(state, known, usage_of(tables, known))
+
     def reservations(self) -> list[Reservation]:
         """See Store.reservations."""
-        with self._open() as (tables, _):
+        with self._opening.transaction() as (tables, _):
             return list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
-        with self._open() as (tables, log):
+        with self._opening.transaction() as (tables, log):
             new: dict[tuple[str, str], Reservation] = {}
             for one in reservations:
                 key = (one.domain, one.address)
@@ -200,14 +197,4 @@ class SqliteStore:
         base = log.header.base if log.header else 0
         if tables.meta.seq - base > _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
             rewrite_log(log.path, tables)
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple[Tables, Log]]:
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with exclusive(self.directory / LOCK, self._lock_timeout):
-                tables, log = open_store(self.directory, self._report)
-                with closing(log), closing(tables):
-                    yield tables, log
-        except (*UNREADABLE, OSError) as error:
-            raise explained(error, self.directory) from None
+            log.reopen()

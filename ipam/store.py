@@ -95,6 +95,27 @@ class Grant(msgspec.Struct, frozen=True):
     granted: tuple[Granted, ...] = ()
 
 
+class RangeUsage(msgspec.Struct, frozen=True):
+    """How full a range is, of the addresses that it may hand out.
+
+    `used` are those that nobody else can have now, held from this range or from one that shares
+    its `domain`; those of an earlier boot are among them.
+    """
+
+    domain: str
+    range: str
+    used: int
+    free: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """How full ranges are. `state` is what the store was at, `known` the ranges asked for."""
+
+    state: str = ""
+    known: tuple[Range, ...] = ()
+    ranges: tuple[RangeUsage, ...] = ()
+
+
 class Store(Protocol):
     """Reservations. Every method is one transaction; CNIError is what it raises.
 
@@ -123,6 +144,12 @@ class Store(Protocol):
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str:
         """Why a reserve of these sets would fail for a newcomer; "" if it would not."""
+
+    def usage(self, known: tuple[Range, ...], last: Usage) -> Usage:
+        """How full the known ranges are, and others that reservations are from, as a whole.
+
+        `last` is an earlier answer: it is given again, at no cost, if nothing has changed.
+        """
 
     def reservations(self) -> list[Reservation]:
         """Everything, by domain and address."""

@@ -44,12 +44,17 @@ class Tables:
     def __init__(self, path: Path) -> None:
         """Open an existing database and read who it is."""
         uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
-        self.connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        # The lock makes it one thread's at a time.
+        self.connection = sqlite3.connect(
+            uri, uri=True, isolation_level=None, check_same_thread=False
+        )
         try:
             self._execute("PRAGMA cell_size_check = ON")
             # Nobody else is in: no shared memory, which a truncated file would turn into SIGBUS.
             self._execute("PRAGMA locking_mode = EXCLUSIVE")
             self._execute("PRAGMA synchronous = NORMAL")
+            # Only `checkpoint` and `close` write to the database.
+            self._execute("PRAGMA wal_autocheckpoint = 0")
             found = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if found != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
@@ -87,6 +92,16 @@ class Tables:
 
     def close(self) -> None:
         """Write the WAL back and close."""
+        self.connection.close()
+
+    def checkpoint(self) -> None:
+        """Write the WAL back and begin a new one."""
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def abandon(self) -> None:
+        """Close as a kill would: what is in the WAL stays there."""
+        # sqlite3_interrupt() ends the checkpoint of a close before its first page.
+        self.connection.interrupt()
         self.connection.close()
 
     def begin(self) -> None:
@@ -218,6 +233,12 @@ class Tables:
         ):
             yield reservation_of(row)
 
+    def ranges(self) -> list[tuple[str, str]]:
+        """Domain and network of whatever range a reservation is from, each once."""
+        return self._execute(
+            "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
+        ).fetchall()
+
     def all_runs(self) -> Iterator[tuple[str, Interval]]:
         """Every run with its domain."""
         for row in self._execute("SELECT domain, first, last, crc FROM run ORDER BY domain, first"):
@@ -228,15 +249,16 @@ class Tables:
     def put(self, reservation: Reservation) -> None:
         """Record a reservation; it replaces the one that the address may have."""
         address = parse(reservation.address)
-        run = self.run_at(reservation.domain, address)
+        before = self._run_up_to(reservation.domain, address)
+        taken = before is not None and before.last >= address
         present = self.at(reservation.domain, address) is not None
-        if present is not (run is not None):
+        if present is not taken:
             raise Damage(
                 f"{reservation.address} is {'held' if present else 'free'} among the "
-                f"reservations and {'taken' if run else 'free'} among the runs"
+                f"reservations and {'taken' if taken else 'free'} among the runs"
             )
         if not present:
-            self._extend_runs(reservation.domain, address)
+            self._take(reservation.domain, address, before)
             self.meta = self.meta._replace(held=self.meta.held + 1)
         self._execute(
             f"REPLACE INTO reservation VALUES ({RESERVATION_MARKS})", reservation_row(reservation)
@@ -253,11 +275,12 @@ class Tables:
         self._execute(
             "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, key_of(address))
         )
-        self._remove_run(domain, run)
         if run.first < address:
-            self._add_run(domain, Interval(run.first, address - 1))
+            self._put_run(domain, Interval(run.first, address - 1))
+        else:
+            self._remove_run(domain, run)
         if address < run.last:
-            self._add_run(domain, Interval(address + 1, run.last))
+            self._put_run(domain, Interval(address + 1, run.last))
         self.meta = self.meta._replace(held=self.meta.held - 1)
         return reservation
 
@@ -314,20 +337,19 @@ class Tables:
         ).fetchone()
         return None if row is None else run_of(row)
 
-    def _extend_runs(self, domain: str, address: int) -> None:
+    def _take(self, domain: str, address: int, before: Interval | None) -> None:
+        """Add a free address to the runs; `before` is the last one that begins before it."""
         first = last = address
-        before = self._run_up_to(domain, address)
         if before is not None and before.last == address - 1:
             first = before.first
-            self._remove_run(domain, before)
         after = self.run_at(domain, address + 1)
         if after is not None:
             last = after.last
             self._remove_run(domain, after)
-        self._add_run(domain, Interval(first, last))
+        self._put_run(domain, Interval(first, last))
 
-    def _add_run(self, domain: str, run: Interval) -> None:
-        self._execute("INSERT INTO run VALUES (?, ?, ?, ?)", run_row(domain, run))
+    def _put_run(self, domain: str, run: Interval) -> None:
+        self._execute("REPLACE INTO run VALUES (?, ?, ?, ?)", run_row(domain, run))
 
     def _remove_run(self, domain: str, run: Interval) -> None:
         self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))

@@ -12,6 +12,7 @@ from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface
+from ipam.opening import Opening
 from ipam.plugin import AddressPlugin
 from ipam.ranges import Range, RangeSet, of_network
 from ipam.sqlite_store import SqliteStore
@@ -39,19 +40,24 @@ class How(TypedDict, total=False):
 class Calls:
     """A node with a store of its own: the verbs, with everything that matters as an argument."""
 
-    def __init__(self, directory: Path, boot: str = BOOT) -> None:
-        self.directory = directory
+    def __init__(self, files: Path | Opening, boot: str = BOOT) -> None:
+        self.files = files
         self.boot = boot
+
+    @property
+    def directory(self) -> Path:
+        """Where the store is."""
+        return self.files if isinstance(self.files, Path) else self.files.directory
 
     @property
     def plugin(self) -> AddressPlugin:
         """A new one for each call, as for each process."""
-        return AddressPlugin(self.directory, lambda: self.boot)
+        return AddressPlugin.on_node(self.files, lambda: self.boot)
 
     @property
     def store(self) -> SqliteStore:
         """The same store from the other side."""
-        return SqliteStore(self.directory, self.boot)
+        return SqliteStore(self.files, self.boot)
 
     def add(self, ipam: Json, container_id: str = "c1", **how: Unpack[How]) -> Result:
         """ADD; the result."""

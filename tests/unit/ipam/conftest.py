@@ -4,10 +4,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ipam.resident import Resident
 from tests.unit.ipam.calls import Calls
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -22,7 +24,11 @@ def memory_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture
-def node(memory_path: Path) -> Calls:
+@pytest.fixture(params=["opened for each call", "kept open"])
+def node(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[Calls]:
     """A node whose store is new."""
-    return Calls(memory_path / "ipam")
+    if request.param == "opened for each call":
+        yield Calls(memory_path / "ipam")
+        return
+    with closing(Resident(memory_path / "ipam")) as kept:
+        yield Calls(kept)

@@ -14,6 +14,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
+from ipam.opening import PerCall
 from ipam.recovery import DATABASE, LOG
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
@@ -44,7 +45,7 @@ def with_wal(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     child = os.fork()
     if child == 0:
         store = quiet(directory)
-        with store._open() as (tables, log):
+        with PerCall(directory).transaction() as (tables, log):
             for number in range(3):
                 store._write(tables, log, [reservation(f"10.0.0.{200 + number}", "late")])
             os._exit(0)
@@ -54,7 +55,7 @@ def with_wal(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quiet(directory: Path) -> SqliteStore:
-    return SqliteStore(directory, BOOT, report=lambda text: None)
+    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
 
 
 def held_in(directory: Path) -> set[Reservation]:
@@ -169,7 +170,7 @@ def test_a_lost_database_is_an_error_that_names_fsck_and_keeps_the_files(
 def test_a_log_that_is_behind_is_reported_and_written_anew(sound: Path, memory_path: Path) -> None:
     directory = damaged_copy(sound, memory_path, LOG, lambda content: content[: len(content) // 2])
     reports: list[str] = []
-    SqliteStore(directory, BOOT, report=reports.append).reserve(owner("new"), SETS)
+    SqliteStore(PerCall(directory, report=reports.append), BOOT).reserve(owner("new"), SETS)
     assert len(reports) == 1
     assert "the log was written anew" in reports[0]
     assert fsck.check(directory, reports.append)

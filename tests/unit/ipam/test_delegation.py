@@ -42,7 +42,7 @@ def asked(command: str, ipam_type: str, path: Path, container_id: str = "c1") ->
 
 
 def chosen(command: str, ipam_type: str, path: Path, node: Calls) -> Ipam:
-    return choose(ipam_type, asked(command, ipam_type, path), node.directory, BOOT)
+    return choose(ipam_type, asked(command, ipam_type, path), node.plugin)
 
 
 RESULT = json.dumps({"cniVersion": "1.0.0", "ips": [{"address": "10.7.0.1/24"}]})
@@ -124,7 +124,7 @@ def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     node.add(POOL, "other")
     before = node.store.reservations()
     given = request("ADD", POOL, "new", pod="p")
-    ipam = choose("podfabric-ipam", given, node.directory, BOOT)
+    ipam = choose("podfabric-ipam", given, node.plugin)
     ipam.undo()
     assert node.store.reservations() == before
     ipam.add()

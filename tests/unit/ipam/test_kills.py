@@ -18,20 +18,29 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck, sqlite_store
+from ipam.opening import PerCall
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
 
 MODULES = {
     str(Path(sqlite_store.__file__).with_name(name))
-    for name in ("sqlite_store.py", "tables.py", "log.py", "recovery.py", "fsck.py")
+    for name in (
+        "sqlite_store.py",
+        "opening.py",
+        "resident.py",
+        "tables.py",
+        "log.py",
+        "recovery.py",
+        "fsck.py",
+    )
 }
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 KILLED = 9
 
 
 def quiet(directory: Path) -> SqliteStore:
-    return SqliteStore(directory, BOOT, report=lambda text: None)
+    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
 
 
 Line = tuple[str, int]

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,11 @@ from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.addresses import Interval, parse, parse_interface, text
+from ipam.opening import Opening
 from ipam.ranges import Range, RangeSet, merged, of_network
+from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Owner
+from ipam.store import Attachment, Owner, Usage
 from tests.unit.ipam.conftest import SHARED_MEMORY
 
 BOOTS = ("boot-a", "boot-b")
@@ -141,17 +143,51 @@ steps = st.one_of(
 @given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=30))
 def test_the_store_does_what_the_model_does(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
     with scratch() as directory:
-        model = Model()
-        for step in history:
-            play(step, pool, model, SqliteStore(directory, model.boot))
-            assert {
-                (one.domain, one.address): (one.attachment, one.pod, one.boot)
-                for one in SqliteStore(directory, model.boot).reservations()
-            } == {
-                (domain, text(address)): (one.attachment, one.pod, one.boot)
-                for (domain, address), one in model.held.items()
-            }
-        assert fsck.check(directory, print)
+        compare([directory], pool, history)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=30))
+def test_a_store_that_is_kept_open_does_too(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
+    with scratch() as directory, closing(Resident(directory)) as kept:
+        compare([kept], pool, history)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ranges(), min_size=4, max_size=4), st.lists(steps, min_size=1, max_size=20))
+def test_and_so_do_the_two_in_turn(pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
+    with scratch() as directory, closing(Resident(directory)) as kept:
+        compare([kept, directory], pool, history)
+
+
+def compare(forms: list[Path | Opening], pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
+    """Play a history on store and model. The forms are the same store and take turns."""
+    model = Model()
+    for number, step in enumerate(history):
+        files = forms[number % len(forms)]
+        play(step, pool, model, SqliteStore(files, model.boot))
+        assert {
+            (one.domain, one.address): (one.attachment, one.pod, one.boot)
+            for one in SqliteStore(files, model.boot).reservations()
+        } == {
+            (domain, text(address)): (one.attachment, one.pod, one.boot)
+            for (domain, address), one in model.held.items()
+        }
+        expect_usage(SqliteStore(files, model.boot), pool, model)
+    assert fsck.check(SqliteStore(forms[0], "").directory, print)
+
+
+def expect_usage(store: SqliteStore, pool: list[Range], model: Model) -> None:
+    """Each range of the pool alone: what it allows is used or free."""
+    for range_ in pool:
+        allowed = [
+            address for address in range(range_.first, range_.last + 1) if range_.allows(address)
+        ]
+        used = sum((range_.domain, address) in model.held for address in allowed)
+        named = store.usage((range_,), Usage()).ranges
+        assert (used, len(allowed) - used) in [
+            (one.used, one.free) for one in named if one.domain == range_.domain
+        ]
 
 
 def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> None:  # type: ignore[type-arg]

@@ -4,6 +4,8 @@ import fcntl
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -12,15 +14,22 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.log import Log, Record
+from ipam.opening import PerCall
+from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"))
 
 
-@pytest.fixture
-def store(memory_path: Path) -> SqliteStore:
-    return SqliteStore(memory_path / "ipam", BOOT, lock_timeout=0.05)
+@pytest.fixture(params=["opened for each call", "kept open"])
+def store(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[SqliteStore]:
+    directory = memory_path / "ipam"
+    if request.param == "opened for each call":
+        yield SqliteStore(PerCall(directory, lock_timeout=0.05), BOOT)
+        return
+    with closing(Resident(directory, lock_timeout=0.05)) as kept:
+        yield SqliteStore(kept, BOOT)
 
 
 def test_everything_is_for_root_alone(store: SqliteStore) -> None:
@@ -32,6 +41,7 @@ def test_everything_is_for_root_alone(store: SqliteStore) -> None:
         os.umask(previous)
     assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
+    modes.pop("reservations.db-wal", None)
     assert modes == {"lock": 0o600, "reservations.db": 0o600, "reservations.log": 0o600}
 
 
@@ -94,13 +104,15 @@ def test_an_interrupted_transaction_leaves_no_trace_in_either_file(
         with pytest.raises(Interrupted):
             store.reserve(owner("c2"), SETS)
     reports: list[str] = []
-    assert SqliteStore(store.directory, BOOT, report=reports.append).reservations() == before
+    opening = PerCall(store.directory, report=reports.append)
+    assert SqliteStore(opening, BOOT).reservations() == before
     assert reports == []
 
 
 def test_a_database_that_another_program_holds_is_try_again(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = SqliteStore(memory_path, BOOT)
     store.reserve(owner("c1"), SETS)
     other = sqlite3.connect(store.directory / "reservations.db", isolation_level=None)
     try:

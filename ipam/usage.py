@@ -1,0 +1,86 @@
+"""How full ranges are: for the agent's metrics, counted from runs and not from reservations."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from ipam.addresses import Network, parse_interface, text
+from ipam.allocation import held_in
+from ipam.ranges import Range, RangeSet, never_usable, of_network
+from ipam.rows import Damage
+from ipam.store import RangeUsage
+from ipam.tables import Tables
+
+MOST = 256  # ranges: each becomes some lines of metrics
+
+
+class SeenRanges:
+    """The ranges that networks were configured with lately, for any thread."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
+
+    def see(self, sets: Iterable[RangeSet]) -> None:
+        """Note the ranges of a network. What was not seen for longest is forgotten."""
+        with self._lock:
+            for one in sets:
+                for range_ in one.ranges:
+                    key = (range_.domain, range_.network, range_.first, range_.last)
+                    self._ranges[key] = range_
+                    self._ranges.move_to_end(key)
+            while len(self._ranges) > self._most:
+                self._ranges.popitem(last=False)
+
+    def all(self) -> tuple[Range, ...]:
+        """Each once."""
+        with self._lock:
+            return tuple(self._ranges.values())
+
+
+def usage_of(tables: Tables, known: Sequence[Range]) -> tuple[RangeUsage, ...]:
+    """The known ranges, then as whole networks others that reservations are from.
+
+    One step for each run of taken addresses, and one of SQLite for each reservation.
+    """
+    named = {(one.domain, one.network) for one in known}
+    ranges = {(one.domain, _spelling(one)): one for one in known}
+    for one in _others(tables, named):
+        if len(ranges) < MOST:
+            ranges.setdefault((one.domain, _spelling(one)), one)
+    return tuple(
+        _usage(tables, range_, spelling) for (_, spelling), range_ in sorted(ranges.items())
+    )
+
+
+def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
+    for domain, cidr in tables.ranges():
+        try:
+            network = parse_interface(cidr)[1]
+        except ValueError:
+            raise Damage(f"a reservation is from the range {cidr!r}") from None
+        if (domain, network) in named or network.prefix == 128:  # one address is no range
+            continue
+        first, last = of_network(network, use_all=network.prefix == 127)
+        yield Range(
+            network=network,
+            first=first,
+            last=last,
+            excluded=never_usable(network),
+            domain=domain,
+        )
+
+
+def _usage(tables: Tables, range_: Range, spelling: str) -> RangeUsage:
+    size = sum(part.last - part.first + 1 for part in range_.allowed())
+    used = held_in(tables, range_)
+    return RangeUsage(range_.domain, spelling, used, size - used)
+
+
+def _spelling(range_: Range) -> str:
+    """`10.0.0.0/24`, or `10.0.0.5-10.0.0.99/24` for a part, as in a configuration."""
+    network = range_.network
+    if range_.first <= network.address + 1 and range_.last >= network.last - 1:
+        return str(network)
+    return f"{text(range_.first)}-{text(range_.last)}/{network.family_prefix}"

@@ -1,0 +1,199 @@
+"""Files changed by someone else while a process keeps them open: an operator's `cp` and `rm`.
+
+What follows is what a closed store would do: the same errors, or right answers. Nothing is
+written over what was put there.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from ipam import fsck
+from ipam.opening import PerCall
+from ipam.recovery import DATABASE, LOCK, LOG, WAL
+from ipam.resident import Resident
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
+from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
+
+SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
+BACKUP = "backup"
+
+Damage = Callable[[Path], object]
+
+
+class Node:
+    """A store that is kept open, with transactions in its WAL, and a backup from before those."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / "ipam"
+        self.backup = root / BACKUP
+        self.reports: list[str] = []
+        plain = SqliteStore(self.directory, BOOT)
+        for number in range(30):
+            plain.reserve(owner(f"c{number}"), SETS)
+        shutil.copytree(self.directory, self.backup)
+        self.kept = Resident(self.directory, report=self.reports.append)
+        self.store = SqliteStore(self.kept, BOOT)
+        for number in range(30, 35):
+            self.store.reserve(owner(f"c{number}"), SETS)
+        self.store.release(owner("c3").attachment)
+        self.held = set(self.store.reservations())
+        assert (self.directory / WAL).stat().st_size > 0
+
+
+@pytest.fixture
+def node(memory_path: Path) -> Iterator[Node]:
+    node = Node(memory_path)
+    with closing(node.kept):
+        yield node
+
+
+def outcome(store: SqliteStore, held: set[Reservation]) -> int:
+    """The code of the error for three newcomers, 0 if they get addresses: never one of `held`."""
+    taken = {one.address for one in held}
+    for number in range(3):
+        try:
+            grant = store.reserve(owner(f"new{number}"), SETS)
+        except CNIError as error:
+            assert "\n" not in error.message
+            return error.code
+        given = {one.reservation.address for one in grant.granted}
+        assert not given & taken
+        taken |= given
+    return 0
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def replaced(path: Path) -> None:
+    new = path.with_name("elsewhere")
+    new.write_bytes(b"something else")
+    new.replace(path)
+
+
+@pytest.mark.parametrize("how", [emptied, halved, zeroed, removed, replaced])
+@pytest.mark.parametrize("name", [DATABASE, WAL, LOG])
+def test_damage_is_noticed_as_by_a_store_that_is_closed(
+    node: Node, memory_path: Path, name: str, how: Damage
+) -> None:
+    closed = memory_path / "closed"
+    # As a kill would leave it. To open the lock would be a wish for it.
+    shutil.copytree(node.directory, closed, ignore=shutil.ignore_patterns(LOCK))
+    if name == DATABASE:
+        # A closed store has no WAL, which may hold all pages that a test's small store has.
+        SqliteStore(closed, BOOT).reservations()
+    how(closed / name)
+    expected = outcome(SqliteStore(PerCall(closed, report=print), BOOT), node.held)
+    how(node.directory / name)
+    content = (node.directory / DATABASE).exists() and (node.directory / DATABASE).read_bytes()
+    code = outcome(node.store, node.held)
+    assert code == expected
+    assert any("another program changed" in line and name in line for line in node.reports)
+    if code:
+        assert code == Code.STORE_DAMAGED
+        assert content == (
+            (node.directory / DATABASE).exists() and (node.directory / DATABASE).read_bytes()
+        )
+    assert fsck.rebuild(node.directory, print)
+    assert fsck.check(node.directory, print)
+    assert node.held <= set(node.store.reservations())
+    assert outcome(node.store, node.held) in (0, Code.ALREADY_ATTACHED)
+
+
+@pytest.mark.parametrize("ending", ["close", "transaction", "handover"])
+@pytest.mark.parametrize("names", [(DATABASE,), (DATABASE, LOG)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_backup_that_is_put_back_is_not_written_to_by_who_had_the_files_open(
+    node: Node, ending: str, names: tuple[str, ...], in_place: bool
+) -> None:
+    for name in names:
+        if in_place:
+            shutil.copyfile(node.backup / name, node.directory / name)
+        else:
+            shutil.copyfile(node.backup / name, node.directory / "new")
+            (node.directory / "new").replace(node.directory / name)
+    if ending == "close":
+        node.kept.close()
+        assert (node.directory / DATABASE).read_bytes() == (node.backup / DATABASE).read_bytes()
+        node.store = SqliteStore(node.directory, BOOT)
+    elif ending == "handover":
+        assert fsck.check(node.directory, print) is (LOG in names)
+    expected = node.held
+    if LOG in names:
+        expected = set(SqliteStore(node.backup, BOOT).reservations())
+    assert set(node.store.reservations()) == expected
+    assert outcome(node.store, expected) == 0
+    assert fsck.check(node.directory, print)
+    assert any(path.name.startswith(f"{WAL}.damaged-") for path in node.directory.iterdir())
+
+
+def test_everything_removed_is_a_new_store_as_ever(node: Node) -> None:
+    for path in node.directory.iterdir():
+        path.unlink()
+    assert node.store.reservations() == []
+    assert outcome(node.store, set()) == 0
+    assert fsck.check(node.directory, print)
+
+
+def test_a_directory_that_is_removed_is_made_anew(node: Node) -> None:
+    shutil.rmtree(node.directory)
+    assert outcome(node.store, set()) == 0
+    assert fsck.check(node.directory, print)
+
+
+def test_a_database_removed_with_its_log_is_damage_while_the_wal_is_there(node: Node) -> None:
+    (node.directory / DATABASE).unlink()
+    (node.directory / LOG).unlink()
+    assert outcome(node.store, node.held) == Code.STORE_DAMAGED
+    assert (node.directory / WAL).stat().st_size > 0
+
+
+def test_a_file_that_was_only_touched_changes_nothing_but_is_looked_at(node: Node) -> None:
+    for name in (DATABASE, WAL, LOG, LOCK):
+        (node.directory / name).touch()
+        assert set(node.store.reservations()) == node.held
+    assert outcome(node.store, node.held) == 0
+    assert fsck.check(node.directory, print)
+
+
+def test_another_sqlite_program_cannot_get_in_between(node: Node) -> None:
+    with (
+        closing(sqlite3.connect(node.directory / DATABASE, timeout=0.05)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("DELETE FROM reservation")
+    assert outcome(node.store, node.held) == 0
+
+
+@pytest.mark.parametrize("name", [DATABASE, WAL, LOG])
+def test_a_file_that_is_replaced_within_a_transaction_is_noticed_behind_it(
+    node: Node, name: str
+) -> None:
+    with node.kept.transaction() as (tables, _):
+        assert len(list(tables.all())) == len(node.held)
+        replaced(node.directory / name)
+    code = outcome(node.store, node.held)
+    assert code == (Code.STORE_DAMAGED if name == DATABASE else 0)
+    assert any("another program changed" in line and name in line for line in node.reports)
+    assert fsck.rebuild(node.directory, print)
+    assert node.held <= set(node.store.reservations())

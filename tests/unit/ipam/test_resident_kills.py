@@ -1,0 +1,155 @@
+"""A process killed while it keeps a store open: whoever comes next finds all that was answered."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from ipam import fsck, resident
+from ipam.recovery import WAL
+from ipam.resident import Resident
+from ipam.sqlite_store import SqliteStore
+from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
+from tests.unit.ipam.test_kills import copied, fail, held, kill_at, lines_of, quiet
+
+SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
+ROUNDS = 40
+
+
+@contextmanager
+def keeping(directory: Path) -> Iterator[SqliteStore]:
+    kept = Resident(directory, report=lambda text: None)
+    try:
+        yield SqliteStore(kept, BOOT)
+    finally:
+        kept.close()
+
+
+def reserve(directory: Path) -> None:
+    with keeping(directory) as store:
+        store.reserve(owner("victim1", pod="p"), SETS)
+        store.reserve(owner("victim2"), SETS)
+
+
+def both(directory: Path) -> None:
+    with keeping(directory) as store, mock.patch.object(resident, "_LARGE_WAL", 10_000):
+        store.reserve(owner("victim"), SETS)
+        store.release(owner("victim").attachment)
+        store.reserve(owner("victim", pod="p"), SETS)
+
+
+def compact(directory: Path) -> None:
+    with (
+        keeping(directory) as store,
+        mock.patch("ipam.sqlite_store._RECORDS_WORTH_COMPACTING", -1000),
+    ):
+        store.release(owner("c1").attachment)
+        store.reserve(owner("victim"), SETS)
+
+
+@pytest.mark.parametrize("work", [reserve, both, compact])
+def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
+    memory_path: Path, work: Callable[[Path], None]
+) -> None:
+    base = memory_path / "base"
+    for number in range(3):
+        quiet(base).reserve(owner(f"c{number}", pod=f"p{number}"), SETS)
+    states = [held(base), *states_of(work, base)]
+    opening = lines_of(partial(held, copied(base)))
+    for line, count in lines_of(partial(work, copied(base))).items():
+        if line in opening and line[0] != resident.__file__:
+            continue
+        directory = copied(base)
+        kill_at(count, partial(work, directory))
+        now = held(directory)
+        assert now in states, f"line {line}"
+        newcomer = quiet(directory).reserve(owner("newcomer"), SETS)
+        addresses = {one.reservation.address for one in newcomer.granted}
+        assert not addresses & set(now), f"line {line}"
+        assert fsck.check(directory, fail), f"line {line}"
+
+
+def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
+    """The states after each transaction of `work`."""
+    directory = copied(base)
+    states = []
+    settle = resident._Kept.settle
+
+    def noted(kept: resident._Kept) -> bool:
+        states.append({one.address: one.container_id for one in kept.tables.all()})
+        return settle(kept)
+
+    with mock.patch.object(resident._Kept, "settle", noted):
+        work(directory)
+    return states
+
+
+def test_a_kill_at_any_moment_loses_and_doubles_nothing(memory_path: Path) -> None:
+    """A child says on a pipe what it is about to do, and that it is done."""
+    random_ = random.Random("podfabric")
+    with_wal = 0
+    for number in range(ROUNDS):
+        directory = memory_path / f"store{number}"
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            endless(directory, writing)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            lines.readline()
+            time.sleep(random_.uniform(0, 0.05))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            told = lines.read().split("\n")[:-1]
+        with_wal += (directory / WAL).exists()
+        doing, done = parsed(told)
+        now = set(held(directory).values())
+        assert now in (done, done | doing, done - doing), told[-3:]
+        after = quiet(directory).reservations()
+        assert len({(one.domain, one.address) for one in after}) == len(after) == len(now) * 2
+        assert fsck.check(directory, fail)
+    assert with_wal > ROUNDS / 2
+
+
+def endless(directory: Path, writing: int) -> None:
+    """Reserve and release until the process is killed."""
+    random_ = random.Random(directory.name)
+    alive: list[str] = []
+    try:
+        with keeping(directory) as store:
+            os.write(writing, b"\n")
+            for number in range(1_000_000):
+                if alive and random_.random() < 0.4:
+                    one = alive.pop(random_.randrange(len(alive)))
+                    os.write(writing, f"- {one}\n".encode())
+                    store.release(owner(one).attachment)
+                else:
+                    one = f"c{number}"
+                    alive.append(one)
+                    os.write(writing, f"+ {one}\n".encode())
+                    store.reserve(owner(one), SETS)
+                os.write(writing, b"done\n")
+    finally:
+        os._exit(1)
+
+
+def parsed(told: list[str]) -> tuple[set[str], set[str]]:
+    """Containers in doubt, and those that hold addresses by what was answered."""
+    done: set[str] = set()
+    doing = ("", "")
+    for line in told:
+        if line == "done":
+            sign, one = doing
+            done = done | {one} if sign == "+" else done - {one}
+            doing = ("", "")
+        else:
+            sign, one = line.split()
+            doing = (sign, one)
+    return {doing[1]} - {""}, done

@@ -1,0 +1,140 @@
+"""How full ranges are, as the agent's metrics tell it."""
+
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ipam.addresses import parse, text
+from ipam.ranges import Range, RangeSet
+from ipam.rows import run_of
+from ipam.sqlite_store import SqliteStore
+from ipam.store import RangeUsage, Reservation, Usage
+from ipam.tables import Tables
+from ipam.usage import MOST, SeenRanges
+from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, range_of, request, reservation
+from tests.unit.ipam.test_model import ranges, scratch
+
+POOL = {"range": "10.0.0.0/24", "gateway": "10.0.0.1"}
+
+
+def used(*of: RangeUsage) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(one.domain, one.range): (one.used, one.free) for one in of}
+
+
+held_addresses = st.sets(
+    st.tuples(
+        st.sampled_from(["", "blue"]),
+        st.integers(parse("10.0.0.0"), parse("10.0.0.15"))
+        | st.integers(parse("fd00::"), parse("fd00::7")),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ranges(), held_addresses)
+def test_used_and_free_are_what_counting_one_by_one_gives(
+    range_: Range, held: set[tuple[str, int]]
+) -> None:
+    allowed = [one for one in range(range_.first, range_.last + 1) if range_.allows(one)]
+    expected = sum((range_.domain, one) in held for one in allowed)
+    with scratch() as directory:
+        store = SqliteStore(directory, BOOT)
+        store.load(
+            [
+                reservation(text(address), text(address), domain=domain, range=str(range_.network))
+                for domain, address in sorted(held)
+            ]
+        )
+        answer = store.usage((range_,), Usage()).ranges
+    mine = [one for one in answer if one.domain == range_.domain]
+    assert [(one.used, one.free) for one in mine] == [(expected, len(allowed) - expected)]
+
+
+def test_ranges_are_known_by_reservations_until_an_add_shows_their_bounds(node: Calls) -> None:
+    node.store.load(
+        [
+            reservation("10.0.0.5", "a", range="10.0.0.0/24"),
+            reservation("10.0.0.9", "b", range="10.0.0.0/24"),
+            reservation("fd00::1", "c", range="fd00::/64", domain="blue"),
+            reservation("10.9.0.4", "d", range="10.9.0.4/31"),
+            reservation("10.8.0.4", "single", range="10.8.0.4/32"),
+        ]
+    )
+    plugin = node.plugin
+    others = {
+        ("", "10.9.0.4/31"): (1, 1),
+        ("blue", "fd00::/64"): (1, 2**64 - 3),
+    }
+    assert used(*plugin.usage()) == {("", "10.0.0.0/24"): (2, 252), **others}
+    narrow = {**POOL, "range": "10.0.0.8-10.0.0.17/24", "exclude": ["10.0.0.10-10.0.0.11"]}
+    plugin.add(request("ADD", narrow, "new"))
+    assert used(*plugin.usage()) == {("", "10.0.0.8-10.0.0.17/24"): (2, 6), **others}
+
+
+def test_a_range_is_known_though_it_has_no_address_left(node: Calls) -> None:
+    plugin = node.plugin
+    plugin.add(request("ADD", {"range": "10.0.0.0/30", "gateway": "10.0.0.1"}, "c1"))
+    assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (1, 0)}
+    plugin.delete(request("DEL", None, "c1"))
+    assert used(*plugin.usage()) == {("", "10.0.0.0/30"): (0, 1)}
+
+
+def test_addresses_of_an_earlier_boot_and_of_other_ranges_of_the_domain_are_used(
+    node: Calls,
+) -> None:
+    node.store.load(
+        [
+            reservation("10.0.0.5", "a", range="10.0.0.0/24", boot=NEXT_BOOT),
+            reservation("10.0.0.6", "b", range="10.0.0.0/16"),
+        ]
+    )
+    found = used(*node.plugin.usage())
+    assert found == {("", "10.0.0.0/24"): (2, 252), ("", "10.0.0.0/16"): (2, 65532)}
+
+
+def test_nothing_is_counted_again_while_nothing_changes(node: Calls) -> None:
+    plugin = node.plugin
+    plugin.add(request("ADD", POOL, "c1"))
+    first = plugin.usage()
+    with mock.patch.object(Tables, "ranges", side_effect=AssertionError):
+        assert plugin.usage() == first
+    plugin.add(request("ADD", POOL, "c2"))
+    assert used(*plugin.usage()) == {("", "10.0.0.0/24"): (2, 251)}
+
+
+def test_runs_are_counted_and_not_reservations(memory_path: Path) -> None:
+    first = parse("10.0.0.1")
+    store = SqliteStore(memory_path, BOOT)
+    store.load([reservation(text(first + n), f"c{n}") for n in range(5000)])
+    with mock.patch("ipam.tables.run_of", wraps=run_of) as read:
+        answer = store.usage((range_of("10.0.0.0/8"),), Usage()).ranges
+    assert used(*answer) == {("", "10.0.0.0/8"): (5000, 2**24 - 2 - 5000)}
+    assert read.call_count < 5
+
+
+def test_what_was_not_seen_for_longest_is_forgotten() -> None:
+    seen = SeenRanges(most=3)
+    every = [range_of(f"10.{number}.0.0/16") for number in range(4)]
+    for one in (*every[:3], every[0], every[3]):
+        seen.see([RangeSet((one,))])
+    assert set(seen.all()) == {every[0], every[2], every[3]}
+    changed = msgspec.structs.replace(every[0], gateway=every[0].first)
+    seen.see([RangeSet((changed,))])
+    assert set(seen.all()) == {changed, every[2], every[3]}
+
+
+def test_there_are_never_more_ranges_than_metrics_should_have(memory_path: Path) -> None:
+    store = SqliteStore(memory_path, BOOT)
+    store.load(scattered(MOST + 50))
+    assert len(store.usage((), Usage()).ranges) == MOST
+
+
+def scattered(count: int) -> list[Reservation]:
+    return [
+        reservation(f"10.{n // 200}.{n % 200}.1", f"c{n}", range=f"10.{n // 200}.{n % 200}.0/24")
+        for n in range(count)
+    ]
