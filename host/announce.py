@@ -5,11 +5,13 @@ made for Ethernet is dropped by ipoib_start_xmit in silence, and Python's AF_PAC
 at 8 bytes, so sendto(2) is called with a longer sockaddr_ll here.
 """
 
+import _thread
 import ctypes
 import ipaddress
 import os
 import socket
 import struct
+from contextlib import ExitStack
 
 from host.errors import HostError
 from host.links import Link
@@ -27,13 +29,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:
     """Send one announcement for each address (CIDR) of an interface that has carrier."""
-    with namespace.entered():
-        for cidr in addresses:
-            address = ipaddress.ip_interface(cidr).ip
+    found = [ipaddress.ip_interface(cidr).ip for cidr in addresses]
+    with ExitStack() as stack, namespace.entered():
+        sender = _packet_socket(stack) if any(ip.version == 4 for ip in found) else None
+        for address in found:
             if isinstance(address, ipaddress.IPv4Address):
-                _send_arp(link, gratuitous_arp(link.link_type, _bytes(link.mac), address))
+                assert sender is not None
+                arp = gratuitous_arp(link.link_type, _bytes(link.mac), address)
+                _send_arp(sender, link, arp)
             else:
-                _send_advertisement(link, neighbour_advertisement(_bytes(link.mac), address))
+                na = neighbour_advertisement(_bytes(link.mac), address)
+                _send_advertisement(link, na)
 
 
 def gratuitous_arp(link_type: int, mac: bytes, address: ipaddress.IPv4Address) -> bytes:
@@ -62,14 +68,33 @@ def packet_address(link: Link) -> bytes:
         struct.pack("=H", socket.AF_PACKET)
         + struct.pack("!H", ETH_P_ARP)
         + struct.pack("=iHBB", link.index, link.link_type, 0, len(broadcast))
-        + broadcast
+        + broadcast.ljust(8, b"\0")  # a whole sockaddr_ll at least
     )
 
 
-def _send_arp(link: Link, frame: bytes) -> None:
+def _packet_socket(stack: ExitStack) -> socket.socket:
+    """A socket that only sends (protocol 0), closed by the stack: outside of the namespace."""
+    sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
+    stack.callback(_close_aside, sender)
+    return sender
+
+
+def _close_aside(sender: socket.socket) -> None:
+    """Close a packet socket without waiting for it.
+
+    packet_release (net/packet/af_packet.c) waits for all CPUs to have seen its end, ~16 ms, as
+    long as the interface's whole move. A thread begins in its maker's namespace, and would keep
+    the pod's alive: so this is called outside.
+    """
+    try:
+        _thread.start_new_thread(sender.close, ())  # threading.Thread waits until it runs
+    except RuntimeError:  # there may be no more threads
+        sender.close()
+
+
+def _send_arp(sender: socket.socket, link: Link, frame: bytes) -> None:
     address = packet_address(link)
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ARP)) as sender:
-        sent = _libc.sendto(sender.fileno(), frame, len(frame), 0, address, len(address))
+    sent = _libc.sendto(sender.fileno(), frame, len(frame), 0, address, len(address))
     if sent < 0:
         raise HostError(
             f'announcing an address on "{link.name}": {os.strerror(ctypes.get_errno())}'

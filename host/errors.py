@@ -16,6 +16,7 @@ class LinkMissing(HostError):
     """No such interface."""
 
 
-def explained(what: str, code: int) -> HostError:
-    """The HostError for an errno that the kernel answered to `what`."""
-    return HostError(f"{what}: {os.strerror(code)} ({errno.errorcode.get(code, code)})")
+def explained(what: str, code: int, words: str = "") -> HostError:
+    """The HostError for an errno, and words of its own, that the kernel answered to `what`."""
+    reason = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
+    return HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")

@@ -4,12 +4,16 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+def write_atomically(
+    path: Path, content: bytes, mode: int = 0o600, *, durable: bool = True
+) -> None:
     """Replace `path` by `content`: a reader sees the old file or the new one, never a part.
 
-    Both the file and the directory entry are on disk when this returns (fsync(2)). The caller
-    holds a lock that makes it the only writer of `path`: the temporary file's name is fixed,
-    so that what a killed writer leaves is overwritten by the next one.
+    It survives a kill. If it is `durable` it survives a power cut, too, from when this returns:
+    the directory entry is on disk. Else the old file may be back, or none, and half the waiting
+    for the disk is saved. The caller holds a lock that makes it the only writer of `path`: the
+    temporary file's name is fixed, so that what a killed writer leaves is overwritten by the
+    next one.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = _temporary(path)
@@ -23,7 +27,8 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def remove(path: Path) -> None:

@@ -5,20 +5,35 @@ on a move, so after a move it is looked up afresh.
 """
 
 import errno
+import fcntl
+import struct
+from collections.abc import Sequence
 
 import msgspec
 
 from host.errors import HostError, LinkMissing, explained
 from host.namespaces import NetworkNamespace
-from host.netlink import IPRoute, trying
-from host.rtnetlink import NetlinkError, ifinfmsg
+from host.netlink import NLM_F_CREATE, NLM_F_EXCL, Change, Refused, Rtnetlink, trying
+from host.rtnetlink import (
+    RTM_DELLINK,
+    RTM_DELLINKPROP,
+    RTM_GETLINK,
+    RTM_NEWLINK,
+    RTM_NEWLINKPROP,
+    RTM_SETLINK,
+    ifinfmsg,
+)
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
 IFF_UP = 0x1
 IFF_LOWER_UP = 0x10000
-IFALIASZ = 256
+IFNAMSIZ, IFALIASZ = 16, 256
+SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
+_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
+_IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
+RTEXT_FILTER_SKIP_STATS = 0x8  # linux/rtnetlink.h
 IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
 
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
@@ -37,6 +52,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     alias: str = ""
     parent: int = 0  # IFLA_LINK
+    device: str = ""  # what the hardware's bus calls it, a BDF on PCI; "" for virtual ones
+    altnames: tuple[str, ...] = ()
     pkey: int | None = None
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
     umcast: bool = False
@@ -57,17 +74,58 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return LINK_TYPES.get(self.link_type, str(self.link_type))
 
 
-def find(route: IPRoute, name: str) -> Link | None:
+def find(route: Rtnetlink, name: str) -> Link | None:
     """The interface of that name, or alternative name, in the socket's namespace."""
-    return _get(route, f'looking up interface "{name}"', ifname=name)
+    question = _question()
+    short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
+    question["attrs"].append(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name))
+    return _get(route, f'looking up interface "{name}"', question)
 
 
-def by_index(route: IPRoute, index: int) -> Link | None:
-    """The interface of that index in the socket's namespace."""
-    return _get(route, f"looking up interface {index}", index=index)
+class Glance(msgspec.Struct, frozen=True):
+    """What can be seen of an interface without the kernel's RTNL lock, which every move holds."""
+
+    index: int
+    link_type: int
+    mac: bytes  # of InfiniBand's 20 bytes the first 14, with the queue pair's number in them
+
+    def is_of(self, link: Link) -> bool:
+        """Whether it may be that interface, seen in any namespace."""
+        whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
+        return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
 
-def require(route: IPRoute, name: str) -> Link:
+def glance(route: Rtnetlink, name: str) -> Glance | None:
+    """The interface of that name, or alternative name, in the socket's namespace."""
+    encoded = name.encode(errors="surrogateescape")
+    if len(encoded) >= IFNAMSIZ:
+        raise HostError(f'looking up interface "{name}": its name is too long')
+    request = encoded.ljust(_IFREQ.size, b"\0")
+    try:
+        index = _IFREQ.unpack(fcntl.ioctl(route, SIOCGIFINDEX, request))[1]
+        _, link_type, mac = _IFREQ_ADDRESS.unpack(fcntl.ioctl(route, SIOCGIFHWADDR, request))
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise explained(f'looking up interface "{name}"', error.errno or errno.EIO) from None
+    return Glance(index, link_type, mac)
+
+
+def has_name(route: Rtnetlink, name: str) -> bool:
+    """Whether an interface of the socket's namespace has that name, or alternative name."""
+    if len(name.encode(errors="surrogateescape")) >= IFNAMSIZ:  # one that ioctl(2) cannot take
+        return find(route, name) is not None
+    return glance(route, name) is not None
+
+
+def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
+    """The interface of that index in the socket's namespace, after these changes."""
+    question = _question()
+    question["index"] = index
+    return _get(route, f"looking up interface {index}", question, after)
+
+
+def require(route: Rtnetlink, name: str) -> Link:
     """As `find`, but LinkMissing where there is none."""
     link = find(route, name)
     if link is None:
@@ -75,20 +133,24 @@ def require(route: IPRoute, name: str) -> Link:
     return link
 
 
-def every(route: IPRoute, kind: str = "") -> list[Link]:
+def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     """All interfaces of the socket's namespace, or those of one kind."""
+    question = _question()
+    if kind:
+        info = [("IFLA_INFO_KIND", kind)]
+        question["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
     with trying("listing interfaces"):
-        links = [_link(message) for message in route.link("dump")]
+        links = [_link(message) for message in route.dump(RTM_GETLINK, question)]
+    # The kernel shows all of them where it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
 
 
 def make_ipoib_child(
-    route: IPRoute, name: str, parent: Link, pkey: int, mode: str, umcast: bool
+    route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
 ) -> Link:
     """Make a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
 
-    No queue length is sent: the driver's own must hold (twice its send queue). The attributes
-    are spelt out: pyroute2 0.9.7 drops `ipoib_pkey=` and its like in silence.
+    No queue length is sent: the driver's own must hold (twice its send queue).
     """
     settings = [
         ("IFLA_IPOIB_PKEY", pkey),
@@ -96,8 +158,14 @@ def make_ipoib_child(
         ("IFLA_IPOIB_UMCAST", int(umcast)),
     ]
     info = [("IFLA_INFO_KIND", "ipoib"), ("IFLA_INFO_DATA", {"attrs": settings})]
-    with trying(f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'):
-        route.link("add", ifname=name, link=parent.index, IFLA_LINKINFO={"attrs": info})
+    request = ifinfmsg()
+    request["attrs"] = [
+        ("IFLA_IFNAME", name),
+        ("IFLA_LINK", parent.index),
+        ("IFLA_LINKINFO", {"attrs": info}),
+    ]
+    what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
+    route.change(Change(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
     child = require(route, name)
     made = (child.pkey, child.mode, child.umcast)
     if made != (pkey, mode, umcast):
@@ -109,74 +177,146 @@ def make_ipoib_child(
     return child
 
 
-def set_mtu(route: IPRoute, link: Link, mtu: int) -> None:
+def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
     """Set the MTU, in bytes."""
-    with trying(f'setting mtu {mtu} on "{link.name}"'):
-        route.link("set", index=link.index, mtu=mtu)
+    request = _settings(link, ("IFLA_MTU", mtu))
+    route.change(Change(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
 
 
-def move(route: IPRoute, link: Link, target: NetworkNamespace, name: str, alias: str) -> None:
+def move(
+    route: Rtnetlink,
+    link: Link,
+    target: NetworkNamespace,
+    name: str,
+    alias: str,
+    *,
+    mtu: int = 0,
+    mac: str = "",
+    up: bool = False,
+) -> None:
     """Move, rename and mark an interface in one message: each move costs a barrier of ~16 ms.
 
     The caller has seen that `name` is free over there: the kernel answers EEXIST only after the
-    move. The alias is set last, so an interface that bears it has been moved.
+    move. The MTU and the hardware address (6 bytes) are set if they are given. In do_setlink
+    (net/core/rtnetlink.c) the order is: move, address, MTU, name, alias, up. So an interface
+    that bears the alias has been moved.
     """
-    with trying(f'moving "{link.name}" into netns "{target.path}" as "{name}"'):
-        route.link(
-            "set",
-            index=link.index,
-            net_ns_fd=target.descriptor,
-            ifname=name,
-            ifalias=alias[: IFALIASZ - 1],
-        )
+    attributes: list[tuple[str, object]] = [
+        ("IFLA_NET_NS_FD", target.descriptor),
+        ("IFLA_IFNAME", name),
+        ("IFLA_IFALIAS", alias[: IFALIASZ - 1]),
+    ]
+    if mtu:
+        attributes.append(("IFLA_MTU", mtu))
+    if mac:
+        attributes.append(("IFLA_ADDRESS", mac))
+    request = _settings(link, *attributes)
+    request["flags"] = request["change"] = IFF_UP if up else 0
+    what = f'moving "{link.name}" into netns "{target.path}" as "{name}"'
+    route.change(Change(what, RTM_SETLINK, request))
 
 
-def no_generated_address(route: IPRoute, link: Link) -> None:
+def rename(route: Rtnetlink, link: Link, name: str) -> None:
+    """Give an interface another name. Before Linux 6.2 it must be down."""
+    request = _settings(link, ("IFLA_IFNAME", name))
+    route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
+
+
+def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
+    """Set the alias; an empty one is none."""
+    request = _settings(link, ("IFLA_IFALIAS", alias[: IFALIASZ - 1]))
+    route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
+
+
+def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
+    """Set the hardware address, of 6 bytes."""
+    what = f'setting the hardware address of "{link.name}" to {mac}'
+    route.change(Change(what, RTM_SETLINK, _settings(link, ("IFLA_ADDRESS", mac))))
+
+
+def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
+    """Give an interface one more name."""
+    what = f'giving "{link.name}" the alternative name "{altname}"'
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    route.change(Change(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
+
+
+def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
+    """Take an alternative name from an interface."""
+    what = f'taking the alternative name "{altname}" from "{link.name}"'
+    route.change(Change(what, RTM_DELLINKPROP, _altname(link, altname)))
+
+
+def no_generated_address(link: Link) -> Change:
     """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
-    af_spec = {
-        "attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]})]
-    }
-    with trying(f'setting the address generation mode of "{link.name}"', errno.EAFNOSUPPORT):
-        route.link("set", index=link.index, IFLA_AF_SPEC=af_spec)
+    mode = [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]
+    request = _settings(link, ("IFLA_AF_SPEC", {"attrs": [("AF_INET6", {"attrs": mode})]}))
+    what = f'setting the address generation mode of "{link.name}"'
+    return Change(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
 
 
-def set_up(route: IPRoute, link: Link) -> None:
+def up(link: Link) -> Change:
     """Set an interface up."""
-    with trying(f'setting "{link.name}" up'):
-        route.link("set", index=link.index, state="up")
+    request = _settings(link)
+    request["flags"] = request["change"] = IFF_UP
+    return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
-def delete(route: IPRoute, link: Link) -> None:
+def delete(route: Rtnetlink, link: Link) -> None:
     """Delete an interface; one that is gone already is fine."""
-    with trying(f'deleting "{link.name}"', errno.ENODEV):
-        route.link("del", index=link.index)
+    what = f'deleting "{link.name}"'
+    route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
-def _get(route: IPRoute, what: str, **key: str | int) -> Link | None:
+def _question() -> ifinfmsg:
+    """A question about interfaces, without statistics: some are summed up over all CPUs."""
+    question = ifinfmsg()
+    question["attrs"] = [("IFLA_EXT_MASK", RTEXT_FILTER_SKIP_STATS)]
+    return question
+
+
+def _settings(link: Link, *attributes: tuple[str, object]) -> ifinfmsg:
+    request = ifinfmsg()
+    request["index"] = link.index
+    request["attrs"] = list(attributes)
+    return request
+
+
+def _altname(link: Link, altname: str) -> ifinfmsg:
+    return _settings(link, ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", altname)]}))
+
+
+def _get(
+    route: Rtnetlink, what: str, question: ifinfmsg, after: Sequence[Change] = ()
+) -> Link | None:
     try:
-        return _link(route.link("get", **key)[0])
-    except NetlinkError as error:
-        if error.code == errno.ENODEV:
+        return _link(route.get(RTM_GETLINK, question, after))
+    except Refused as refused:
+        if refused.code == errno.ENODEV:
             return None
-        raise explained(what, error.code) from None
+        raise explained(what, refused.code, refused.words) from None
 
 
 def _link(message: ifinfmsg) -> Link:
-    info = message.get_attr("IFLA_LINKINFO")
+    found = dict(message["attrs"])
+    info = found.get("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info else None) or ""
     details = info.get_attr("IFLA_INFO_DATA") if info and kind == "ipoib" else None
     mode = details.get_attr("IFLA_IPOIB_MODE") if details else ""
+    more = found.get("IFLA_PROP_LIST")
     return Link(
         index=message["index"],
-        name=message.get_attr("IFLA_IFNAME"),
+        name=found["IFLA_IFNAME"],
         kind=kind,
         link_type=message["ifi_type"],
-        mac=message.get_attr("IFLA_ADDRESS") or "",
-        broadcast=message.get_attr("IFLA_BROADCAST") or "",
-        mtu=message.get_attr("IFLA_MTU") or 0,
+        mac=found.get("IFLA_ADDRESS") or "",
+        broadcast=found.get("IFLA_BROADCAST") or "",
+        mtu=found.get("IFLA_MTU") or 0,
         flags=message["flags"],
-        alias=message.get_attr("IFLA_IFALIAS") or "",
-        parent=message.get_attr("IFLA_LINK") or 0,
+        alias=found.get("IFLA_IFALIAS") or "",
+        parent=found.get("IFLA_LINK") or 0,
+        device=found.get("IFLA_PARENT_DEV_NAME") or "",
+        altnames=tuple(more.altnames()) if more else (),
         pkey=details.get_attr("IFLA_IPOIB_PKEY") if details else None,
         mode=mode or "",
         umcast=bool(details.get_attr("IFLA_IPOIB_UMCAST")) if details else False,

@@ -30,17 +30,21 @@ class NetworkNamespace:
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
+        self.visible = self._leads_here()
+        """Whether the path leads here from where we look, which may be a container."""
 
     @classmethod
-    def open(cls, path: str) -> "NetworkNamespace":
+    def open(cls, path: str, given: int | None = None) -> "NetworkNamespace":
         """Open CNI_NETNS. Raises NamespaceGone if nothing is there or it is no such namespace.
 
         Any other reason not to open it (a full table of files, a missing right) proves nothing
-        about the namespace, and is a HostError.
+        about the namespace, and is a HostError. `given` is a descriptor of it, which stays the
+        caller's: then the path need not lead anywhere from here.
         """
         try:
             # O_NONBLOCK: whatever was put at the path must not make us wait
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(path, flags) if given is None else os.dup(given)
         except OSError as error:
             kind = NamespaceGone if error.errno in (errno.ENOENT, errno.ENOTDIR) else HostError
             raise kind(f'failed to open netns "{path}": {error.strerror}') from None
@@ -72,12 +76,17 @@ class NetworkNamespace:
                 return f"inode:{self.inode}"
         return f"cookie:{int.from_bytes(cookie, sys.byteorder)}"
 
-    def exists_at_path(self) -> bool:
-        """Whether the path still leads here: false once the sandbox was torn down under us."""
+    def was_removed(self) -> bool:
+        """Whether the path has ceased to lead here: the sandbox was torn down under us."""
+        return self.visible and not self._leads_here()
+
+    def _leads_here(self) -> bool:
         try:
-            return Path(self.path).stat().st_ino == self.inode
+            there = Path(self.path).stat()
         except OSError:
             return False
+        here = os.fstat(self.descriptor)
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
@@ -128,3 +137,20 @@ class NetworkNamespace:
 def _setns(descriptor: int, what: str) -> None:
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         raise HostError(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+class Home:
+    """The network namespace that a process works for, and that its threads come back to."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._inode = os.fstat(self._descriptor).st_ino
+
+    def bring_back(self) -> bool:
+        """Put the calling thread into it if it is elsewhere. False if that cannot be done."""
+        try:
+            if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:
+                _setns(self._descriptor, "cannot return to the host's network namespace")
+        except (OSError, HostError):
+            return False
+        return True

@@ -13,10 +13,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     proc: Path = Path("/proc")
     run: Path = Path("/run/podfabric")
     state: Path = Path("/var/lib/podfabric")
+    etc: Path = Path("/etc/podfabric")
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The roots that PODFABRIC_SYS, _PROC, _RUN and _STATE name, the usual ones else."""
+        """The roots that PODFABRIC_SYS, _PROC, _RUN, _STATE and _ETC name, the usual ones else."""
         given = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
@@ -38,6 +39,16 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     def locks(self) -> Path:
         """Locks that need not outlive a boot."""
         return self.run / "lock"
+
+    @property
+    def config(self) -> Path:
+        """What the administrator sets for this node."""
+        return self.etc / "config.yaml"
+
+    @property
+    def agent_socket(self) -> Path:
+        """Where launchers find the agent."""
+        return self.run / "agent.sock"
 
     def boot_id(self) -> str:
         """This boot's identity (proc(5)): state of another boot's kernel is moot."""

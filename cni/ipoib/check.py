@@ -15,7 +15,7 @@ from cni.spec.result import Interface, IPConfig, Result, Route
 from host import addresses, links
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import IPRoute, netlink
+from host.netlink import Rtnetlink, netlink
 
 
 class _Previous(msgspec.Struct):
@@ -106,14 +106,14 @@ def _check_link(
             raise _differs(f'{what} of "{link.name}" is {found}, {expected} was set')
 
 
-def _check_addresses(pod: IPRoute, link: Link, ips: list[IPConfig]) -> None:
+def _check_addresses(pod: Rtnetlink, link: Link, ips: list[IPConfig]) -> None:
     present = addresses.of(pod, link)
     for ip in ips:
         if ip.address not in present:
             raise _differs(f"Failed to match addr {ip.address} on interface {link.name}")
 
 
-def _check_routes(pod: IPRoute, routes: tuple[Route, ...]) -> None:
+def _check_routes(pod: Rtnetlink, routes: tuple[Route, ...]) -> None:
     for route in routes:
         hop = addresses.Hop(
             destination=route.dst, gateway=route.gw, table=route.table, priority=route.priority

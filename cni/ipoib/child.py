@@ -16,14 +16,17 @@ import msgspec
 
 from cni.attachments.entry import Attachment
 from cni.ipoib.parents import Plan
-from host import addresses, links
+from cni.spec import interrupts
+from host import links, placement
+from host.addresses import Switch
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import IPRoute
+from host.netlink import Rtnetlink
+from host.placement import Mark
 
-ALIAS_PREFIX = "podfabric:"
-TEMPORARY_PREFIX = "pf"
+ALIAS_PREFIX = placement.ALIAS_PREFIX
+TEMPORARY_PREFIX = placement.TEMPORARY_PREFIX
 RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
 
 
@@ -41,15 +44,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def alias_of(attachment: Attachment) -> str:
     """The mark of an attachment's child."""
-    return ALIAS_PREFIX + attachment.key
+    return Mark(attachment.key).alias
 
 
 def temporary_name(attachment: Attachment) -> str:
-    """The child's name before it is moved: 15 bytes, from the key."""
-    return TEMPORARY_PREFIX + attachment.key[:13]
+    """The child's name before it is moved."""
+    return Mark(attachment.key).temporary_name
 
 
-def make(host: IPRoute, attachment: Attachment, plan: Plan) -> Link:
+def make(host: Rtnetlink, attachment: Attachment, plan: Plan) -> Link:
     """Make the child on the host, down, with its MTU."""
     name = temporary_name(attachment)
     child = links.make_ipoib_child(host, name, plan.parent, plan.pkey, plan.mode, plan.umcast)
@@ -60,39 +63,24 @@ def make(host: IPRoute, attachment: Attachment, plan: Plan) -> Link:
 
 
 def move(
-    host: IPRoute,
-    pod: IPRoute,
+    host: Rtnetlink,
+    pod: Rtnetlink,
     namespace: NetworkNamespace,
     child: Link,
     attachment: Attachment,
 ) -> Link:
     """Move the child into the pod under its name there. Answers it as it is in the pod."""
-    links.move(host, child, namespace, attachment.ifname, alias_of(attachment))
-    moved = links.require(pod, attachment.ifname)  # afresh: the kernel may have renumbered it
-    if moved.alias != alias_of(attachment):
-        raise LinkMissing(f'"{attachment.ifname}" in the pod is another interface than was moved')
-    return moved
+    mark = Mark(attachment.key)
+    return placement.move_in(host, pod, namespace, child, attachment.ifname, mark)
 
 
 def configure(
-    pod: IPRoute, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
+    pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
 ) -> list[str]:
-    """Addresses first, then up: the kernel announces nothing it learns in the other order.
-
-    Answers every address it gave, the link-local one too.
-    """
-    links.no_generated_address(pod, child)
-    if proxy_arp:
-        addresses.set_switch(namespace, 4, child, "proxy_arp", "1")
-    given = list(cidrs)
-    if any(":" in cidr for cidr in cidrs):
-        addresses.set_switch(namespace, 6, child, "disable_ipv6", "0")
-        addresses.set_switch(namespace, 6, child, "keep_addr_on_down", "1")
-    if addresses.switch(namespace, 6, child, "disable_ipv6") == "0":
-        given.append(link_local(child))
-    for cidr in given:
-        addresses.add(pod, child, cidr)
-    links.set_up(pod, child)
+    """Addresses, and up. Answers every address it gave, the link-local one too."""
+    switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
+    own = link_local(child)
+    _, given = placement.configure(pod, namespace, child, cidrs, switches, own)
     return given
 
 
@@ -111,11 +99,12 @@ def link_local(child: Link) -> str:
     return f"{ipaddress.IPv6Address('fe80::' + ':'.join(groups))}/64"
 
 
-def wait_for_carrier(pod: IPRoute, child: Link, seconds: float) -> Link:
+def wait_for_carrier(pod: Rtnetlink, child: Link, seconds: float) -> Link:
     """The child as soon as it has carrier, or as it is when the time is over."""
     deadline = time.monotonic() + seconds
     pause = 0.002
     while True:
+        interrupts.checkpoint()
         now = links.by_index(pod, child.index)
         if now is None:
             raise LinkMissing(f'"{child.name}" has gone from the pod while it was configured')
@@ -145,7 +134,7 @@ def _is_unmarked(link: Link, attachment: Attachment) -> bool:
     return link.name == temporary_name(attachment) and link.parent != 0 and not link.alias
 
 
-def remove_from_pod(pod: IPRoute, attachment: Attachment, mac: str = "") -> bool:
+def remove_from_pod(pod: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child inside the pod, also when it has been renamed there."""
     found = False
     for link in links.every(pod, "ipoib"):
@@ -155,7 +144,7 @@ def remove_from_pod(pod: IPRoute, attachment: Attachment, mac: str = "") -> bool
     return found
 
 
-def remove_from_host(host: IPRoute, attachment: Attachment, mac: str = "") -> bool:
+def remove_from_host(host: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
     found = False
     for link in links.every(host, "ipoib"):
@@ -165,7 +154,7 @@ def remove_from_host(host: IPRoute, attachment: Attachment, mac: str = "") -> bo
     return found
 
 
-def remove_when_returned(host: IPRoute, attachment: Attachment, mac: str, seconds: float) -> bool:
+def remove_when_returned(host: Rtnetlink, attachment: Attachment, mac: str, seconds: float) -> bool:
     """Delete the child that a dead namespace gives back, waiting for it a while.
 
     Deleting a namespace does not delete an IPoIB child in it: the kernel moves it to the initial
@@ -179,7 +168,7 @@ def remove_when_returned(host: IPRoute, attachment: Attachment, mac: str, second
     return True
 
 
-def remove_strays(host: IPRoute) -> list[str]:
+def remove_strays(host: Rtnetlink) -> list[str]:
     """Delete every marked child that came back to the host. Answers their names."""
     removed = []
     for link in links.every(host, "ipoib"):

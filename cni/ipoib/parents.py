@@ -6,7 +6,7 @@ from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
 from cni.spec.errors import CNIError, Code
 from host import infiniband, links
 from host.links import Link
-from host.netlink import IPRoute
+from host.netlink import Rtnetlink
 from host.paths import Paths
 
 UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
@@ -24,7 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bdf: str
 
 
-def choose(route: IPRoute, paths: Paths, options: Options) -> Plan:
+def choose(route: Rtnetlink, paths: Paths, options: Options) -> Plan:
     """The first of the masters that can carry the child.
 
     Raises CNIError 7 with the reason for each master that cannot, 11 if waiting may help.
@@ -48,7 +48,7 @@ def choose(route: IPRoute, paths: Paths, options: Options) -> Plan:
     raise CNIError(code, "; ".join(reasons))
 
 
-def unfit(route: IPRoute, name: str, parent: Link | None) -> str:
+def unfit(route: Rtnetlink, name: str, parent: Link | None) -> str:
     """Why an interface cannot be a parent, "" if it can."""
     if parent is None:
         return f'parent "{name}" does not exist: {_others(route)}'
@@ -125,7 +125,7 @@ def why_no_carrier(paths: Paths, plan: Plan, parent: Link | None) -> str:
     )
 
 
-def _others(route: IPRoute) -> str:
+def _others(route: Rtnetlink) -> str:
     found = [link.name for link in links.every(route, "ipoib") if not link.parent]
     if not found:
         return (

@@ -4,16 +4,23 @@ What an ADD does is undone in reverse when any later step fails, or on SIGTERM; 
 leaves is in the journal, and the DEL that follows, a GC or a sweep undoes it from there.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, Attachment, Damaged, Entry
-from cni.attachments.journal import Busy, Journal
+from cni.attachments.journal import Journal
+from cni.attachments.requests import (
+    attachment_of,
+    explained,
+    hops,
+    namespace_of,
+    require_still_there,
+)
+from cni.attachments.undo import Undo
 from cni.ipoib import check, child, options, parents
 from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
@@ -25,13 +32,13 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
 from host import announce, infiniband, links
-from host.addresses import Hop, add_route
-from host.errors import HostError
+from host.addresses import add_route
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import IPRoute, netlink
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
+from ipam.plugin import AddressPlugin
 
 
 class IPoIB:
@@ -39,8 +46,9 @@ class IPoIB:
 
     versions: Sequence[str] = VERSIONS
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, addresses: AddressPlugin | None = None) -> None:
         self._paths = paths
+        self._addresses = addresses or AddressPlugin.on_node(paths.ipam, paths.boot_id)
         self._journal = Journal(paths)
         self._remover = Remover(self._journal, paths, self._ipam)
 
@@ -50,8 +58,8 @@ class IPoIB:
         results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
         check.previous_document(request)
         attachment = attachment_of(request)
-        with _explained(), self._journal.locked(attachment), ExitStack() as opened:
-            pod_namespace = opened.enter_context(NetworkNamespace.open(request.netns))
+        with explained(), self._journal.locked(attachment), ExitStack() as opened:
+            pod_namespace = opened.enter_context(namespace_of(request))
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(pod_namespace))
 
@@ -62,7 +70,7 @@ class IPoIB:
             ipam = self._ipam(request)
             self._refuse_lost_store(wanted)
 
-            with _Undo() as undo:
+            with Undo() as undo:
                 self._journal.write(entry)
                 undo.last(lambda: self._journal.remove(attachment))
                 answer = Result()
@@ -79,7 +87,7 @@ class IPoIB:
                 ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
-                _require_still_there(pod_namespace)
+                require_still_there(pod_namespace)
                 document = self._document(request, wanted, answer, ready, plan)
                 interrupts.hold()  # what is attached now is answered as attached
                 self._journal.write(_attached(entry, ready, cidrs))
@@ -88,14 +96,14 @@ class IPoIB:
     def delete(self, request: Request) -> None:
         """Take the interface away and release its addresses, whatever of them is left."""
         attachment = attachment_of(request)
-        with _explained(), self._journal.locked(attachment):
+        with explained(), self._journal.locked(attachment):
             self._remover.remove(attachment, request)
 
     def check(self, request: Request) -> None:
         """Compare everything that was set with what the kernel shows, and ask the IPAM plugin."""
         options.read(request)
         attachment = attachment_of(request)
-        with _explained(), self._journal.locked(attachment):
+        with explained(), self._journal.locked(attachment):
             check.check(self._journal, attachment, request)
             ipam = self._ipam(request)
             if ipam is not None:
@@ -103,19 +111,19 @@ class IPoIB:
 
     def gc(self, request: Request) -> None:
         """Remove the attachments of this network that the runtime does not list."""
-        with _explained():
+        with explained():
             self._remover.collect(request)
 
     def sweep(self) -> list[str]:
         """Remove what belongs to no living sandbox (after a reboot, a kill); says what it did."""
-        with _explained():
+        with explained():
             return self._remover.sweep()
 
     def status(self, request: Request) -> None:
         """Whether an ADD could succeed now: a parent, its port, and the IPAM plugin."""
         try:
             wanted = options.read(request)
-            with _explained(), netlink() as host:
+            with explained(), netlink() as host:
                 plan = parents.choose(host, self._paths, wanted)
                 port = infiniband.port_of(self._paths, plan.parent)
         except CNIError as error:
@@ -123,7 +131,7 @@ class IPoIB:
         if port is not None and port.state != "ACTIVE":
             reason = parents.why_no_carrier(self._paths, plan, plan.parent)
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
-        with _explained():
+        with explained():
             ipam = self._ipam(request)
             if ipam is not None:
                 ipam.status()
@@ -132,7 +140,7 @@ class IPoIB:
         ipam_type = options.ipam_type_of(request)
         if not ipam_type:
             return None
-        return choose(ipam_type, request, self._paths.ipam, self._paths.boot_id())
+        return choose(ipam_type, request, self._addresses)
 
     def _settle_earlier_attempt(self, attachment: Attachment) -> None:
         """Undo what a killed ADD of this very attachment left; refuse if it completed."""
@@ -184,6 +192,7 @@ class IPoIB:
             ifname=request.ifname,
             netns=request.netns,
             netns_identity=namespace.identity,
+            netns_visible=namespace.visible,
             boot_id=self._paths.boot_id(),
             phase=ADDING,
             pod_namespace=wanted.pod.namespace,
@@ -226,37 +235,6 @@ class IPoIB:
         return results.after_previous(previous or {}, result, request.cni_version)
 
 
-def attachment_of(request: Request) -> Attachment:
-    """The attachment a request is about. CNIError 4 for what the journal could not hold."""
-    texts = {"IFNAME": request.ifname, "NETNS": request.netns, "ARGS": request.args}
-    for name, text in {**texts, "PATH": ":".join(request.path)}.items():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8") from None
-    return Attachment(request.network, request.container_id, request.ifname)
-
-
-def hops(answer: Result) -> list[Hop]:
-    """The routes of an IPAM result; one without a gateway goes through the addresses' own."""
-    gateways: dict[int, str] = {}
-    for ip in answer.ips:
-        if ip.gateway:
-            gateways.setdefault(ip.family, ip.gateway)
-    return [
-        Hop(
-            destination=route.dst,
-            gateway=route.gw or (None if route.scope == 253 else gateways.get(route.family)),
-            table=route.table,
-            scope=route.scope,
-            priority=route.priority,
-            mtu=route.mtu,
-            advmss=route.advmss,
-        )
-        for route in answer.routes
-    ]
-
-
 def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
     record = msgspec.structs.replace(entry.undo_as(child.Record), mac=ready.mac)
     return msgspec.structs.replace(
@@ -265,43 +243,6 @@ def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
         addresses=tuple(cidrs),
         undo=msgspec.Raw(msgspec.json.encode(record)),
     )
-
-
-class _Undo:
-    """What to take back if the block is left by an exception, the latest first.
-
-    A step that fails ends it: an address must not be released while the interface has it. The
-    journal's entry goes `last`, so what could not be undone stays known, and DEL goes on there.
-    """
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[str, Callable[[], object]]] = []
-        self._last: Callable[[], object] = lambda: None
-
-    def register(self, what: str, step: Callable[[], object]) -> None:
-        self._steps.append((what, step))
-
-    def last(self, step: Callable[[], object]) -> None:
-        self._last = step
-
-    def __enter__(self) -> "_Undo":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            return
-        with interrupts.held():
-            steps = [*reversed(self._steps), ("the journal's entry", self._last)]
-            all(_tried(what, step) for what, step in steps)  # ends with the first failure
-
-
-def _tried(what: str, step: Callable[[], object]) -> bool:
-    try:
-        step()
-    except (CNIError, HostError, OSError) as error:
-        sys.stderr.write(f"undoing {what}: {error}\n")
-        return False
-    return True
 
 
 def _remove_child(host: IPRoute, pod: IPRoute, attachment: Attachment) -> None:
@@ -318,26 +259,3 @@ def _refuse_taken_name(pod: IPRoute, request: Request) -> None:
             f'the pod already has {what} named "{request.ifname}": give this attachment another '
             "interface name",
         )
-
-
-def _require_still_there(namespace: NetworkNamespace) -> None:
-    """Multus never cancels a call: the sandbox may be long gone when an ADD ends."""
-    if not namespace.exists_at_path():
-        raise CNIError(
-            Code.TRY_AGAIN, f'netns "{namespace.path}" was removed while the pod was attached'
-        )
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Errors from below as the runtime's."""
-    try:
-        yield
-    except HostError as error:
-        raise CNIError(Code.KERNEL, str(error)) from None
-    except Busy as error:
-        raise CNIError(Code.TRY_AGAIN, str(error)) from None
-    except OSError as error:
-        raise CNIError(
-            Code.IO_FAILURE, f"{error.filename or 'a file'}: {error.strerror}: {error}"
-        ) from None

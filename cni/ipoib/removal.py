@@ -4,18 +4,20 @@ The interface goes before the addresses, which another pod may have a moment lat
 fails, the rest is done; the journal's entry stays until nothing is left.
 """
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Busy, Journal
+from cni.attachments.requests import request_of
 from cni.ipoib import child
 from cni.ipoib.options import ipam_type_of
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
+from cni.spec.notes import note
 from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
@@ -64,12 +66,12 @@ class Remover:
         """Undo what the runtime does not list as valid. Goes on after errors, reports them last."""
         valid = valid_attachments(request.config)
         if valid is None:
-            sys.stderr.write("GC without cni.dev/valid-attachments: nothing is removed\n")
+            note("GC without cni.dev/valid-attachments: nothing is removed")
             return
         failures: list[str] = []
         for entry in self._journal.entries():
             if isinstance(entry, Damaged):
-                sys.stderr.write(f"{entry}\n")  # whose it was is unknown: a DEL will name it
+                note(f"{entry}")  # whose it was is unknown: a DEL will name it
             elif self._mine(entry, request.network) and _key(entry) not in valid:
                 _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
         _try(failures, remove_strays)
@@ -104,7 +106,7 @@ class Remover:
         try:
             return self._journal.read(attachment), None
         except Damaged as damage:
-            sys.stderr.write(f"{damage}: going by the request and the interface's mark\n")
+            note(f"{damage}: going by the request and the interface's mark")
             return None, damage
 
     def _remove_child(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
@@ -114,8 +116,9 @@ class Remover:
         for path in dict.fromkeys((request.netns, entry.netns if entry else "")):
             if not path:
                 continue
+            given = request.netns_descriptor if path == request.netns else None
             try:
-                with NetworkNamespace.open(path) as namespace, netlink(namespace) as pod:
+                with NetworkNamespace.open(path, given) as namespace, netlink(namespace) as pod:
                     own = entry is not None and namespace.identity == entry.netns_identity
                     gone = gone and not own
                     found |= child.remove_from_pod(pod, attachment, mac if own else "")
@@ -155,7 +158,7 @@ class Remover:
     def _forget(self, attachment: Attachment, damage: Damaged | None) -> None:
         if damage is not None:
             aside = self._journal.set_aside(attachment)
-            sys.stderr.write(f"the damaged journal file is kept as {aside}\n")
+            note(f"the damaged journal file is kept as {aside}")
         self._journal.remove(attachment)
 
     def _remove_locked(self, entry: Entry, timeout: float = 10.0) -> None:
@@ -173,7 +176,7 @@ class Remover:
 def namespace_lives(entry: Entry) -> bool:
     """Whether the entry's namespace is still there: at its path, or with a process in it.
 
-    A path alone may be missing only from where we look (a container's mounts).
+    A path may be missing only from where we look (a container's mounts): that proves nothing.
     """
     try:
         with NetworkNamespace.open(entry.netns) as namespace:
@@ -183,9 +186,14 @@ def namespace_lives(entry: Entry) -> bool:
         pass
     found = NetworkNamespace.find(entry.netns_identity)
     if found is None:
-        return False
+        return not _would_be_visible(entry)
     with found:
         return True
+
+
+def _would_be_visible(entry: Entry) -> bool:
+    path = Path(entry.netns)
+    return entry.netns_visible and (path.parent.is_dir() or path.parts[:2] == ("/", "proc"))
 
 
 def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bool:
@@ -196,29 +204,6 @@ def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bo
     with found as namespace, netlink(namespace) as pod:
         child.remove_from_pod(pod, attachment, mac)
     return True
-
-
-def request_of(entry: Entry) -> Request:
-    """The DEL that the runtime would have sent for an entry."""
-    environ = {
-        "CNI_COMMAND": "DEL",
-        "CNI_CONTAINERID": entry.container_id,
-        "CNI_NETNS": entry.netns,
-        "CNI_IFNAME": entry.ifname,
-        "CNI_ARGS": entry.args,
-        "CNI_PATH": ":".join(entry.path),
-    }
-    return Request(
-        command="DEL",
-        container_id=entry.container_id,
-        netns=entry.netns,
-        ifname=entry.ifname,
-        args=entry.args,
-        path=entry.path,
-        config=entry.config.encode(),
-        network=entry.network,
-        environ=environ,
-    )
 
 
 def remove_strays() -> list[str]:

@@ -9,9 +9,10 @@ import pytest
 
 from cni.attachments.entry import ATTACHED, LEAVING, Entry
 from cni.attachments.journal import Journal
+from cni.attachments.requests import request_of
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
-from cni.ipoib.removal import PATIENCE, request_of
+from cni.ipoib.removal import PATIENCE
 from cni.spec.errors import CNIError
 from host.paths import Paths
 

@@ -31,7 +31,7 @@ def _path(name: str) -> str:
 def test_namespace_made_anew_has_another_identity(name: str) -> None:
     with NetworkNamespace.open(_path(name)) as first:
         identity = first.identity
-        assert first.exists_at_path()
+        assert not first.was_removed()
     subprocess.run([IP, "netns", "delete", name], check=True)
     subprocess.run([IP, "netns", "add", name], check=True)
     with NetworkNamespace.open(_path(name)) as second:

@@ -14,10 +14,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from host import announce, namespaces, netlink
-
-assert netlink  # pyroute2 is entered through it
-from pyroute2.netlink.nlsocket import NetlinkRequest  # noqa: E402
+from host import announce, namespaces
+from host.netlink import Rtnetlink
 
 Action = Callable[[], object]
 
@@ -96,7 +94,7 @@ def _arm(step: int) -> None:
     counted(namespaces, "_setns")
     counted(announce, "_send_arp")
     counted(announce, "_send_advertisement")
-    counted(NetlinkRequest, "send")
+    counted(Rtnetlink, "send")
 
     class Connection(sqlite3.Connection):
         def execute(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401

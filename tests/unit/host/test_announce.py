@@ -59,3 +59,10 @@ def test_packet_address_is_as_long_as_the_links_addresses() -> None:
     assert (family, index, hardware, packet, length) == (17, 7, 32, 0, 20)
     assert protocol.to_bytes(2, "little") == bytes.fromhex("0806")
     assert raw[12:] == broadcast
+
+
+def test_packet_address_is_never_shorter_than_the_kernel_takes() -> None:
+    """packet_snd refuses less than a struct sockaddr_ll, whose address has 8 bytes."""
+    raw = packet_address(_link(1, b"\xff" * 6))
+    assert len(raw) == 20
+    assert raw[11:] == bytes((6,)) + b"\xff" * 6 + bytes(2)

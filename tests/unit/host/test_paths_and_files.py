@@ -15,7 +15,10 @@ def test_every_root_can_be_moved_by_the_environment() -> None:
         Path("/a/attachments"),
         Path("/b/lock"),
     )
+    assert paths.agent_socket == Path("/b/agent.sock")
     assert paths.sys == Path("/sys")
+    assert paths.config == Path("/etc/podfabric/config.yaml")
+    assert Paths.from_environ({"PODFABRIC_ETC": "/c"}).config == Path("/c/config.yaml")
 
 
 def test_failed_write_leaves_the_old_content_and_no_other_file(
@@ -49,3 +52,14 @@ def test_files_are_for_root_only(tmp_path: Path) -> None:
     files.write_atomically(path, b"content")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("durable", "waits"), [(True, 2), (False, 1)])
+def test_content_is_on_disk_before_it_gets_its_name_and_the_name_if_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, waits: int
+) -> None:
+    path = tmp_path / "file"
+    named = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: named.append(path.exists()))
+    files.write_atomically(path, b"content", durable=durable)
+    assert named == [False, True][:waits]

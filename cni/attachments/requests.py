@@ -1,0 +1,95 @@
+"""Between a request and the journal: which attachment it is about, what an entry would ask for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cni.attachments.entry import Attachment, Entry
+from cni.attachments.journal import Busy
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from cni.spec.result import Result
+from host.addresses import Hop
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+
+
+def attachment_of(request: Request) -> Attachment:
+    """The attachment a request is about. CNIError 4 for what the journal could not hold."""
+    texts = {"IFNAME": request.ifname, "NETNS": request.netns, "ARGS": request.args}
+    for name, text in {**texts, "PATH": ":".join(request.path)}.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8") from None
+    return Attachment(request.network, request.container_id, request.ifname)
+
+
+def namespace_of(request: Request) -> NetworkNamespace:
+    """The pod's namespace, by its descriptor where one came. Raises HostError, NamespaceGone."""
+    return NetworkNamespace.open(request.netns, request.netns_descriptor)
+
+
+def require_still_there(namespace: NetworkNamespace) -> None:
+    """Multus never cancels a call: the sandbox may be long gone when an ADD ends."""
+    if namespace.was_removed():
+        raise CNIError(
+            Code.TRY_AGAIN, f'netns "{namespace.path}" was removed while the pod was attached'
+        )
+
+
+def request_of(entry: Entry) -> Request:
+    """The DEL that the runtime would have sent for an entry."""
+    environ = {
+        "CNI_COMMAND": "DEL",
+        "CNI_CONTAINERID": entry.container_id,
+        "CNI_NETNS": entry.netns,
+        "CNI_IFNAME": entry.ifname,
+        "CNI_ARGS": entry.args,
+        "CNI_PATH": ":".join(entry.path),
+    }
+    return Request(
+        command="DEL",
+        container_id=entry.container_id,
+        netns=entry.netns,
+        ifname=entry.ifname,
+        args=entry.args,
+        path=entry.path,
+        config=entry.config.encode(),
+        network=entry.network,
+        environ=environ,
+    )
+
+
+def hops(answer: Result) -> list[Hop]:
+    """The routes of an IPAM result; one without a gateway goes through the addresses' own."""
+    gateways: dict[int, str] = {}
+    for ip in answer.ips:
+        if ip.gateway:
+            gateways.setdefault(ip.family, ip.gateway)
+    return [
+        Hop(
+            destination=route.dst,
+            gateway=route.gw or (None if route.scope == 253 else gateways.get(route.family)),
+            table=route.table,
+            scope=route.scope,
+            priority=route.priority,
+            mtu=route.mtu,
+            advmss=route.advmss,
+        )
+        for route in answer.routes
+    ]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors from below as the runtime's."""
+    try:
+        yield
+    except HostError as error:
+        raise CNIError(Code.KERNEL, str(error)) from None
+    except Busy as error:
+        raise CNIError(Code.TRY_AGAIN, str(error)) from None
+    except OSError as error:
+        raise CNIError(
+            Code.IO_FAILURE, f"{error.filename or 'a file'}: {error.strerror}: {error}"
+        ) from None

@@ -1,0 +1,99 @@
+"""Announcements as the neighbour at the other end of a cable sees them."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from host import announce, links, placement
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
+
+IP = "/usr/sbin/ip"
+MAC = "02:00:00:00:00:01"
+ETH_P_ALL = 3
+
+
+class Cable:
+    """A namespace with both ends of a cable; `end` is ours, and a socket listens at the other."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        name = f"t{uuid4().hex[:10]}"
+        _run("netns", "add", name)
+        stack.callback(_run, "netns", "delete", name)
+        _run("-n", name, "link", "add", "near", "address", MAC, "type", "veth", "peer", "far")
+        _run("-n", name, "link", "set", "far", "up")
+        self.namespace = stack.enter_context(NetworkNamespace.open(f"/var/run/netns/{name}"))
+        self._route = stack.enter_context(netlink(self.namespace))
+        with self.namespace.entered():
+            self._listener = stack.enter_context(
+                socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+            )
+        self._listener.bind(("far", ETH_P_ALL))
+        self._listener.settimeout(5.0)
+
+    def configured(self, *cidrs: str) -> Link:
+        link = links.require(self._route, "near")
+        placement.configure(self._route, self.namespace, link, cidrs)
+        return links.require(self._route, "near")
+
+    def heard(self, part: bytes) -> bytes:
+        """The first frame with that in it."""
+        while True:
+            frame = self._listener.recv(2048)
+            if part in frame:
+                return frame
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([IP, *arguments], check=True)
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    with ExitStack() as stack:
+        yield Cable(stack)
+
+
+def test_neighbour_on_ethernet_hears_of_every_address(cable: Cable) -> None:
+    link = cable.configured("10.1.2.3/24", "10.1.2.4/24", "fd00::3/64")
+    announce.announce(cable.namespace, link, ["10.1.2.3/24", "10.1.2.4/24", "fd00::3/64"])
+    for last in (3, 4):
+        frame = cable.heard(bytes((10, 1, 2, last)) + bytes(6) + bytes((10, 1, 2, last)))
+        assert frame[:14] == b"\xff" * 6 + bytes.fromhex("020000000001 0806")
+    frame = cable.heard(socket.inet_pton(socket.AF_INET6, "fd00::3"))
+    assert frame[:2] == b"\x33\x33"  # to all nodes
+
+
+def test_nobody_waits_for_the_sockets_end_and_nothing_is_left_of_it(cable: Cable) -> None:
+    """Closing a packet socket takes the kernel as long as moving an interface."""
+    link = cable.configured("10.1.2.3/24")
+    home = Path("/proc/self/ns/net").stat().st_ino
+    threads, descriptors = _threads(), _descriptors()
+    durations = []
+    for _ in range(5):
+        started = time.monotonic()
+        announce.announce(cable.namespace, link, ["10.1.2.3/24"])
+        durations.append(time.monotonic() - started)
+        for closing in _threads() - threads:  # one that was in the pod would keep it alive
+            with suppress(OSError):
+                assert Path(f"/proc/self/task/{closing}/ns/net").stat().st_ino == home
+    assert min(durations) < 0.010
+    deadline = time.monotonic() + 10
+    while _threads() > threads or _descriptors() > descriptors:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _threads() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/task").iterdir()}
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
