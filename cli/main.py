@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from cli import attached
+from cli import attached, install
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from host.paths import Paths
@@ -32,6 +32,9 @@ def run(given: list[str]) -> int:
         "sweep", help="remove what belongs to no living sandbox: once after boot, after kills"
     )
     sweep.set_defaults(part=_sweep)
+    install.add_commands(parts)
+    agent = parts.add_parser("agent", help="serve the launchers of this node until SIGTERM")
+    agent.set_defaults(part=_agent)
     arguments = parser.parse_args(given)
     code: int = arguments.part(arguments)
     return code
@@ -40,6 +43,15 @@ def run(given: list[str]) -> int:
 def _ipam(arguments: argparse.Namespace) -> int:
     paths = Paths.from_environ(os.environ)
     return ipam_commands.run(arguments, extra=lambda: attached.reservations(paths))
+
+
+def _agent(arguments: argparse.Namespace) -> int:
+    from agent.main import run as serve  # which loads all plugins
+
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # What a library prints belongs into the log, on standard error.
+    os.dup2(2, 1)
+    return serve(Paths.from_environ(os.environ))
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

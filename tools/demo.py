@@ -21,6 +21,8 @@ from tests.runtime import CHECKOUT, Definition, Outcome, Runtime, definitions
 EXAMPLE = CHECKOUT / "netattach-examples/single-fabric.yaml"
 PODS = ("worker-0", "worker-1")
 STATE = Path("/var/lib/podfabric")
+SOCKET = Path("/run/podfabric/agent.sock")
+PODFABRIC = str(Path(sys.prefix) / "bin/podfabric")
 COLOUR = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
@@ -36,6 +38,23 @@ def main() -> int:
     show.text(f"config      {json.dumps(definition.config)}")
     show.text(f"parent      {port(definition.config['master'])}")
 
+    show.title("0  the agent, which the executables lead to")
+    started = time.monotonic()
+    agent = subprocess.Popen([PODFABRIC, "agent"], stderr=subprocess.DEVNULL)
+    try:
+        up = wait_for(SOCKET, agent)
+        show.step(f"podfabric agent serves {SOCKET}", up, time.monotonic() - started)
+        tour(show, runtime, definition, before)
+    finally:
+        agent.terminate()
+        ended = agent.wait(60)
+    show.title("7  the agent ends")
+    show.step(f"exit code {ended}", ended == 0)
+    return show.verdict()
+
+
+def tour(show: "Page", runtime: Runtime, definition: Definition, before: set[str]) -> None:
+    """Attach, look, ping, check, detach, look again."""
     show.title("1  ADD: each pod gets an interface and an address")
     for pod in PODS:
         run("ip", "netns", "add", pod)
@@ -43,7 +62,7 @@ def main() -> int:
     for pod in PODS:
         outcome = call(runtime, "ADD", definition, pod)
         if not show.step(f"ADD {pod}", outcome.exit_code == 0, outcome.seconds, outcome.stdout):
-            return show.verdict()
+            return
         results[pod] = outcome.document
         interface, ip = results[pod]["interfaces"][0], results[pod]["ips"][0]
         show.text(f"  {interface['name']}  {ip['address']}  mtu {interface['mtu']}")
@@ -79,7 +98,15 @@ def main() -> int:
         show.step(f"{what}: {', '.join(found) or 'none'}", not found)
     for pod in PODS:
         run("ip", "netns", "del", pod)
-    return show.verdict()
+
+
+def wait_for(path: Path, process: "subprocess.Popen[bytes]") -> bool:
+    """Whether the socket appears before the process ends."""
+    while not path.is_socket():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Page:
@@ -188,8 +215,8 @@ def host_interfaces() -> set[str]:
 
 def reservations() -> list[str]:
     """Who holds an address now, by the store's own command."""
-    command = [str(Path(sys.prefix) / "bin/podfabric"), "ipam", "list", "--output", "json"]
-    return [one["address"] for one in json.loads(run(*command))]
+    listed = run(PODFABRIC, "ipam", "list", "--output", "json")
+    return [one["address"] for one in json.loads(listed)]
 
 
 def run(*command: str) -> str:

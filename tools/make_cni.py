@@ -1,43 +1,33 @@
-"""Leave the CNI executables in a directory, atomically, one for each plugin.
+"""Leave the CNI executables in a directory, so that they work with an agent and without one.
 
-Each is a script of six lines for this interpreter: isolated from the caller's PYTHON* variables
-and working directory (-I), without the site machinery (-S), because a runtime passes its whole
-environment on and start-up is paid on every call.
+Under each plugin's name is the launcher; below `.podfabric` is what it becomes if there is no
+agent: the plugin by this interpreter. The launcher alone is in build/cni, for `podfabric install`.
 """
 
-import os
-import sys
-import sysconfig
+import argparse
 from pathlib import Path
 
-EXECUTABLES = {
-    "ipoib": "cni.ipoib",
-    "podfabric-ipam": "ipam",
-}
-
-SCRIPT = """\
-#!{python} -IS
-# podfabric: the CNI executable "{name}"
-import sys
-sys.path[1:1] = {path!r}
-from {module} import main
-main()
-"""
+from cli import executables
+from cli.executables import FALLBACK, PLUGINS
+from tools import build_launcher
 
 
 def main() -> None:
-    """Write the scripts to the directory named first on the command line."""
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "build/cni/bin")
-    checkout = Path(__file__).resolve().parent.parent
-    path = [str(checkout), sysconfig.get_paths()["purelib"]]
-    python = Path(sys.prefix) / "bin" / "python3"
-    target.mkdir(parents=True, exist_ok=True)
-    for name, module in EXECUTABLES.items():
-        temporary = target / f".{name}.{os.getpid()}"
-        temporary.write_text(SCRIPT.format(python=python, name=name, path=path, module=module))
-        temporary.chmod(0o755)
-        temporary.replace(target / name)
-        print(target / name)
+    """Build for this machine, or for another one, into the directory that is named first."""
+    parser = argparse.ArgumentParser(description="make the CNI executables")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("build/cni/bin"))
+    parser.add_argument("--target", default="", help="a GNU triplet, as aarch64-linux-gnu")
+    arguments = parser.parse_args()
+    launcher = build_launcher.build(arguments.target).read_bytes()
+    directory: Path = arguments.directory
+    fallback = directory / FALLBACK
+    fallback.mkdir(parents=True, exist_ok=True)
+    contents = {fallback / name: executables.script(name) for name in PLUGINS}
+    contents |= {directory / name: launcher for name in PLUGINS}
+    with executables.locked(directory):
+        executables.place(contents)
+    for name in PLUGINS:
+        print(directory / name)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 #!/bin/sh
 # Install what podfabric's make targets need on Debian 12 or 13, as root; quick when all is there.
-#   tools/setup.sh base    interpreter, virtual environment, iproute2: enough for `make cni`
-#   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins
+#   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
+#   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins, a fuzzer,
+#                          another architecture's compiler and emulator
 set -eu
 cd "$(dirname "$0")/.."
 # One at a time: two targets of `make -j` come here together.
 exec 9<tools/setup.sh
 flock 9
 
-BASE="python3 python3-venv iproute2 iputils-ping"
-TEST="$BASE podman runc busybox-static containernetworking-plugins strace"
+BASE="python3 python3-venv gcc libc6-dev iproute2 iputils-ping"
+TEST="$BASE podman runc busybox-static containernetworking-plugins strace
+    clang libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 
 install_packages() {
     missing=

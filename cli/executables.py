@@ -1,0 +1,105 @@
+"""The CNI executables: which there are, how ours are known from others, how they are put in place.
+
+Under each plugin's name a directory holds the launcher, which hands the call to the agent, and
+below FALLBACK, for where there is no agent, a script that runs the plugin by this interpreter.
+"""
+
+import fcntl
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from host.files import sync_directory
+
+PLUGINS = {
+    "ipoib": "cni.ipoib",
+    "podfabric-ipam": "ipam",
+}
+"""The module of each plugin, by the name its executable has."""
+
+FALLBACK = ".podfabric"
+"""The directory of the scripts, beside the launchers; cni/launcher/launcher.c has its name."""
+
+CODE = Path(__file__).resolve().parent.parent
+LAUNCHER = CODE / "build/cni/launcher"
+"""Where `make cni` leaves the launcher."""
+
+_LAUNCHER_MARK = b"podfabric launcher 1"  # cni/launcher/launcher.c
+_SCRIPT_MARK = b"# podfabric: the CNI executable"
+_MAX_SIZE = 8 << 20  # no launcher is larger, and another plugin's 100 MB need not be read
+_TEMPORARY = ".podfabric-new"
+
+# Isolated from the caller's PYTHON* variables and working directory (-I), without the site
+# machinery (-S): a runtime passes its whole environment on, and start-up is paid on every call.
+_SCRIPT = """\
+#!{python} -IS
+{mark} "{name}"
+import sys
+sys.path[1:1] = {path!r}
+from {module} import main
+main()
+"""
+
+
+def script(name: str) -> bytes:
+    """The executable that runs a plugin by this interpreter."""
+    return _SCRIPT.format(
+        python=Path(sys.prefix) / "bin" / "python3",
+        mark=_SCRIPT_MARK.decode(),
+        name=name,
+        path=[str(CODE), sysconfig.get_paths()["purelib"]],
+        module=PLUGINS[name],
+    ).encode()
+
+
+def is_launcher(content: bytes) -> bool:
+    """Whether a file's content is a launcher's."""
+    return content.startswith(b"\x7fELF") and _LAUNCHER_MARK in content
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file, or what a link leads to, is an executable of podfabric."""
+    if not path.is_file() or path.stat().st_size > _MAX_SIZE:
+        return False
+    content = path.read_bytes()
+    return is_launcher(content) or (content.startswith(b"#!") and _SCRIPT_MARK in content)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """The block alone changes executables there; what a killed one left is removed."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for parent in (directory, directory / FALLBACK):
+            for temporary in parent.glob(f".*{_TEMPORARY}"):
+                temporary.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def place(contents: Mapping[Path, bytes]) -> None:
+    """Put executables at these paths, whatever is there, in this order, for a caller in `locked`.
+
+    A runtime that starts one at the same time gets the old one or the new one. All of them are
+    on disk before the first is in place, so that only a rename can fail halfway.
+    """
+    temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
+    try:
+        for path, content in contents.items():
+            with temporaries[path].open("xb") as file:
+                os.fchmod(file.fileno(), 0o755)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+    for directory in {path.parent for path in contents}:
+        sync_directory(directory)

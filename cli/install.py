@@ -1,0 +1,157 @@
+"""`podfabric install` and `uninstall`: the CNI executables in the directory of a runtime.
+
+Nothing of anybody else is overwritten or removed, and nothing is changed before all is checked.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli import executables
+from cli.executables import FALLBACK, PLUGINS
+from host.files import sync_directory
+
+if TYPE_CHECKING:
+    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_BIN_DIR = Path("/opt/cni/bin")
+
+
+class Refused(Exception):
+    """It cannot be done. The text names the file and says what to do."""
+
+
+def add_commands(parts: "Parts") -> None:
+    """The commands of this module, each with the `part` that runs it."""
+    install = parts.add_parser("install", help="put the CNI executables where the runtime looks")
+    install.add_argument(
+        "--plugins",
+        type=_plugins,
+        default=tuple(PLUGINS),
+        metavar="NAME,...",
+        help=f"which of {', '.join(PLUGINS)} (default: all)",
+    )
+    install.add_argument(
+        "--fallback",
+        action="store_true",
+        help="and what runs the plugins by this interpreter where there is no agent",
+    )
+    install.add_argument("--force", action="store_true", help="also over files of others")
+    install.add_argument(
+        "--launcher", type=Path, default=executables.LAUNCHER, help="default: what `make cni` made"
+    )
+    install.set_defaults(part=run, command=_install)
+    uninstall = parts.add_parser("uninstall", help="remove what `podfabric install` put in place")
+    uninstall.set_defaults(part=run, command=_uninstall)
+    for parser in (install, uninstall):
+        parser.add_argument("--bin-dir", type=Path, default=DEFAULT_BIN_DIR)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command that `arguments` name; the exit code."""
+    name = arguments.command.__name__.strip("_")
+    try:
+        for line in arguments.command(arguments):
+            sys.stdout.write(f"{line}\n")
+    except Refused as refused:
+        sys.stderr.write(f"podfabric {name}: {refused}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(
+            f"podfabric {name}: {error.filename}: {error.strerror}: run it as root, on a "
+            "directory that can be written\n"
+        )
+        return 1
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> Iterator[str]:
+    launcher = _read_launcher(arguments.launcher)
+    bin_dir: Path = arguments.bin_dir
+    if bin_dir == DEFAULT_BIN_DIR:  # where every runtime looks, whoever comes first
+        bin_dir.mkdir(parents=True, exist_ok=True)
+    if not bin_dir.is_dir():
+        raise Refused(f"{bin_dir}: is no directory: make it, or name the runtime's by --bin-dir")
+    fallback = bin_dir / FALLBACK
+    contents: dict[Path, bytes] = {}
+    if arguments.fallback:  # first: no launcher of this run is without its fallback
+        contents = {fallback / name: executables.script(name) for name in arguments.plugins}
+    contents |= {bin_dir / name: launcher for name in arguments.plugins}
+
+    with executables.locked(bin_dir):
+        _refuse_foreign(fallback, contents, force=arguments.force)
+        if arguments.fallback:
+            fallback.mkdir(mode=0o755, exist_ok=True)
+        executables.place(contents)
+        yield from (f"installed {path}" for path in contents)
+        if not arguments.fallback:
+            yield from _remove_fallback(fallback)
+
+
+def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
+    bin_dir: Path = arguments.bin_dir
+    if not bin_dir.is_dir():
+        raise Refused(f"{bin_dir}: is no directory: name the runtime's by --bin-dir")
+    with executables.locked(bin_dir):
+        yield from _remove(bin_dir / name for name in PLUGINS)
+        yield from _remove_fallback(bin_dir / FALLBACK)
+        sync_directory(bin_dir)
+
+
+def _plugins(given: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(given.split(",")))
+    for name in names:
+        if name not in PLUGINS:
+            known = ", ".join(PLUGINS)
+            raise argparse.ArgumentTypeError(f'there is no plugin "{name}": choose of {known}')
+    return names
+
+
+def _read_launcher(path: Path) -> bytes:
+    if not path.is_file():
+        raise Refused(f"{path}: there is no launcher: run `make cni`, or name one by --launcher")
+    content = path.read_bytes()
+    if not executables.is_launcher(content):
+        raise Refused(f"{path}: is no launcher of podfabric: run `make cni` and name what it made")
+    return content
+
+
+def _refuse_foreign(fallback: Path, contents: dict[Path, bytes], *, force: bool) -> None:
+    if _exists(fallback) and (fallback.is_symlink() or not fallback.is_dir()):
+        raise Refused(f"{fallback}: is not a directory of podfabric: remove it")
+    there = [path for path in contents if _exists(path)]
+    for path in there:
+        if path.is_dir() and not path.is_symlink():
+            raise Refused(f"{path}: is a directory: remove it")
+    foreign = [str(path) for path in there if not executables.is_ours(path)]
+    if foreign and not force:
+        raise Refused(
+            f"{', '.join(foreign)}: not podfabric's, nothing was changed: remove what is there, "
+            "or write over it by --force"
+        )
+
+
+def _remove_fallback(fallback: Path) -> Iterator[str]:
+    """Remove the directory of scripts, as far as what is in it is ours."""
+    if fallback.is_symlink() or not fallback.is_dir():
+        return
+    yield from _remove(sorted(fallback.iterdir()))
+    if not any(fallback.iterdir()):
+        fallback.rmdir()
+        sync_directory(fallback.parent)
+
+
+def _remove(paths: "Iterator[Path] | list[Path]") -> Iterator[str]:
+    for path in paths:
+        if executables.is_ours(path):
+            path.unlink()
+            yield f"removed {path}"
+        elif _exists(path):
+            yield f"left {path}: it is not podfabric's"
+
+
+def _exists(path: Path) -> bool:
+    """Also a link that leads nowhere."""
+    return path.is_symlink() or path.exists()

@@ -1,0 +1,35 @@
+/* The conversation with the agent: one question, one answer, and one deadline for both. */
+#ifndef PODFABRIC_AGENT_H
+#define PODFABRIC_AGENT_H
+
+#include "frame.h"
+#include "text.h"
+
+#ifndef DEFAULT_SOCKET
+#define DEFAULT_SOCKET "/run/podfabric/agent.sock"
+#endif
+
+struct agent {
+    const char *path;      /* of its socket, short enough for an address */
+    unsigned long seconds; /* for the whole call */
+    int64_t deadline;      /* their end, by `now` */
+};
+
+enum outcome {
+    ANSWERED,
+    REFUSED,  /* the answer says why nothing was begun */
+    UNUSABLE, /* no agent, or none that can be spoken to: another process may do it instead */
+    AT_WORK,  /* no answer, and it may still do it: nobody else should */
+};
+
+/* Milliseconds on the monotonic clock. */
+int64_t now(void);
+
+/* What poll(2) says of the descriptor; 0 once the deadline is over. */
+short await(const struct agent *agent, int descriptor, short events);
+
+/* If there is no answer, `why` is the CNI error that says so, up to its message's end. */
+enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
+                 struct text *why);
+
+#endif

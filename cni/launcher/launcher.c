@@ -1,0 +1,246 @@
+/*
+ * The executable that a container runtime starts, under the name of each plugin: it hands the call
+ * to this node's agent and prints what the agent answers. It is static and reads nothing but its
+ * environment, standard input and one socket, so that it starts in any root file system and costs
+ * as little as a process can. VERSION is answered here.
+ *
+ * Where there is no agent it becomes `.podfabric/NAME` beside itself, the same plugin with an
+ * interpreter of its own, or else says in a CNI error that the agent is to be started.
+ *
+ * `agent` is the conversation, `frame` the bytes that are said, `text` the errors' words.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+/* `podfabric install` replaces and removes executables that hold this, and no others. */
+__attribute__((used)) static const char marker[] = "podfabric launcher 1";
+
+enum { DEFAULT_SECONDS = 115, MAX_SECONDS = 3600 }; /* kubelet gives a sandbox 2 min */
+
+/* Output. */
+
+static bool write_all(int descriptor, const void *bytes, size_t length)
+{
+    const char *at = bytes;
+
+    while (length > 0) {
+        ssize_t written = write(descriptor, at, length);
+
+        if (written >= 0) {
+            at += written;
+            length -= (size_t)written;
+        } else if (errno == EAGAIN) { /* the runtime made its end of a pipe non-blocking */
+            struct pollfd one = {.fd = descriptor, .events = POLLOUT};
+            poll(&one, 1, -1);
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Print all there is to say and answer the exit code: not success if nobody can read it. */
+static int finish(const void *out, size_t length, int exit_code)
+{
+    signal(SIGPIPE, SIG_IGN);
+    if (!write_all(STDOUT_FILENO, out, length) && exit_code == 0)
+        return 1;
+    return exit_code;
+}
+
+static int finish_error(struct text *error)
+{
+    add(error, "\"}");
+    return finish(error->bytes, error->length, 1);
+}
+
+static int finish_answer(const struct answer *answer)
+{
+    signal(SIGPIPE, SIG_IGN);
+    write_all(STDERR_FILENO, answer->body, answer->stderr_length);
+    return finish(answer->body + answer->stderr_length, answer->stdout_length,
+                  (int)answer->exit_code);
+}
+
+/* What is known without an agent: as cni/spec/entry.py says it. */
+
+static const char *const versions[] = {"0.1.0", "0.2.0", "0.3.0", "0.3.1",
+                                       "0.4.0", "1.0.0", "1.1.0", NULL};
+
+static const char *const abouts[][2] = {
+    {"ipoib", "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"},
+    {"sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
+    {"podfabric-ipam", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
+};
+
+static int print_versions(struct text *text)
+{
+    add(text, "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[");
+    for (size_t i = 0; versions[i]; i++) {
+        add(text, i ? ",\"" : "\"");
+        add(text, versions[i]);
+        add(text, "\"");
+    }
+    add(text, "]}\n");
+    return finish(text->bytes, text->length, 0);
+}
+
+/* To a person who starts it by hand. */
+static int print_about(struct text *text, const char *name)
+{
+    const char *about = NULL;
+
+    for (size_t i = 0; i < sizeof abouts / sizeof *abouts; i++)
+        if (strcmp(abouts[i][0], name) == 0)
+            about = abouts[i][1];
+    add(text, about ? about : name);
+    add(text, about ? "" : ": a podfabric CNI plugin");
+    add(text, "\nCNI protocol versions supported: ");
+    for (size_t i = 0; versions[i]; i++) {
+        add(text, i ? ", " : "");
+        add(text, versions[i]);
+    }
+    add(text, "\n");
+    signal(SIGPIPE, SIG_IGN);
+    write_all(STDERR_FILENO, text->bytes, text->length);
+    return 0;
+}
+
+/* Input. */
+
+/* PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, but not of one whom a set-uid executable serves. */
+static bool read_settings(struct agent *agent, struct text *error)
+{
+    const char *path = secure_getenv("PODFABRIC_SOCKET");
+    const char *time = secure_getenv("PODFABRIC_TIMEOUT");
+
+    agent->path = path && *path ? path : DEFAULT_SOCKET;
+    agent->seconds = DEFAULT_SECONDS;
+    begin_error(error, CODE_ENVIRONMENT);
+    if (strlen(agent->path) >= sizeof(struct sockaddr_un) - offsetof(struct sockaddr_un, sun_path)) {
+        add(error, "PODFABRIC_SOCKET is ");
+        add_quoted(error, agent->path);
+        add(error, ": give a path of at most 107 bytes");
+        return false;
+    }
+    if (time && *time) {
+        size_t digits = strspn(time, "0123456789");
+        agent->seconds = time[digits] || digits > 4 ? 0 : strtoul(time, NULL, 10);
+        if (agent->seconds < 1 || agent->seconds > MAX_SECONDS) {
+            add(error, "PODFABRIC_TIMEOUT is ");
+            add_quoted(error, time);
+            add(error, ": give whole seconds, 1 to 3600");
+            return false;
+        }
+    }
+    agent->deadline = now() + (int64_t)agent->seconds * 1000;
+    return true;
+}
+
+/* All of standard input, or why it is not all. False: it does not end. */
+static bool read_stdin(const struct agent *agent, struct request *request, struct text *error)
+{
+    while (request->config_length < sizeof request->config) {
+        if (!await(agent, STDIN_FILENO, POLLIN)) {
+            begin_error(error, CODE_IO);
+            add(error, "error reading from stdin: it did not end within ");
+            add_number(error, agent->seconds);
+            add(error, " s: end the configuration by closing it");
+            return false;
+        }
+        ssize_t got = read(STDIN_FILENO, request->config + request->config_length,
+                           sizeof request->config - request->config_length);
+        if (got > 0) {
+            request->config_length += (size_t)got;
+        } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
+            request->stdin_errno = got == 0 ? 0 : errno;
+            return true;
+        }
+    }
+    request->stdin_errno = EMSGSIZE;
+    return true;
+}
+
+/* The way without an agent. */
+
+/* Make what was read of standard input standard input again. */
+static bool rewind_stdin(const struct request *request)
+{
+    int memory = memfd_create("stdin", MFD_CLOEXEC);
+
+    return memory >= 0 && write_all(memory, request->config, request->config_length) &&
+           lseek(memory, 0, SEEK_SET) == 0 && dup2(memory, STDIN_FILENO) == STDIN_FILENO;
+}
+
+/* Returns if there is no fallback, or if it cannot be run, which `why` then tells too. */
+static void fall_back(const char *name, char **argv, const struct request *request,
+                      struct text *why)
+{
+    static char path[PATH_MAX + sizeof "/.podfabric/" + MAX_NAME];
+    ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
+    char *slash = length > 0 ? strrchr(path, '/') : NULL;
+
+    /* Who starts it set-uid may have linked it into a directory of his own. */
+    if (!slash || getauxval(AT_SECURE))
+        return;
+    stpcpy(stpcpy(slash, "/.podfabric/"), name);
+    if (access(path, F_OK) != 0)
+        return;
+    /* What could not be read is left to be found unreadable again. */
+    if ((request->stdin_errno && request->stdin_errno != EMSGSIZE) || rewind_stdin(request))
+        execve(path, argv, environ);
+    int error = errno;
+    add(why, "; the fallback ");
+    add_quoted(why, path);
+    add(why, " cannot be run");
+    add_errno(why, error);
+}
+
+/* What it was started as. No file's name is longer than MAX_NAME, but argv may say anything. */
+static char *own_name(char *started_as)
+{
+    char *slash = strrchr(started_as, '/');
+    char *name = slash ? slash + 1 : started_as;
+
+    name[strnlen(name, MAX_NAME)] = '\0';
+    return name;
+}
+
+int main(int argc, char **argv)
+{
+    static struct request request;
+    static struct answer answer;
+    static struct text text;
+    struct agent agent;
+    char nameless[] = "";
+    const char *command = getenv("CNI_COMMAND");
+    const char *name = own_name(argc > 0 ? argv[0] : nameless);
+
+    if (!command || !*command)
+        return print_about(&text, name);
+    if (strcmp(command, "VERSION") == 0)
+        return print_versions(&text);
+
+    if (!read_settings(&agent, &text) || !read_stdin(&agent, &request, &text))
+        return finish_error(&text);
+    if (!pack(&request, name, environ)) {
+        begin_error(&text, CODE_ENVIRONMENT);
+        add(&text, "the environment has more than 1048576 bytes: start the runtime with less");
+        return finish_error(&text);
+    }
+    enum outcome outcome = ask(&agent, &request, &answer, &text);
+    if (outcome == REFUSED || outcome == UNUSABLE)
+        fall_back(name, argv, &request, &text);
+    return outcome == ANSWERED || outcome == REFUSED ? finish_answer(&answer) : finish_error(&text);
+}

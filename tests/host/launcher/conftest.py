@@ -1,0 +1,32 @@
+"""The launcher, built once, under a plugin's name in a directory of each test's own."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host.launcher.fake import Launcher
+from tools import build_launcher
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    return build_launcher.build()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody may enter, with a short path, as a socket's must be."""
+    with tempfile.TemporaryDirectory(prefix="launcher-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def launcher(place: Path, built: Path) -> Launcher:
+    """The plugin `ipoib`, without a fallback; no agent listens at its socket yet."""
+    (place / "bin").mkdir()
+    executable = shutil.copy(built, place / "bin" / "ipoib")
+    return Launcher(Path(executable), place / "agent.sock")

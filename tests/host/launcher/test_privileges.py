@@ -1,0 +1,121 @@
+"""Whom the launcher trusts: an agent of root or of its own user, and no set-uid caller."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.host.launcher.fake import RESULT, WHOLE, Agent, Launcher, Peer, answering
+from tools.build_launcher import FLAGS, SOURCES
+
+NOBODY = 65534
+
+_SERVE = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+while True:
+    peer, _ = listener.accept()
+    got = peer.recv(65536)
+    print(len(got), flush=True)
+    peer.sendall(bytes.fromhex(sys.argv[2]))
+    peer.close()
+"""
+
+
+@contextmanager
+def _agent_of(user: int, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of that user that takes what comes first and answers."""
+    command = [sys.executable, "-c", _SERVE, str(path), WHOLE.hex()]
+    with subprocess.Popen(command, user=user, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            path.chmod(0o777)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def open_place(launcher: Launcher, place: Path) -> Path:
+    """Where nobody may make a socket, and start the launcher."""
+    place.chmod(0o777)
+    launcher.executable.chmod(0o755)
+    return place
+
+
+def test_agent_of_another_user_is_told_nothing(launcher: Launcher, open_place: Path) -> None:
+    with _agent_of(NOBODY, launcher.socket) as agent:
+        message = launcher.run().error["msg"]
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"0\n"
+    assert f"is run by uid {NOBODY}, not by root, and was told nothing" in message
+
+
+def test_agent_of_our_own_user_is_trusted(launcher: Launcher, open_place: Path) -> None:
+    with _agent_of(NOBODY, launcher.socket):
+        assert launcher.run(user=NOBODY).stdout == RESULT
+
+
+def test_agent_of_root_is_trusted_by_all(launcher: Launcher, open_place: Path) -> None:
+    with Agent(launcher.socket, answering(WHOLE)):
+        launcher.socket.chmod(0o777)
+        assert launcher.run(user=NOBODY).stdout == RESULT
+
+
+def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
+    open_place: Path,
+) -> None:
+    if os.statvfs(open_place).f_flag & os.ST_NOSUID:
+        pytest.skip(f"{open_place} is on a file system without set-uid")
+    # With a default socket of the test's own: a real agent may serve this machine.
+    ours, theirs = open_place / "default.sock", open_place / "caller.sock"
+    executable = open_place / "ipoib"
+    sources = [str(one) for one in sorted(SOURCES.glob("*.c"))]
+    define = f'-DDEFAULT_SOCKET="{ours}"'
+    subprocess.run(["gcc", *FLAGS, define, *sources, "-o", str(executable)], check=True)
+    (open_place / ".podfabric").mkdir()
+    fallback = shutil.copy("/bin/echo", open_place / ".podfabric" / "ipoib")
+    Path(fallback).chmod(0o755)
+    launcher = Launcher(executable, theirs)
+    environ = launcher.environ(PODFABRIC_TIMEOUT="not a number")
+
+    executable.chmod(0o4755)
+    assert f'"{ours}" cannot be reached' in launcher.run(environ, user=NOBODY).error["msg"]
+    with Agent(ours, answering(WHOLE)), Agent(theirs, answering(b"")) as other:
+        assert launcher.run(environ, user=NOBODY).stdout == RESULT
+    assert other.served == 0
+
+    executable.chmod(0o755)  # the same without: it does take them
+    assert launcher.run(environ, user=NOBODY).error["code"] == 4
+    assert launcher.run(launcher.environ(), user=NOBODY).stdout == b"\n"
+
+
+def test_socket_that_may_not_be_opened_is_an_absent_agent(
+    launcher: Launcher, open_place: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(launcher.socket))
+        launcher.socket.chmod(0o600)
+        listener.listen()
+        message = launcher.run(user=NOBODY).error["msg"]
+    assert "cannot be reached (EACCES, errno 13)" in message
+
+
+def test_descriptors_in_an_answer_are_not_taken(launcher: Launcher) -> None:
+
+    def act(peer: Peer) -> None:
+        peer.receive()
+        socket.send_fds(peer.socket, [WHOLE], [0, 1, 2])
+
+    with Agent(launcher.socket, act):
+        assert launcher.run().stdout == RESULT

@@ -1,0 +1,276 @@
+"""`podfabric install` and `uninstall`, on directories of made-up runtimes."""
+
+import argparse
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli import executables, install
+from cli.executables import FALLBACK, PLUGINS
+
+LAUNCHER = b"\x7fELF...podfabric launcher 1..."
+FOREIGN = b"\x7fELF...somebody else's..."
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "launcher"
+    path.write_bytes(LAUNCHER)
+    monkeypatch.setattr(executables, "LAUNCHER", path)
+    return path
+
+
+def _podfabric(*given: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    install.add_commands(parser.add_subparsers(required=True))
+    arguments = parser.parse_args([str(one) for one in given])
+    code: int = arguments.part(arguments)
+    return code
+
+
+def _install(bin_dir: Path, *options: str | Path) -> int:
+    return _podfabric("install", "--bin-dir", bin_dir, *options)
+
+
+def _uninstall(bin_dir: Path) -> int:
+    return _podfabric("uninstall", "--bin-dir", bin_dir)
+
+
+def _tree(directory: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()
+    )
+
+
+def test_every_plugin_is_the_launcher(bin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _install(bin_dir) == 0
+    assert _tree(bin_dir) == sorted(PLUGINS)
+    for name in PLUGINS:
+        assert (bin_dir / name).read_bytes() == LAUNCHER
+        assert (bin_dir / name).stat().st_mode & 0o7777 == 0o755
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"installed {bin_dir / name}" for name in PLUGINS]
+
+
+def test_chosen_plugins_only(bin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _install(bin_dir, "--plugins", "ipoib") == 0
+    assert _tree(bin_dir) == ["ipoib"]
+    with pytest.raises(SystemExit):
+        _install(bin_dir, "--plugins", "ipoib,ipam")
+    assert 'there is no plugin "ipam": choose of ipoib, podfabric-ipam' in capsys.readouterr().err
+
+
+def test_mode_is_the_same_whatever_the_umask(bin_dir: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert _install(bin_dir) == 0
+    finally:
+        os.umask(before)
+    assert (bin_dir / "ipoib").stat().st_mode & 0o7777 == 0o755
+
+
+def test_fallback_is_a_script_that_runs(bin_dir: Path) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    assert _tree(bin_dir) == sorted([*PLUGINS, *(f"{FALLBACK}/{name}" for name in PLUGINS)])
+    for name in PLUGINS:
+        script = bin_dir / FALLBACK / name
+        done = subprocess.run([script], env={}, capture_output=True, text=True, check=True)
+        assert name in done.stderr
+
+
+def test_fallback_goes_with_an_installation_without_it(bin_dir: Path) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    assert _install(bin_dir) == 0
+    assert not (bin_dir / FALLBACK).exists()
+
+
+# Ours and others'.
+
+
+def test_ours_are_replaced(bin_dir: Path, tmp_path: Path) -> None:
+    (bin_dir / "ipoib").write_bytes(LAUNCHER + b"an older one")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(executables.script("podfabric-ipam"))
+    (bin_dir / "podfabric-ipam").symlink_to(elsewhere)
+    assert _install(bin_dir) == 0
+    assert all((bin_dir / name).read_bytes() == LAUNCHER for name in PLUGINS)
+    assert not (bin_dir / "podfabric-ipam").is_symlink()
+    assert elsewhere.read_bytes() == executables.script("podfabric-ipam")
+
+
+@pytest.mark.parametrize("kind", ["file", "empty", "link", "dangling", "mention"])
+def test_file_of_others_stays_and_nothing_is_changed(
+    bin_dir: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bin_dir / "podfabric-ipam"
+    (tmp_path / "other").write_bytes(FOREIGN)
+    if kind == "link":
+        path.symlink_to(tmp_path / "other")
+    elif kind == "dangling":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        # "mention": a text that speaks of us is not ours
+        path.write_bytes({"file": FOREIGN, "empty": b"", "mention": b"podfabric launcher 1"}[kind])
+    before = path.lstat()
+    assert _install(bin_dir) == 1
+    assert path.lstat() == before
+    assert _tree(bin_dir) == ["podfabric-ipam"]
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert "nothing was changed" in error
+    assert "--force" in error
+
+    assert _install(bin_dir, "--force") == 0
+    assert path.read_bytes() == LAUNCHER
+    assert (tmp_path / "other").read_bytes() == FOREIGN
+
+
+def test_fallback_of_others_stays_too(bin_dir: Path) -> None:
+    script = bin_dir / FALLBACK / "ipoib"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    assert _install(bin_dir, "--fallback") == 1
+    assert _tree(bin_dir) == [f"{FALLBACK}/ipoib"]
+    assert _install(bin_dir) == 0  # which needs none, and removes only ours
+    assert script.read_text() == "#!/bin/sh\n"
+
+
+@pytest.mark.parametrize("name", ["ipoib", f"{FALLBACK}/ipoib"])
+def test_directory_stays_even_by_force(
+    bin_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bin_dir / name).mkdir(parents=True)
+    assert _install(bin_dir, "--force", "--fallback") == 1
+    assert f"{bin_dir / name}: is a directory: remove it" in capsys.readouterr().err
+    assert _tree(bin_dir) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_fallback_is_written_into_no_other_directory(
+    bin_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "link":
+        (bin_dir / FALLBACK).symlink_to(tmp_path)
+    else:
+        (bin_dir / FALLBACK).write_text("")
+    assert _install(bin_dir, "--fallback") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "launcher"}
+    assert [path.name for path in bin_dir.iterdir()] == [FALLBACK]
+
+
+# Interrupted, concurrent, impossible.
+
+
+@pytest.mark.parametrize("name", [".ipoib.podfabric-new", f"{FALLBACK}/.ipoib.podfabric-new"])
+def test_what_a_killed_run_left_is_removed(bin_dir: Path, name: str) -> None:
+    for command in (_install, _uninstall):
+        (bin_dir / name).parent.mkdir(exist_ok=True)
+        (bin_dir / name).write_bytes(LAUNCHER[:5])
+        assert command(bin_dir) == 0
+        assert not (bin_dir / name).exists()
+
+
+def test_failed_write_leaves_everything_as_it_was(
+    bin_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    before = {name: (bin_dir / name).stat() for name in _tree(bin_dir)}
+    calls = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device", "the third")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert _install(bin_dir, "--fallback") == 1
+    assert {name: (bin_dir / name).stat() for name in _tree(bin_dir)} == before
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_executable_in_use_is_replaced(bin_dir: Path) -> None:
+    """Written in place, it would be busy."""
+    path = bin_dir / "ipoib"
+    path.write_bytes(Path("/bin/sleep").read_bytes() + b"podfabric launcher 1")
+    path.chmod(0o755)
+    with subprocess.Popen([path, "60"]) as running:
+        assert _install(bin_dir) == 0
+        running.kill()
+    assert path.read_bytes() == LAUNCHER
+
+
+def test_two_at_once_wait_for_each_other(bin_dir: Path) -> None:
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(_install(bin_dir, "--fallback")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 4
+    assert len(_tree(bin_dir)) == 2 * len(PLUGINS)
+
+
+def test_directory_that_is_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (_install, _uninstall):
+        assert command(tmp_path / "nowhere") == 1
+        assert f"{tmp_path / 'nowhere'}: is no directory" in capsys.readouterr().err
+
+
+def test_default_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = tmp_path / "opt/cni/bin"
+    monkeypatch.setattr(install, "DEFAULT_BIN_DIR", default)
+    assert _podfabric("install") == 0
+    assert _tree(default) == sorted(PLUGINS)
+
+
+def test_launcher_must_be_one(
+    bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    assert _install(bin_dir, "--launcher", other) == 1
+    assert f"{other}: there is no launcher: run `make cni`" in capsys.readouterr().err
+    other.write_bytes(FOREIGN)
+    assert _install(bin_dir, "--launcher", other) == 1
+    assert f"{other}: is no launcher of podfabric" in capsys.readouterr().err
+    assert _tree(bin_dir) == []
+
+
+# Uninstall.
+
+
+def test_uninstall_removes_all_of_ours(bin_dir: Path) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    assert _uninstall(bin_dir) == 0
+    assert list(bin_dir.iterdir()) == []
+    assert _uninstall(bin_dir) == 0
+
+
+def test_uninstall_leaves_what_is_not_ours_and_says_so(
+    bin_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    (bin_dir / "ipoib").write_bytes(FOREIGN)
+    (bin_dir / "bridge").write_bytes(FOREIGN)
+    (bin_dir / FALLBACK / "notes").write_text("mine")
+    capsys.readouterr()
+    assert _uninstall(bin_dir) == 0
+    assert _tree(bin_dir) == [f"{FALLBACK}/notes", "bridge", "ipoib"]
+    said = capsys.readouterr().out.splitlines()
+    for path in (bin_dir / "ipoib", bin_dir / FALLBACK / "notes"):
+        assert f"left {path}: it is not podfabric's" in said
+    assert f"removed {bin_dir / 'podfabric-ipam'}" in said
