@@ -3,16 +3,17 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import fabric
 from tests.conformance.node import CNI_BIN, Delegate, Node, ip, namespace
-from tests.conformance.subject import OURS
+from tests.conformance.subject import EVERY, OURS
 from tests.conftest import IN_VM
 from tests.plugins import CHECKOUT, install_noop
+from tests.plugins.service import Service, install_launchers
 
 # Importing is slow in the virtual machine.
 HERE = Path(__file__).resolve().parent
@@ -21,21 +22,53 @@ collect_ignore = [
 ]
 
 
+@pytest.fixture(scope="session", params=[False, True], ids=["process", "agent"])
+def through_agent(request: pytest.FixtureRequest) -> bool:
+    """Whether the executables are launchers and an agent does the work: every test runs twice."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="session")
-def executables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
-    """CNI_PATH: our executables, made where they are missing, and the doubles'."""
+def executables(through_agent: bool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """CNI_PATH: our executables, made where they are missing, and the doubles'.
+
+    Going through an agent, all of them are launchers.
+    """
     if not all((CNI_BIN / subject.name).exists() for subject in OURS):
         command = [sys.executable, "-m", "tools.make_cni", str(CNI_BIN)]
         subprocess.run(command, check=True, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
     doubles = tmp_path_factory.mktemp("doubles")
+    if through_agent:
+        install_launchers(doubles, [subject.name for subject in EVERY])
+        return (doubles,)
     install_noop(doubles)
     return CNI_BIN, doubles
 
 
+@pytest.fixture(scope="session")
+def surroundings(
+    through_agent: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, str]]:
+    """Where launchers find an agent: one of ours, or none."""
+    if not through_agent:
+        yield {"PODFABRIC_SOCKET": str(tmp_path_factory.mktemp("none") / "agent.sock")}
+        return
+    service = Service(tmp_path_factory.mktemp("agent"))
+    service.keep_alive()
+    service.wait_until_ready()
+    yield {"PODFABRIC_SOCKET": str(service.socket)}
+    service.stop()
+
+
 @pytest.fixture
-def node(tmp_path: Path, executables: tuple[Path, ...]) -> Node:
+def node(
+    tmp_path: Path,
+    executables: tuple[Path, ...],
+    surroundings: Mapping[str, str],
+    through_agent: bool,
+) -> Node:
     """A node on which nothing has happened yet."""
-    return Node(tmp_path, executables)
+    return Node(tmp_path, executables, surroundings, through_agent)
 
 
 @pytest.fixture

@@ -59,6 +59,8 @@ class Node:
 
     root: Path
     path: tuple[Path, ...]
+    surroundings: Mapping[str, str] = field(default_factory=dict)
+    through_agent: bool = False
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -82,6 +84,7 @@ class Node:
             "PODFABRIC_STATE": str(self.state),
             "PODFABRIC_RUN": str(self.root / "run"),
             "MARK": self.mark,
+            **self.surroundings,
             **changes,
         }
         return {name: value for name, value in environ.items() if value is not None}

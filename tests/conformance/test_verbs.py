@@ -1,6 +1,7 @@
 """Table E: GC, CHECK and STATUS."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ def fill(node: Node) -> None:
 
 
 @pytest.fixture(scope="session")
-def filled_state(executables: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    first = Node(tmp_path_factory.mktemp("filled"), executables)
+def filled_state(
+    executables: tuple[Path, ...],
+    surroundings: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    first = Node(tmp_path_factory.mktemp("filled"), executables, surroundings)
     fill(first)
     return first.state
 

@@ -16,8 +16,9 @@ import sys
 sys.path[1:1] = {path!r}
 from cni.spec.entry import main
 def load():
+    import os
     from tests.plugins.noop import Noop
-    return Noop()
+    return Noop(os.environ)
 main(load, "noop: answers what it is told")
 """
 

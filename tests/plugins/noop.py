@@ -8,7 +8,8 @@ configuration's bytes, to a file below PODFABRIC_STATE.
 
 import os
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ class _Config(msgspec.Struct):
 
 
 class Noop:
-    def __init__(self) -> None:
-        self._script = msgspec.json.decode(os.environ.get("NOOP", "{}"), type=Script)
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._script = msgspec.json.decode(environ.get("NOOP", "{}"), type=Script)
+        self._state = Path(environ["PODFABRIC_STATE"])
 
     @property
     def versions(self) -> Sequence[str]:
@@ -84,9 +86,8 @@ class Noop:
 
     def _act(self, request: Request) -> None:
         script = self._script
-        state = Path(os.environ["PODFABRIC_STATE"])
-        state.mkdir(parents=True, exist_ok=True)
-        (state / f"{request.command}-{os.getpid()}").write_bytes(request.config)
+        self._state.mkdir(parents=True, exist_ok=True)
+        (self._state / f"{request.command}-{uuid.uuid4().hex}").write_bytes(request.config)
         if script.prints:
             print(script.prints)  # noqa: T201 - a library that prints
             os.system(f"echo {script.prints}")

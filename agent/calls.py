@@ -1,0 +1,107 @@
+"""One call: from a request to the plugin that it names, and to the answer's frame."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from agent import framing
+from agent.framing import ANSWERED
+from agent.logs import fields
+from cni.spec import interrupts
+from cni.spec.dispatch import Answer, answer, error_document
+from cni.spec.errors import CNIError, Code
+from cni.spec.interrupts import Call
+from cni.spec.notes import collected
+from cni.spec.plugin import Plugin
+
+Loader = Callable[[Mapping[str, str]], Plugin]
+"""The plugin for a call with that environment."""
+
+_log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Who counts calls."""
+
+    def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
+        """One call came to its end with that CNI code, 0 for success."""
+
+
+class Calls:
+    """Does the calls for the plugins of this agent, by the names their executables have."""
+
+    def __init__(self, plugins: Mapping[str, Loader], observer: Observer) -> None:
+        self._plugins = plugins
+        self._observer = observer
+
+    def call(self, request: framing.Request, netns: int | None, call: Call, number: int) -> bytes:
+        """The answer's frame. Whatever happens, it is a result or a CNI error."""
+        environ = request.environ
+        verb = environ.get("CNI_COMMAND", "")
+        started = time.monotonic()
+        with (
+            fields(
+                request=number,
+                plugin=request.name,
+                verb=verb,
+                container_id=environ.get("CNI_CONTAINERID", ""),
+                ifname=environ.get("CNI_IFNAME", ""),
+                network=_network(request.config),
+            ),
+            collected() as notes,
+            interrupts.serving(call),
+        ):
+            reply = self._answer(request, netns)
+            seconds = time.monotonic() - started
+            code = self._log(reply, notes.text, seconds)
+        self._observer.observe(request.name, verb, code, seconds)
+        stderr = notes.text.encode(errors="backslashreplace")
+        return framing.write_answer(ANSWERED, reply.exit_code, stderr, reply.document)
+
+    def _answer(self, request: framing.Request, netns: int | None) -> Answer:
+        load = self._plugins.get(request.name)
+        if load is None:
+            known = ", ".join(sorted(self._plugins))
+            error = CNIError(
+                Code.INVALID_ENVIRONMENT,
+                f'the agent has no plugin "{request.name}" (it has {known}): put its executables '
+                "in place with `podfabric install`",
+            )
+            return Answer(error_document(error), 1)
+
+        def read_config() -> bytes:
+            if request.stdin_errno:
+                raise OSError(request.stdin_errno, os.strerror(request.stdin_errno))
+            return request.config
+
+        return answer(lambda: load(request.environ), request.environ, read_config, netns)
+
+    def _log(self, reply: Answer, notes: str, seconds: float) -> int:
+        """Write the call's line, and what it noted. Answers its CNI code."""
+        for line in notes.splitlines():
+            _log.warning("%s", line)
+        if reply.exit_code == 0:
+            _log.info("done in %.1f ms", seconds * 1e3)
+            return 0
+        # json and not msgspec: undecodable bytes of the environment are surrogates
+        error = json.loads(reply.document)
+        code = int(error["code"])
+        _log.warning("failed in %.1f ms with code %d: %s", seconds * 1e3, code, error["msg"])
+        return code
+
+
+class _Named(msgspec.Struct):
+    name: str = ""
+
+
+def _network(config: bytes) -> str:
+    """The network's name, as far as it can be read: for the log only."""
+    try:
+        return msgspec.json.decode(config, type=_Named).name
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""

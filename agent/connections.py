@@ -1,0 +1,179 @@
+"""One launcher's connection: its request as it comes in, its one answer, its end.
+
+The server's thread reads and closes; a worker answers. Whoever comes first answers, and only
+once: a call that ends after its deadline finds the answer given.
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+
+from agent import framing
+from agent.framing import HEADER, BadFrame, Header, Request
+from cni.spec.interrupts import Call
+
+CHUNK = 1 << 18
+_UCRED = struct.Struct("3i")
+
+
+class State(Enum):
+    """How far a connection is."""
+
+    READING = 1
+    CALLED = 2  # the request is whole, and a worker has it or will have it
+    ANSWERED = 3
+
+
+class Connection:
+    """A launcher that has connected. `deadline` (monotonic) is when its present state ends."""
+
+    def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
+        peer.setblocking(False)
+        self.number = number
+        self.state = State.READING
+        self.deadline = deadline
+        self.call: Call | None = None
+        self.begun = False  # by a worker
+        self.overtime = False
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._closed = False
+        self._netns: int | None = None
+        self._received = bytearray()
+        self._header: Header | None = None
+        self._unsent = b""
+
+    def fileno(self) -> int:
+        return self._peer.fileno()
+
+    @property
+    def peer_uid(self) -> int:
+        """Who connected, as the kernel says (unix(7), SO_PEERCRED)."""
+        ucred = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        uid: int = _UCRED.unpack(ucred)[1]
+        return uid
+
+    def receive(self) -> Request | None:
+        """Read what is there. The request once it is whole; EOFError if the peer is gone.
+
+        Raises BadFrame for what no launcher sends.
+        """
+        try:
+            chunk, ancillary, _, _ = self._peer.recvmsg(
+                CHUNK, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise EOFError(str(error)) from None
+        self._keep_descriptor(ancillary)
+        if not chunk:
+            raise EOFError
+        self._received += chunk
+        if self._header is None:
+            if len(self._received) < HEADER.size:
+                return None
+            self._header = framing.read_header(bytes(self._received[: HEADER.size]))
+        if len(self._received) > self._header.total:
+            raise BadFrame("more follows than its lengths say")
+        if len(self._received) < self._header.total:
+            return None
+        body, self._received = bytes(self._received[HEADER.size :]), bytearray()
+        return framing.read_request(self._header, body)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of a request that is not whole."""
+        return len(self._received)
+
+    def called(self, call: Call, deadline: float) -> None:
+        """The request is whole, and `call` is what becomes of it."""
+        self.call, self.state, self.deadline = call, State.CALLED, deadline
+
+    def begin(self) -> Call | None:
+        """A worker takes the call up; None if it has been answered or given up already."""
+        with self._lock:
+            if self.state is not State.CALLED or self._closed:
+                return None
+            self.begun = True
+            return self.call
+
+    def answer(
+        self,
+        frame: bytes,
+        patience: float,
+        wait_for_room: Callable[[], object],
+        *,
+        unless_begun: bool = False,
+    ) -> bool:
+        """Send the one answer; False if there was one, or `unless_begun` came too late.
+
+        The peer has `patience` seconds to read it. `wait_for_room` is called if it does not fit
+        the socket's buffer: then `flush` sends more of it.
+        """
+        with self._lock:
+            if self.state is State.ANSWERED or self._closed or (unless_begun and self.begun):
+                return False
+            self.state = State.ANSWERED
+            self.deadline = time.monotonic() + patience
+            self._unsent = frame
+            self._send()
+            if self._unsent:
+                wait_for_room()
+            return True
+
+    def flush(self) -> bool:
+        """Send more of an answer that did not fit. Whether all of it is on its way."""
+        with self._lock:
+            self._send()
+            return not self._unsent
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a part of the answer did not fit the socket's buffer yet."""
+        return bool(self._unsent)
+
+    def stop_reading(self) -> None:
+        """What the peer still sends fails over there, and it turns to its answer."""
+        self._received.clear()
+        with suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RD)
+
+    def take_netns(self) -> int | None:
+        """The namespace that came along, the caller's to close from now on."""
+        netns, self._netns = self._netns, None
+        return netns
+
+    def close(self) -> None:
+        """The server's thread is done with it."""
+        with self._lock:
+            self._closed = True
+            self._peer.close()
+        netns = self.take_netns()
+        if netns is not None:
+            os.close(netns)
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._peer.send(self._unsent, socket.MSG_NOSIGNAL)
+                self._unsent = self._unsent[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:  # the peer has gone: nobody is left to tell
+            self._unsent = b""
+
+    def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, content in ancillary:
+            if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                continue
+            for (descriptor,) in struct.iter_unpack("i", content[: len(content) // 4 * 4]):
+                if self._netns is None:
+                    self._netns = descriptor
+                else:
+                    os.close(descriptor)

@@ -1,0 +1,110 @@
+"""What launcher and agent say to each other over the socket: one request, one answer.
+
+All integers are unsigned, 32 bits, most significant byte first. The launcher sends
+
+    "pfq1"  name length  environment length  configuration length  errno of standard input
+    name    environment  configuration
+
+where `name` is what the executable was started as, the environment is `NAME=value` with a NUL
+behind each, and the configuration is all of standard input (errno 0), or what could be read of
+it. With the first byte comes at most one descriptor: CNI_NETNS, opened where the runtime sees it.
+The launcher keeps
+its side open until it has the answer: an end of file means that it is gone. The agent answers
+
+    "pfa1"  status  exit code  standard error length  standard output length
+    standard error  standard output
+
+with status 0; or 1 where the call was not begun and another process may do it instead, standard
+output then holding the CNI error. `cni/launcher/launcher.c` is the other side.
+"""
+
+import struct
+
+import msgspec
+
+REQUEST_MAGIC, ANSWER_MAGIC = b"pfq1", b"pfa1"
+HEADER = struct.Struct("!4s4I")
+MAX_NAME = 255
+MAX_ENVIRON = 1 << 20
+MAX_CONFIG = 16 << 20
+MAX_STDERR = 1 << 20
+MAX_STDOUT = 16 << 20
+ANSWERED, REFUSED = 0, 1
+
+
+class BadFrame(Exception):
+    """Bytes that no launcher sends. The text says which."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The lengths of a request's parts, in bytes, within their limits."""
+
+    name: int
+    environ: int
+    config: int
+    stdin_errno: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole request, header included."""
+        return HEADER.size + self.name + self.environ + self.config
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a launcher was started with."""
+
+    name: str
+    environ: dict[str, str]
+    config: bytes
+    stdin_errno: int = 0
+
+
+def read_header(head: bytes) -> Header:
+    """The header from its 20 bytes. Raises BadFrame."""
+    magic, name, environ, config, stdin_errno = HEADER.unpack(head)
+    if magic != REQUEST_MAGIC:
+        raise BadFrame(f"it begins with {magic!r} and not with {REQUEST_MAGIC!r}")
+    for what, length, limit in (
+        ("name", name, MAX_NAME),
+        ("environment", environ, MAX_ENVIRON),
+        ("configuration", config, MAX_CONFIG),
+    ):
+        if length > limit:
+            raise BadFrame(f"its {what} has {length} bytes, at most {limit} are allowed")
+    return Header(name, environ, config, stdin_errno)
+
+
+def read_request(header: Header, body: bytes) -> Request:
+    """The request from all that follows its header. Undecodable bytes become surrogates."""
+    name_end = header.name
+    environ_end = name_end + header.environ
+    pairs = body[name_end:environ_end].decode(errors="surrogateescape").split("\0")
+    environ: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if equals and name not in environ:  # as getenv(3) has it: the first one counts
+            environ[name] = value
+    return Request(
+        name=body[:name_end].decode(errors="surrogateescape"),
+        environ=environ,
+        config=body[environ_end:],
+        stdin_errno=header.stdin_errno,
+    )
+
+
+def write_request(request: Request) -> bytes:
+    """The bytes that a launcher would send: for tests, and for callers in Python."""
+    name = request.name.encode(errors="surrogateescape")
+    environ = b"".join(
+        f"{key}={value}\0".encode(errors="surrogateescape")
+        for key, value in request.environ.items()
+    )
+    lengths = len(name), len(environ), len(request.config), request.stdin_errno
+    return HEADER.pack(REQUEST_MAGIC, *lengths) + name + environ + request.config
+
+
+def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
+    """The bytes of an answer; of a standard error that is too long, the end."""
+    stderr = stderr[-MAX_STDERR:]
+    head = HEADER.pack(ANSWER_MAGIC, status, exit_code, len(stderr), len(stdout))
+    return head + stderr + stdout

@@ -1,0 +1,145 @@
+"""The agent's log on standard error: one line an event, each with the call that it is about.
+
+    2026-01-02T03:04:05.678Z INFO done in 3.1 ms  plugin=ipoib verb=ADD attachment=net/cid/eth0
+    {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
+
+Below systemd's journal, which has the time, a text line begins with its priority instead
+(sd-daemon(3)). What a pod or a client wrote cannot forge a line: characters that are not
+printable are escaped, and a traceback's lines are indented.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from agent.settings import Settings
+
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+# At our level "debug" they would say how they do what we asked them.
+_QUIET = ("asyncio", "concurrent", "filelock", "pyroute2")
+_ATTACHMENT = ("network", "container_id", "ifname")
+
+_fields: ContextVar[Mapping[str, object] | None] = ContextVar("fields", default=None)
+
+
+@contextmanager
+def fields(**values: object) -> Iterator[None]:
+    """What is logged in the block, in this thread, bears these; "" and None are left out."""
+    token = _fields.set({**(_fields.get() or {}), **values})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+    """Log in that format from that level on; again whenever the settings change."""
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a log that cannot be written must not end a call
+    root = logging.getLogger()
+    handler = next((one for one in root.handlers if isinstance(one, _Handler)), None)
+    if handler is None:
+        handler = _Handler()
+        root.addHandler(handler)
+    if settings.log_format == "json":
+        handler.setFormatter(_Json())
+    else:
+        handler.setFormatter(_Text(journal=_is_journal(environ.get("JOURNAL_STREAM", ""))))
+    root.setLevel(settings.log_level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters at run time
+    """Ours among the handlers: to standard error."""
+
+
+class _Text(logging.Formatter):
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        if self._journal:
+            start = f"<{_PRIORITIES.get(record.levelname, 6)}>"
+            head = start
+        else:
+            start = ""
+            head = f"{_time(record)} {_printable(record.levelname)} "
+        line = f"{head}{_printable(_message(record))}{_text_fields(_current(record))}"
+        more = [f"{start}    {_printable(text)}" for text in _traceback(record).splitlines()]
+        return "\n".join((line, *more))
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "message": _message(record),
+            "logger": record.name,
+        }
+        if traceback := _traceback(record):
+            line["traceback"] = traceback
+        # json and not msgspec: undecodable bytes of the environment are surrogates
+        return json.dumps({**_current(record), **line}, default=str)
+
+
+def _current(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in (_fields.get() or {}).items() if value not in ("", None)}
+
+
+def _text_fields(current: dict[str, object]) -> str:
+    attachment = [current.get(part) for part in _ATTACHMENT]
+    if all(attachment):
+        for part in _ATTACHMENT:
+            del current[part]
+        current["attachment"] = "/".join(str(part) for part in attachment)
+    pairs = (f"{name}={_quoted(str(value))}" for name, value in current.items())
+    return "".join(f"{' ' if number else '  '}{pair}" for number, pair in enumerate(pairs))
+
+
+def _quoted(value: str) -> str:
+    if any(character in value for character in ' "='):
+        return '"' + _printable(value).replace('"', '\\"') + '"'
+    return _printable(value)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage().rstrip()
+    except (TypeError, ValueError):  # a library's mistake: what it meant to say is here
+        return f"{record.msg} {record.args}"
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if record.exc_info and not record.exc_text:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+    return "\n".join(text for text in (record.exc_text, record.stack_info) if text)
+
+
+def _printable(text: str) -> str:
+    """Without line ends, escape sequences, or letters that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def _time(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+def _is_journal(stream: str) -> bool:
+    """Whether JOURNAL_STREAM is about our standard error (systemd.exec(5)), still."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"

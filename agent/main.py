@@ -1,0 +1,213 @@
+"""The agent's life: one at a time on a node, serving until SIGTERM.
+
+In this order: settings and logs, the lock that makes it the only one, the socket, the plugins,
+ready; the sweep runs beside the first calls, each attachment under its own lock.
+"""
+
+import gc
+import logging
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import FrameType
+
+from filelock import FileLock, Timeout
+
+from agent import logs, settings, systemd
+from agent.calls import Calls, Loader
+from agent.http import Endpoint
+from agent.metrics import Metrics
+from agent.server import OVERTIME, Server, listen
+from agent.settings import Settings, SettingsError
+from agent.workers import Workers
+from cni.attachments.entry import Damaged
+from cni.attachments.journal import Journal
+from cni.ipoib.plugin import IPoIB
+from cni.spec.errors import CNIError
+from host.paths import Paths
+from ipam.delegation import OURS, TAKEN_OVER
+from ipam.plugin import AddressPlugin
+from ipam.resident import Resident
+
+Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
+"""Plugins by name, that may want the node's addresses."""
+
+_log = logging.getLogger(__name__)
+
+
+class Unable(Exception):
+    """The agent cannot start. The text says why and what to do."""
+
+
+def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
+    """Serve until SIGTERM; the exit code. `extra` gives more plugins, before our own."""
+    try:
+        given = settings.load(paths.config)
+        logs.configure(given)
+        with ExitStack() as stack:
+            stack.enter_context(_only_one(paths))
+            agent = Agent(paths, given, extra, stack)
+            agent.serve()
+    except (Unable, SettingsError, systemd.Unsuitable) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+class Agent:
+    """The parts, wired. What must be given back is on `stack`."""
+
+    def __init__(self, paths: Paths, given: Settings, extra: Extra, stack: ExitStack) -> None:
+        self._paths = paths
+        self._settings = given
+        self._stack = stack
+        store = Resident(paths.ipam)
+        stack.callback(store.close)
+        self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id))
+        self._ipoib = IPoIB(paths, self._addresses)
+        self._workers = Workers(given.workers)
+        self._metrics = Metrics(
+            plugins=(OURS, "ipoib"), usage=self._addresses.usage, attachments=self._attachments
+        )
+        listener = stack.enter_context(self._listener())
+        self._server = Server(
+            listener,
+            Calls({**self._plugins(), **extra(self._addresses)}, self._metrics),
+            self._workers,
+            given,
+            handed_over=self._activated,
+            refused=self._metrics.refused,
+        )
+        self._metrics.watch(
+            running=lambda: self._workers.running,
+            waiting=lambda: self._workers.waiting,
+            connections=lambda: self._server.connections,
+        )
+        self._state = "starting"
+        self._open_endpoint()
+
+    def serve(self) -> None:
+        """Until SIGTERM or SIGINT: then what runs is finished, and the rest refused."""
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        watched = settings.Watched(self._paths.config, self._settings, self._take)
+        self._stack.callback(watched.close)
+        if self._settings.sweep:
+            threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
+        gc.collect()
+        gc.freeze()  # what is here now stays: no collection looks at it again
+        watchdog = systemd.Watchdog(self._server.lively)
+        self._stack.callback(watchdog.close)
+        self._state = "serving"
+        systemd.notify("READY=1")
+        _log.info("serving at %s", self._paths.agent_socket)
+        self._server.serve()
+        self._workers.close(0.0)
+        _log.info("stopped")
+
+    def _plugins(self) -> dict[str, Loader]:
+        return {
+            "ipoib": lambda environ: self._ipoib,
+            OURS: lambda environ: self._addresses,
+            TAKEN_OVER: lambda environ: self._addresses,
+        }
+
+    @contextmanager
+    def _listener(self) -> Iterator[socket.socket]:
+        """Systemd's socket, which stays when we go; or our own, which goes with us."""
+        given = systemd.listening_socket()
+        self._activated = given is not None
+        if given is not None:
+            with given:
+                yield given
+            return
+        path = self._paths.agent_socket
+        try:
+            listener = listen(path)
+        except OSError as error:
+            raise Unable(f"cannot listen at {path}: {error.strerror}") from None
+        with listener:
+            yield listener
+            path.unlink(missing_ok=True)
+
+    def _open_endpoint(self) -> None:
+        if not self._settings.listen:
+            return
+        try:
+            endpoint = Endpoint(
+                self._settings.listen, self._metrics.exposition, self._alive, self._ready
+            )
+        except OSError as error:
+            raise Unable(
+                f'cannot listen at {self._settings.listen}: {error.strerror}: set "agent.listen" '
+                f"in {self._paths.config} to a free address"
+            ) from None
+        self._stack.callback(endpoint.close)
+
+    def _alive(self) -> tuple[bool, str]:
+        if self._state == "starting" or self._server.lively():
+            return True, self._state
+        return False, "the serving thread has not come round for 5 seconds"
+
+    def _ready(self) -> tuple[bool, str]:
+        return self._alive() if self._state == "serving" else (False, self._state)
+
+    def _take(self, new: Settings) -> None:
+        """New settings, as far as they can take effect in a running agent."""
+        logs.configure(new)
+        self._workers.limit = new.workers
+        self._server.limits = new
+        self._settings = new
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self._state = "stopping"
+        systemd.notify_stopping(self._settings.grace + 2 * OVERTIME)
+        self._server.stop()
+
+    def _sweep(self) -> None:
+        """What a kill or a reboot left behind, before anybody asks for it."""
+        started = time.monotonic()
+        try:
+            done = self._ipoib.sweep()
+        except CNIError as error:
+            self._metrics.swept(removed=0, errors=1)
+            _log.warning("sweep: %s", error)
+            return
+        removed = sum(line.startswith("removed") for line in done)
+        self._metrics.swept(removed=removed, errors=len(done) - removed)
+        for line in done:
+            _log.warning("sweep: %s", line)
+        _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
+
+    def _attachments(self) -> Mapping[tuple[str, str], int]:
+        """How many journal entries there are, by plugin and phase."""
+        counted: Counter[tuple[str, str]] = Counter()
+        for entry in Journal(self._paths).entries():
+            if isinstance(entry, Damaged):
+                counted["", "damaged"] += 1
+            else:
+                counted[entry.plugin, entry.phase] += 1
+        return counted
+
+
+@contextmanager
+def _only_one(paths: Paths) -> Iterator[None]:
+    """The kernel drops the lock when its holder dies."""
+    path = paths.run / "agent.lock"
+    try:
+        paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=0, mode=0o600)
+        lock.acquire()
+    except Timeout:
+        raise Unable(f"another agent is running: it holds {path} (fuser {path})") from None
+    except OSError as error:
+        raise Unable(f"cannot use {paths.run}: {error.strerror}: run the agent as root") from None
+    try:
+        yield
+    finally:
+        lock.release()

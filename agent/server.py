@@ -1,0 +1,307 @@
+"""The socket: one thread accepts, reads, watches deadlines and closes; workers call and answer.
+
+Nothing that a client does or leaves undone costs a worker: one gets a request when it is whole,
+and an answer that a client does not read waits here. A client that goes away, or a deadline
+that passes, ends its call where it may end (`cni.spec.interrupts`).
+"""
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from agent import framing
+from agent.connections import Connection, State
+from agent.framing import ANSWERED, REFUSED, BadFrame
+from agent.workers import Workers
+from cni.spec.dispatch import error_document
+from cni.spec.errors import CNIError, Code
+from cni.spec.interrupts import Call
+
+RECEIVE_TIME = 10.0  # seconds for a whole request: a launcher has read its input before
+READ_TIME = 10.0  # seconds for the client to read its answer and close
+OVERTIME = 5.0  # seconds for a call that is past its deadline and will end by itself
+TICK = 0.25  # seconds between two looks at the deadlines
+BACKLOG = 1024
+STOPPING = "stopping", "the agent is stopping"  # a reason for the metrics, one for the client
+MAX_BUFFERED = 128 << 20  # bytes of requests that are not whole yet
+
+_log = logging.getLogger(__name__)
+
+
+class Caller(Protocol):
+    """What does the calls."""
+
+    def call(self, request: framing.Request, netns: int | None, call: Call, number: int) -> bytes:
+        """The answer's frame."""
+
+
+class Limits(Protocol):
+    """The settings that the server looks at, which may change while it runs."""
+
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def grace(self) -> float: ...
+    @property
+    def connections(self) -> int: ...
+
+
+class Server:
+    """Serves `listener`, a bound and listening unix socket, until `stop` is called.
+
+    `refused` is told the reason of each refusal. With `handed_over` set the listener belongs to
+    somebody who keeps it when we end (systemd): while ending, new clients are left to the next.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        caller: Caller,
+        workers: Workers,
+        limits: Limits,
+        *,
+        handed_over: bool = False,
+        refused: Callable[[str], object] = lambda reason: None,
+    ) -> None:
+        self.limits = limits
+        self._listener = listener
+        self._caller = caller
+        self._workers = workers
+        self._handed_over = handed_over
+        self._refused = refused
+        self._connections: dict[int, Connection] = {}
+        self._numbers = 0
+        self._stopping = False
+        self._accepting = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._last_tick = time.monotonic()
+
+    @property
+    def connections(self) -> int:
+        """How many clients there are."""
+        return len(self._connections)
+
+    def lively(self, within: float = 5.0) -> bool:
+        """Whether the serving thread has come round lately."""
+        return time.monotonic() - self._last_tick < within
+
+    def stop(self) -> None:
+        """Finish what runs, refuse the rest, return from `serve`. Safe in a signal handler."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+
+    def serve(self) -> None:
+        """Serve until stopped."""
+        self._listener.setblocking(False)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._accept_if_room()
+        while not self._stopping:
+            self._round()
+        self._drain()
+        self._epoll.close()
+
+    def _drain(self) -> None:
+        if self._handed_over and self._accepting:
+            self._epoll.unregister(self._listener)
+        for connection in list(self._connections.values()):
+            # What no worker has begun is refused; a worker that comes to it passes over it.
+            if connection.state is State.CALLED and not connection.begun:
+                self._refuse(connection, *STOPPING)
+        end = time.monotonic() + self.limits.grace
+        while self._workers.running and time.monotonic() < end:
+            self._round()
+        for connection in list(self._connections.values()):
+            if connection.call is not None:
+                connection.call.end()
+        end = time.monotonic() + OVERTIME
+        while (self._workers.running or self._unsent()) and time.monotonic() < end:
+            self._round()
+        for connection in list(self._connections.values()):
+            self._close(connection)
+
+    def _unsent(self) -> bool:
+        return any(connection.unsent for connection in self._connections.values())
+
+    def _round(self) -> None:
+        """Wait for something to happen, and see to it."""
+        for descriptor, events in self._epoll.poll(TICK):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif descriptor == self._listener.fileno():
+                self._accept()
+            elif (connection := self._connections.get(descriptor)) is not None:
+                self._attend(connection, events)
+        now = time.monotonic()
+        if now - self._last_tick >= TICK:
+            self._last_tick = now
+            self._workers.tend()
+            for connection in list(self._connections.values()):
+                if now >= connection.deadline:
+                    self._expire(connection)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as error:  # gone already, or no descriptor left: the next round tries again
+            if not isinstance(error, BlockingIOError):
+                _log.warning("accepting a connection: %s", error)
+            return
+        self._numbers += 1
+        connection = Connection(peer, self._numbers, time.monotonic() + RECEIVE_TIME)
+        self._connections[connection.fileno()] = connection
+        self._epoll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
+        uid = connection.peer_uid
+        if uid != 0:
+            self._refused("not_root")
+            _log.warning("refused a connection of uid %d: the agent serves root only", uid)
+            self._fail(connection, Code.INVALID_ENVIRONMENT, f"the agent serves root, not {uid}")
+        elif self._stopping:
+            self._refuse(connection, *STOPPING)
+        else:
+            self._receive(connection)
+        self._accept_if_room()
+
+    def _accept_if_room(self) -> None:
+        """Past the limit, clients wait in the socket's backlog."""
+        room = len(self._connections) < self.limits.connections
+        if room and not self._accepting:
+            self._epoll.register(self._listener, select.EPOLLIN)
+        elif not room and self._accepting:
+            self._epoll.unregister(self._listener)
+        self._accepting = room
+
+    def _attend(self, connection: Connection, events: int) -> None:
+        if connection.state is State.READING and events & select.EPOLLIN:
+            self._receive(connection)
+            return
+        if events & select.EPOLLOUT and connection.flush():
+            self._epoll.modify(connection, select.EPOLLRDHUP)
+        if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+            self._hang_up(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            request = connection.receive()
+        except EOFError:
+            self._close(connection)
+            return
+        except BadFrame as bad:
+            self._refused("bad_frame")
+            _log.warning("refused a request that no launcher sends: %s", bad)
+            self._fail(connection, Code.DECODING_FAILURE, f"the agent cannot read this: {bad}")
+            return
+        if request is None:
+            buffered = sum(one.buffered for one in self._connections.values())
+            if buffered > MAX_BUFFERED:
+                self._refuse(connection, "no_room", "the agent has no room for more requests")
+            return
+        if self._stopping:
+            self._refuse(connection, *STOPPING)
+            return
+        connection.called(
+            Call(endable=request.environ.get("CNI_COMMAND") not in ("DEL", "GC")),
+            time.monotonic() + self.limits.deadline,
+        )
+        self._epoll.modify(connection, select.EPOLLRDHUP)
+        netns = connection.take_netns()
+        self._workers.submit(lambda: self._work(connection, request, netns))
+
+    def _work(self, connection: Connection, request: framing.Request, netns: int | None) -> None:
+        """In a worker: the call, and its answer."""
+        try:
+            call = connection.begin()
+            if call is None:
+                return
+            frame = self._caller.call(request, netns, call, connection.number)
+        except Exception as error:  # noqa: BLE001 - the outermost edge: a client must get an answer
+            _log.exception("a call was not answered by what does the calls")
+            failure = CNIError(Code.INTERNAL, f"internal error of the agent: {error!r}")
+            frame = framing.write_answer(ANSWERED, 1, b"", error_document(failure))
+        finally:
+            if netns is not None:
+                os.close(netns)
+        self._answer(connection, frame)
+
+    def _hang_up(self, connection: Connection) -> None:
+        """The client has gone: what it wanted is not wanted any more, if it can still end."""
+        if connection.state is State.CALLED and connection.call is not None:
+            connection.call.end()
+        self._close(connection)
+
+    def _expire(self, connection: Connection) -> None:
+        if connection.state is not State.CALLED or connection.call is None:
+            self._close(connection)  # a request that does not come, an answer that nobody reads
+            return
+        if not connection.begun:
+            self._refuse(connection, "no_worker", "no worker was free within the deadline")
+        elif connection.call.end() or connection.overtime:
+            self._fail(
+                connection,
+                Code.TRY_AGAIN,
+                f"the call was not done within {self.limits.deadline:g} s; what it did is undone "
+                "as soon as it can be: try again",
+            )
+        else:
+            connection.overtime = True
+            connection.deadline = time.monotonic() + OVERTIME
+
+    def _refuse(self, connection: Connection, reason: str, why: str) -> None:
+        """Nothing was begun: the launcher may go another way."""
+        self._refused(reason)
+        error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
+        frame = framing.write_answer(REFUSED, 1, b"", error_document(error))
+        self._answer_early(connection, frame)
+
+    def _fail(self, connection: Connection, code: int, text: str) -> None:
+        document = error_document(CNIError(code, text))
+        frame = framing.write_answer(ANSWERED, 1, b"", document)
+        if connection.state is State.READING:
+            self._answer_early(connection, frame)
+        else:
+            self._answer(connection, frame)
+
+    def _answer_early(self, connection: Connection, frame: bytes) -> None:
+        """Before a worker has begun, and perhaps before all of the request has come."""
+        if connection.state is State.READING:
+            connection.stop_reading()
+            self._epoll.modify(connection, select.EPOLLRDHUP)
+        self._answer(connection, frame, unless_begun=True)
+
+    def _answer(self, connection: Connection, frame: bytes, *, unless_begun: bool = False) -> None:
+        """From any thread. The epoll set may be changed from any thread, too."""
+
+        def wait_for_room() -> None:
+            self._epoll.modify(connection, select.EPOLLRDHUP | select.EPOLLOUT)
+
+        connection.answer(frame, READ_TIME, wait_for_room, unless_begun=unless_begun)
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.pop(connection.fileno(), None)
+        connection.close()  # which takes it out of the epoll set
+        self._accept_if_room()
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, for root only; what a dead agent left there is replaced.
+
+    The caller has made sure that no other agent lives.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.fchmod(listener.fileno(), 0o600)  # which bind(2) gives to the file
+        listener.bind(str(temporary))
+        listener.listen(BACKLOG)
+        temporary.replace(path)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

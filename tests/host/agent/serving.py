@@ -1,0 +1,156 @@
+"""A server in a thread of the test, and clients that behave or do not."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent import framing
+from agent.framing import HEADER, Request
+from agent.server import Server, listen
+from agent.workers import Workers
+from cni.spec.interrupts import Call, Terminated, serving
+
+Does = Callable[[Request, int | None], bytes]
+
+
+@dataclass
+class Limits:
+    """The server's settings."""
+
+    deadline: float = 20.0
+    grace: float = 10.0
+    connections: int = 64
+
+
+@dataclass
+class Reply:
+    """An answer's frame, taken apart."""
+
+    status: int
+    exit_code: int
+    stderr: bytes
+    stdout: bytes
+
+
+@dataclass
+class Scripted:
+    """The caller: `does` is what every call does. Notes which calls were ended."""
+
+    does: Does = lambda request, netns: request.config
+    begun: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def call(self, request: Request, netns: int | None, call: Call, number: int) -> bytes:
+        container = request.environ.get("CNI_CONTAINERID", "")
+        self.begun.append(container)
+        try:
+            with serving(call):
+                stdout = self.does(request, netns)
+        except Terminated:
+            self.ended.append(container)
+            stdout = b"ended"
+        return framing.write_answer(framing.ANSWERED, 0, b"a note\n", stdout)
+
+
+@dataclass
+class Serving:
+    """A running server."""
+
+    path: Path
+    server: Server
+    workers: Workers
+    caller: Scripted
+    thread: threading.Thread
+    refused: list[str]
+
+    def connect(self, timeout: float = 15.0) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(timeout)
+        client.connect(str(self.path))
+        return client
+
+    def start(
+        self, container: str, command: str = "ADD", config: bytes = b"{}", fds: Sequence[int] = ()
+    ) -> socket.socket:
+        """Send a whole request; the answer is still to be read."""
+        client = self.connect()
+        send(client, container, command, config, fds)
+        return client
+
+    def ask(self, container: str = "c", command: str = "ADD", config: bytes = b"{}") -> Reply:
+        """One good client."""
+        with self.start(container, command, config) as client:
+            return read(client)
+
+
+def send(
+    client: socket.socket, container: str, command: str, config: bytes, fds: Sequence[int] = ()
+) -> None:
+    environ = {"CNI_COMMAND": command, "CNI_CONTAINERID": container}
+    frame = framing.write_request(Request("ipoib", environ, config))
+    if fds:
+        sent = socket.send_fds(client, [frame], list(fds))
+        frame = frame[sent:]
+    client.sendall(frame)
+
+
+def read(client: socket.socket) -> Reply:
+    """The answer; EOFError if there is none."""
+    magic, status, exit_code, stderr, stdout = HEADER.unpack(exactly(client, HEADER.size))
+    assert magic == framing.ANSWER_MAGIC
+    return Reply(status, exit_code, exactly(client, stderr), exactly(client, stdout))
+
+
+def exactly(client: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        chunk = client.recv(size - len(received))
+        if not chunk:
+            raise EOFError
+        received += chunk
+    return received
+
+
+@contextmanager
+def server(
+    directory: Path, does: Does | None = None, workers: int = 8, limits: Limits | None = None
+) -> Iterator[Serving]:
+    """A server that is stopped at the end, and must then end."""
+    path = directory / "agent.sock"
+    listener = listen(path)
+    pool = Workers(workers)
+    caller = Scripted() if does is None else Scripted(does)
+    refused: list[str] = []
+    serving_ = Server(listener, caller, pool, limits or Limits(), refused=refused.append)
+    thread = threading.Thread(target=serving_.serve, daemon=True)
+    thread.start()
+    try:
+        yield Serving(path, serving_, pool, caller, thread, refused)
+    finally:
+        serving_.stop()
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def reset(client: socket.socket) -> None:
+    """Close without a word, as a killed process does with unread bytes."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()

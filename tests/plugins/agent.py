@@ -1,0 +1,32 @@
+"""An agent for tests: ours, with the doubles among its plugins, and files where a request says.
+
+The agent proper takes its roots from its own environment only. Here one agent serves every
+test of a session, each of which has directories of its own.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from agent import main as agent
+from agent.calls import Loader
+from cni.ipoib.plugin import IPoIB
+from cni.spec.plugin import Plugin
+from host.paths import Paths
+from ipam.plugin import AddressPlugin
+from tests.plugins.noop import Noop
+
+
+def _ipoib(environ: Mapping[str, str]) -> Plugin:
+    return IPoIB(Paths.from_environ(environ))
+
+
+def _ipam(environ: Mapping[str, str]) -> Plugin:
+    paths = Paths.from_environ(environ)
+    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+
+
+PLUGINS: Mapping[str, Loader] = {"ipoib": _ipoib, "podfabric-ipam": _ipam, "noop": Noop}
+
+if __name__ == "__main__":
+    sys.exit(agent.run(Paths.from_environ(os.environ), lambda addresses: PLUGINS))

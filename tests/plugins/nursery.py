@@ -1,0 +1,63 @@
+"""An agent that dies often: forked from a process that has imported everything, so soon back.
+
+`python -m tests.plugins.nursery` keeps one child, whose pid it writes to `<run>/agent.pid`, and
+ends with it on SIGTERM.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from agent import main as agent
+from bench import moved
+from host.paths import Paths
+
+
+def main() -> int:
+    """Fork agents until SIGTERM."""
+    paths = Paths.from_environ(os.environ)
+    paths.run.mkdir(parents=True, exist_ok=True)
+    pid_file = paths.run / "agent.pid"
+    child = 0
+    stopping = False
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    while not stopping:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        child = os.fork()
+        if child == 0:
+            os._exit(_run(paths))
+        _write(pid_file, child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.waitpid(child, 0)
+    return 0
+
+
+def _run(paths: Paths) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        return agent.run(
+            paths, lambda addresses: {"moved": lambda environ: moved.Moved(paths, addresses)}
+        )
+    finally:
+        sys.stderr.flush()
+
+
+def _write(path: Path, pid: int) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(str(pid))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Clients that attach and detach while the agent is killed, and what must hold all the while.
+
+Every client does what a runtime does: after an ADD that failed, or whose answer was an error, it
+calls DEL, and DEL again until that succeeds.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0  # seconds until a DEL must have succeeded
+
+
+@dataclass
+class Seen:
+    """What the clients saw; any of `wrong` fails the test."""
+
+    results: int = 0
+    errors: dict[int, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    _held: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def result(self, container: str, addresses: list[str]) -> None:
+        with self._lock:
+            self.results += 1
+            for address in addresses:
+                holder = self._held.setdefault(address, container)
+                if holder != container:
+                    self.wrong.append(f"{address} is held by {holder} and {container}")
+
+    def error(self, code: int) -> None:
+        with self._lock:
+            self.errors[code] = self.errors.get(code, 0) + 1
+
+    def leaving(self, container: str) -> None:
+        """From here on the container's addresses may be another's."""
+        with self._lock:
+            self._held = {a: c for a, c in self._held.items() if c != container}
+
+    def amiss(self, text: str) -> None:
+        with self._lock:
+            self.wrong.append(text)
+
+
+@dataclass
+class Client:
+    """One runtime: attaches one container after the other to `netns`."""
+
+    number: int
+    executable: Path
+    config: Mapping[str, Any]
+    environ: Mapping[str, str]
+    seen: Seen
+    netns: str = "/none"
+    ifname: str = "net1"
+    pause: float = 0.05  # seconds before a DEL is tried again
+
+    def run_until(self, over: Callable[[], bool]) -> None:
+        cycle = 0
+        while not over():
+            cycle += 1
+            self._attach(f"c{self.number}-{cycle}")
+
+    def _attach(self, container: str) -> None:
+        exit_code, document = self._call("ADD", container)
+        if exit_code == 0:
+            self.seen.result(container, [ip["address"] for ip in document["ips"]])
+            if random.random() < 0.5:
+                self._call("CHECK", container, {"prevResult": document})
+        self.seen.leaving(container)
+        deadline = time.monotonic() + PATIENCE
+        while self._call("DEL", container)[0] != 0:
+            if time.monotonic() > deadline:
+                self.seen.amiss(f"{container} could not be removed")
+                return
+            time.sleep(self.pause)
+
+    def _call(
+        self, command: str, container: str, more: Mapping[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        environ = {
+            **self.environ,
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": self.netns,
+            "CNI_IFNAME": self.ifname,
+            "CNI_PATH": str(self.executable.parent),
+            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAME={container}",
+        }
+        done = subprocess.run(
+            [self.executable],
+            input=json.dumps({**self.config, **(more or {})}).encode(),
+            env=environ,
+            capture_output=True,
+            timeout=150,
+            check=False,
+        )
+        return done.returncode, self._document(command, container, done)
+
+    def _document(
+        self, command: str, container: str, done: "subprocess.CompletedProcess[bytes]"
+    ) -> dict[str, Any]:
+        """The answer, which must be a result, nothing, or one clean error."""
+        try:
+            document = json.loads(done.stdout) if done.stdout else {}
+            if done.returncode == 0 and ("ips" in document) is (command == "ADD"):
+                return dict(document)
+            if done.returncode == 1 and document["msg"] and document["cniVersion"]:
+                self.seen.error(document["code"])
+                return dict(document)
+        except (ValueError, KeyError, TypeError):
+            pass
+        self.seen.amiss(f"{command} {container}: {done}")
+        return {}
+
+
+def kill_often(
+    pid_file: Path, kills: int, clients: list[Client], pause: tuple[float, float]
+) -> None:
+    """Kill the agent so many times at random moments while the clients are at work.
+
+    `pause` are the shortest and the longest time between two kills, in seconds.
+    """
+    over = threading.Event()
+    with ThreadPoolExecutor(len(clients)) as pool:
+        running = [pool.submit(client.run_until, over.is_set) for client in clients]
+        try:
+            killed = 0
+            for _ in range(kills):
+                time.sleep(random.uniform(*pause))
+                killed = _kill_another(pid_file, killed)
+        finally:
+            over.set()
+        for one in running:
+            one.result()
+
+
+def _kill_another(pid_file: Path, before: int) -> int:
+    """Kill the agent that is not the one killed before; answers its pid."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError):
+            pid = int(pid_file.read_text())
+            if pid != before:
+                os.kill(pid, signal.SIGKILL)
+                return pid
+        time.sleep(0.002)
+    raise AssertionError("no agent came back")

@@ -1,0 +1,268 @@
+"""The endpoint: what it answers, and that no client keeps it from answering others."""
+
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from agent import http
+from agent.http import Endpoint
+
+
+class Agent:
+    """What an endpoint asks."""
+
+    def __init__(self) -> None:
+        self.alive: tuple[bool, str] = (True, "serving")
+        self.ready: tuple[bool, str] = (True, "serving")
+        self.exposition: Callable[[], bytes] = lambda: b"podfabric_up 1\n"
+
+    def endpoint(self, listen: str = "127.0.0.1:0") -> Endpoint:
+        return Endpoint(listen, lambda: self.exposition(), lambda: self.alive, lambda: self.ready)
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def endpoint(agent: Agent) -> Iterator[Endpoint]:
+    with closing(agent.endpoint()) as made:
+        yield made
+
+
+def connect(endpoint: Endpoint) -> socket.socket:
+    if endpoint.address.startswith("unix:"):
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(10)
+        client.connect(endpoint.address.removeprefix("unix:"))
+        return client
+    host, _, port = endpoint.address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), 10)
+
+
+def read_all(client: socket.socket) -> bytes:
+    chunks = []
+    while chunk := client.recv(65536):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def ask(endpoint: Endpoint, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer."""
+    with connect(endpoint) as client:
+        client.sendall(request)
+        answer = read_all(client)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *rest = head.decode().split("\r\n")
+    assert first.startswith("HTTP/1.1 ")
+    return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in rest), body
+
+
+def get(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
+    status, _, body = ask(endpoint, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return status, body
+
+
+def test_metrics_are_served_in_prometheus_text_format(endpoint: Endpoint) -> None:
+    status, headers, body = ask(endpoint, b"GET /metrics?x=y HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (status, body) == (200, b"podfabric_up 1\n")
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert headers["Content-Length"] == str(len(body))
+    assert "Server" not in headers
+
+
+def test_health_and_readiness_are_what_the_agent_says(endpoint: Endpoint, agent: Agent) -> None:
+    assert get(endpoint, "/healthz") == (200, b"serving\n")
+    assert get(endpoint, "/readyz") == (200, b"serving\n")
+    agent.ready = (False, "stopping")
+    assert get(endpoint, "/readyz") == (503, b"stopping\n")
+    assert get(endpoint, "/healthz") == (200, b"serving\n")
+    agent.alive = (False, "the serving thread hangs")
+    assert get(endpoint, "/healthz") == (503, b"the serving thread hangs\n")
+
+
+def test_head_is_get_without_the_body(endpoint: Endpoint) -> None:
+    status, headers, body = ask(endpoint, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert (status, headers["Content-Length"], body) == (200, "15", b"")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 404),
+        (b"GET /metrics/ HTTP/1.1\r\n\r\n", 404),
+        (b"POST /x HTTP/1.1\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"get /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"GET /metrics HTTP/2.0\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\n\n", 400),
+        (b"GET /metrics HTTP/1.0\n\n", 200),
+        (b"\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n", 200),
+        (b"GET /" + b"x" * http.MAX_REQUEST + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n", 431),
+    ],
+)
+def test_other_requests_have_their_status(endpoint: Endpoint, request_: bytes, status: int) -> None:
+    found, headers, _ = ask(endpoint, request_)
+    assert found == status
+    assert headers.get("Allow") == ("GET, HEAD" if status == 405 else None)
+
+
+def test_a_scrape_that_fails_says_so(
+    endpoint: Endpoint, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> bytes:
+        raise RuntimeError("secret")
+
+    agent.exposition = fail
+    status, body = get(endpoint, "/metrics")
+    assert status == 500
+    assert b"secret" not in body
+    assert "RuntimeError: secret" in caplog.text
+    assert get(endpoint, "/healthz")[0] == 200
+
+
+def test_a_large_scrape_arrives_whole(endpoint: Endpoint, agent: Agent) -> None:
+    agent.exposition = lambda: b"x" * (8 << 20)
+    assert len(get(endpoint, "/metrics")[1]) == 8 << 20
+
+
+def test_a_request_that_comes_too_slowly_is_given_up(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIME", 0.5)
+    started = time.monotonic()
+    with connect(endpoint) as client:
+        client.settimeout(0.1)
+        answer = b""
+        for byte in b"GET /metrics HTTP/1.1 and so on, a byte at a time, without an end":
+            client.send(bytes((byte,)))
+            try:
+                answer = client.recv(65536)
+                break
+            except TimeoutError:
+                continue
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_client_that_says_nothing_gets_nothing_and_goes(endpoint: Endpoint) -> None:
+    with connect(endpoint) as client:
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+
+
+def test_silent_clients_make_room_for_others(endpoint: Endpoint) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(endpoint)) for _ in range(5 * http.MAX_CLIENTS)]
+        started = time.monotonic()
+        assert get(endpoint, "/healthz")[0] == 200
+        assert time.monotonic() - started < http.REQUEST_TIME
+        assert threading.active_count() < 2 * http.MAX_CLIENTS
+        assert silent[0].recv(1) == b""
+
+
+def test_scrapes_that_take_long_leave_room_for_health(endpoint: Endpoint, agent: Agent) -> None:
+    release = threading.Event()
+
+    def slow() -> bytes:
+        assert release.wait(20)
+        return b"late\n"
+
+    agent.exposition = slow
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(endpoint)) for _ in range(http.MAX_SCRAPES)]
+        for client in clients:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        time.sleep(0.3)
+        assert get(endpoint, "/metrics") == (503, b"too many scrapes at once\n")
+        assert get(endpoint, "/healthz")[0] == 200
+        release.set()
+        assert all(read_all(client).endswith(b"late\n") for client in clients)
+    agent.exposition = lambda: b"again\n"
+    assert get(endpoint, "/metrics") == (200, b"again\n")
+
+
+def test_clients_that_hang_up_leave_no_trace(endpoint: Endpoint, agent: Agent) -> None:
+    agent.exposition = lambda: b"x" * (4 << 20)
+    for _ in range(3 * http.MAX_CLIENTS):
+        with connect(endpoint) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert get(endpoint, "/healthz")[0] == 200
+    end = time.monotonic() + 5
+    while sum(thread.name == "http" for thread in threading.enumerate()) > 1:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_ipv6_loopback_is_served(agent: Agent) -> None:
+    try:
+        endpoint = agent.endpoint("[::1]:0")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with closing(endpoint):
+        assert endpoint.address.startswith("[::1]:")
+        assert get(endpoint, "/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_is_an_error(endpoint: Endpoint, agent: Agent) -> None:
+    with pytest.raises(OSError, match="Address already in use"):
+        agent.endpoint(endpoint.address)
+
+
+def test_the_end_frees_the_port_at_once(agent: Agent) -> None:
+    first = agent.endpoint()
+    address = first.address
+    with connect(first) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        read_all(client)
+        started = time.monotonic()
+        first.close()
+        first.close()
+    assert time.monotonic() - started < 2.0
+    with closing(agent.endpoint(address)) as second:
+        assert get(second, "/healthz")[0] == 200
+
+
+def test_a_unix_socket_is_for_root_only_and_goes_at_the_end(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with closing(agent.endpoint(f"unix:{path}")) as endpoint:
+        assert endpoint.address == f"unix:{path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert get(endpoint, "/healthz") == (200, b"serving\n")
+    assert not path.exists()
+
+
+def test_a_unix_socket_that_nobody_serves_is_replaced(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    script = f"import os, socket; socket.socket(socket.AF_UNIX).bind({str(path)!r}); os._exit(9)"
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert path.is_socket()
+    with closing(agent.endpoint(f"unix:{path}")) as endpoint:
+        assert get(endpoint, "/healthz")[0] == 200
+
+
+def test_a_unix_socket_that_is_served_stays(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with closing(agent.endpoint(f"unix:{path}")) as first:
+        with pytest.raises(OSError, match="Address already in use"):
+            agent.endpoint(f"unix:{path}")
+        assert get(first, "/healthz")[0] == 200
+
+
+def test_a_file_in_the_way_of_a_unix_socket_stays(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="Address already in use"):
+        agent.endpoint(f"unix:{path}")
+    assert path.read_text() == "precious"
