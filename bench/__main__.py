@@ -1,0 +1,11 @@
+"""Every table."""
+
+import tempfile
+from pathlib import Path
+
+from bench import attach, ipam
+
+if __name__ == "__main__":
+    attach.measure()
+    with tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp") as name:
+        ipam.library(Path(name), rounds=30)

@@ -1,0 +1,148 @@
+"""A plugin for measurements: moves an interface that exists into the pod, with addresses.
+
+`"device"` names the interface. It has the parts of our own interface plugins, journal, undo,
+placement, address management in-process, announcement, and no hardware of its own. So it can be
+measured against host-device, on any machine.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import msgspec
+
+from cni.attachments.entry import ADDING, ATTACHED, Attachment, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.requests import (
+    attachment_of,
+    explained,
+    hops,
+    namespace_of,
+    require_still_there,
+)
+from cni.attachments.undo import Undo
+from cni.spec import interrupts
+from cni.spec.config import decode
+from cni.spec.entry import VERSIONS
+from cni.spec.request import Request
+from cni.spec.result import Interface, Result
+from host import announce, links, placement
+from host.addresses import add_route
+from host.errors import NamespaceGone
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink, netlink
+from host.paths import Paths
+from host.placement import Mark, Origin
+from ipam.delegation import Ipam, choose
+from ipam.plugin import AddressPlugin
+
+
+class _Ipam(msgspec.Struct):
+    type: str = ""
+
+
+class _Config(msgspec.Struct):
+    device: str = ""
+    ipam: _Ipam = msgspec.field(default_factory=_Ipam)
+
+
+class Moved:
+    """The plugin. Implements `cni.spec.plugin.Plugin`, as far as a measurement needs it."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, paths: Paths, addresses: AddressPlugin) -> None:
+        self._paths = paths
+        self._addresses = addresses
+        self._journal = Journal(paths)
+
+    def add(self, request: Request) -> Result:
+        """Move the device in, give it addresses, announce them."""
+        config = decode(request.config, _Config)
+        attachment = attachment_of(request)
+        mark = Mark(attachment.key)
+        with explained(), self._journal.locked(attachment), ExitStack() as opened:
+            namespace = opened.enter_context(namespace_of(request))
+            host = opened.enter_context(netlink())
+            pod = opened.enter_context(netlink(namespace))
+            device = links.require(host, config.device)
+            placement.require_free(pod, request.ifname)
+            origin = placement.origin_of(device)
+            entry = self._entry(request, namespace, origin)
+            ipam = self._ipam(config, request)
+            with Undo() as undo:
+                self._journal.write(entry)
+                undo.last(lambda: self._journal.remove(attachment))
+                undo.register("the addresses", ipam.undo)
+                answer = ipam.add()
+                cidrs = [ip.address for ip in answer.ips]
+                undo.register(
+                    "the move",
+                    lambda: placement.bring_back(host, pod, request.ifname, origin, mark),
+                )
+                moved = placement.move_in(host, pod, namespace, device, request.ifname, mark)
+                ready, given = placement.configure(pod, namespace, moved, cidrs)
+                if ready.carrier:
+                    announce.announce(namespace, ready, given)
+                for hop in hops(answer):
+                    add_route(pod, ready, hop)
+                require_still_there(namespace)
+                interrupts.hold()
+                done = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))
+                self._journal.write(done)
+        interface = Interface(name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns)
+        ips = tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips)
+        return Result(interfaces=(interface,), ips=ips, routes=answer.routes, dns=answer.dns)
+
+    def delete(self, request: Request) -> None:
+        """Move the device back as it was, then release its addresses."""
+        attachment = attachment_of(request)
+        with explained(), self._journal.locked(attachment), ExitStack() as opened:
+            entry = self._journal.read(attachment)
+            if entry is not None:
+                self._take_back(request, entry, attachment, opened)
+            self._ipam(decode(request.config, _Config), request).delete()
+            self._journal.remove(attachment)
+
+    def check(self, request: Request) -> None:
+        """Not measured."""
+
+    def gc(self, request: Request) -> None:
+        """Not measured."""
+
+    def status(self, request: Request) -> None:
+        """Not measured."""
+
+    def _take_back(
+        self, request: Request, entry: Entry, attachment: Attachment, opened: ExitStack
+    ) -> None:
+        host = opened.enter_context(netlink())
+        pod: Rtnetlink | None = None
+        try:
+            namespace = opened.enter_context(namespace_of(request))
+            pod = opened.enter_context(netlink(namespace))
+        except NamespaceGone:
+            pass
+        origin, mark = entry.undo_as(Origin), Mark(attachment.key)
+        placement.bring_back(host, pod, request.ifname, origin, mark)
+
+    def _ipam(self, config: _Config, request: Request) -> Ipam:
+        return choose(config.ipam.type, request, self._addresses)
+
+    def _entry(self, request: Request, namespace: NetworkNamespace, origin: Origin) -> Entry:
+        return Entry(
+            plugin="moved",
+            network=request.network,
+            container_id=request.container_id,
+            ifname=request.ifname,
+            netns=request.netns,
+            netns_identity=namespace.identity,
+            netns_visible=namespace.visible,
+            boot_id=self._paths.boot_id(),
+            phase=ADDING,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=request.config.decode(),
+            args=request.args,
+            path=request.path,
+            undo=msgspec.Raw(msgspec.json.encode(origin)),
+        )

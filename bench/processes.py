@@ -1,0 +1,158 @@
+"""Executables started as a runtime starts them, and how long they take, from fork to exit.
+
+Both sides of a comparison are started in the same way, with standard input and output ready
+before the clock runs: `subprocess.run` itself would cost as much as what is measured.
+"""
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HOST_LOCAL = Path("/usr/lib/cni/host-local")
+HOST_DEVICE = Path("/usr/lib/cni/host-device")
+
+
+@dataclass
+class Call:
+    """One process: made ready, started, waited for, and its answer checked."""
+
+    executable: Path
+    environ: Mapping[str, str]
+    config: bytes = b""
+    started: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
+    code: int = -1
+    _input: int = field(default=-1, repr=False)
+    _output: int = field(default=-1, repr=False)
+
+    def prepare(self) -> None:
+        """Standard input and output, as files in memory."""
+        self._input = os.memfd_create("input")
+        os.write(self._input, self.config)
+        os.lseek(self._input, 0, os.SEEK_SET)
+        self._output = os.memfd_create("output")
+
+    def start(self) -> None:
+        """Start it; the clock runs."""
+        self.started = time.perf_counter()
+        actions = [
+            (os.POSIX_SPAWN_DUP2, self._input, 0),
+            (os.POSIX_SPAWN_DUP2, self._output, 1),
+        ]
+        path = str(self.executable)
+        self.pid = os.posix_spawn(path, [path], self.environ, file_actions=actions)
+
+    def wait(self) -> None:
+        """Wait for its end; the clock stops."""
+        _, status = os.waitpid(self.pid, 0)
+        self.finish(status)
+
+    def finish(self, status: int) -> None:
+        """It has ended with that wait status."""
+        self.ended = time.perf_counter()
+        self.code = os.waitstatus_to_exitcode(status)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+    def answer(self) -> dict[str, Any]:
+        """Its answer, and its descriptors given back. Ends the measurement if it failed."""
+        size = os.lseek(self._output, 0, os.SEEK_END)
+        text = os.pread(self._output, size, 0).decode()
+        os.close(self._input)
+        os.close(self._output)
+        if self.code != 0:
+            sys.exit(f"{self.executable} {self.environ.get('CNI_COMMAND')}: {self.code}: {text}")
+        document = json.loads(text) if text.strip() else {}
+        assert isinstance(document, dict)
+        return document
+
+
+def environment(
+    executable: Path, command: str, container: str, netns: str = "/none", **more: str
+) -> dict[str, str]:
+    """What a runtime sets."""
+    return {
+        "PATH": os.environ["PATH"],
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": container,
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": netns,
+        "CNI_PATH": str(executable.parent),
+        **more,
+    }
+
+
+def run(call: Call) -> dict[str, Any]:
+    """One call by itself; its answer."""
+    call.prepare()
+    call.start()
+    call.wait()
+    return call.answer()
+
+
+def at_once(calls: Sequence[Call]) -> float:
+    """All of them at the same time: seconds from the first start to the last end."""
+    for call in calls:
+        call.prepare()
+    by_pid: dict[int, Call] = {}
+    reaped: list[tuple[int, int, float]] = []
+
+    def reap() -> None:
+        for _ in calls:
+            pid, status = os.waitpid(-1, 0)
+            reaped.append((pid, status, time.perf_counter()))
+
+    started = time.perf_counter()
+    calls[0].start()  # so that there is a child to wait for
+    by_pid[calls[0].pid] = calls[0]
+    reaper = threading.Thread(target=reap)
+    reaper.start()
+    for call in calls[1:]:
+        call.start()
+        by_pid[call.pid] = call
+    reaper.join()
+    for pid, status, ended in reaped:
+        if pid not in by_pid:
+            sys.exit("the agent has ended: see its log")
+        by_pid[pid].finish(status)
+        by_pid[pid].ended = ended
+    return max(call.ended for call in calls) - started
+
+
+def interleaved(rounds: int, *contenders: Callable[[int], float]) -> list[list[float]]:
+    """The seconds that each contender answers, whose rounds alternate; two to warm up."""
+    seconds: list[list[float]] = [[] for _ in contenders]
+    for number in range(-2, rounds):
+        for index, contender in enumerate(contenders):
+            taken = contender(number + 2)
+            if number >= 0:
+                seconds[index].append(taken)
+    return seconds
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that `part` of them do not exceed."""
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
+
+
+def row(
+    label: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None
+) -> None:
+    """One row of the table: medians, their ratio, and what the ratio is to be at most."""
+    one, other = statistics.median(ours), statistics.median(theirs)
+    wanted = "" if target is None else f"   <= {target:.2f}"
+    missed = "" if target is None or one / other <= target else "  MISSED"
+    print(
+        f"{label:44}{one * 1e3:9.2f} ms{other * 1e3:9.2f} ms{one / other:8.2f}{wanted}{missed}",
+        flush=True,
+    )
