@@ -6,6 +6,7 @@ ready; the sweep runs beside the first calls, each attachment under its own lock
 
 import gc
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -49,6 +50,7 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
     try:
         given = settings.load(paths.config)
         logs.configure(given)
+        _allow_descriptors()
         with ExitStack() as stack:
             stack.enter_context(_only_one(paths))
             agent = Agent(paths, given, extra, stack)
@@ -193,6 +195,12 @@ class Agent:
             else:
                 counted[entry.plugin, entry.phase] += 1
         return counted
+
+
+def _allow_descriptors() -> None:
+    """As many as we may: a client has two or three, and the usual limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextmanager

@@ -107,8 +107,7 @@ class Server:
         self._epoll.close()
 
     def _drain(self) -> None:
-        if self._handed_over and self._accepting:
-            self._epoll.unregister(self._listener)
+        self._accept_if_room()
         for connection in list(self._connections.values()):
             # What no worker has begun is refused; a worker that comes to it passes over it.
             if connection.state is State.CALLED and not connection.begun:
@@ -141,6 +140,7 @@ class Server:
         if now - self._last_tick >= TICK:
             self._last_tick = now
             self._workers.tend()
+            self._accept_if_room()
             for connection in list(self._connections.values()):
                 if now >= connection.deadline:
                     self._expire(connection)
@@ -148,9 +148,12 @@ class Server:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError as error:  # gone already, or no descriptor left: the next round tries again
-            if not isinstance(error, BlockingIOError):
-                _log.warning("accepting a connection: %s", error)
+        except (BlockingIOError, ConnectionAbortedError):  # gone already
+            return
+        except OSError as error:  # no descriptor or memory is left: until the next tick
+            _log.warning("accepting a connection: %s", error.strerror)
+            self._epoll.unregister(self._listener)
+            self._accepting = False
             return
         self._numbers += 1
         connection = Connection(peer, self._numbers, time.monotonic() + RECEIVE_TIME)
@@ -168,8 +171,9 @@ class Server:
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Past the limit, clients wait in the socket's backlog."""
-        room = len(self._connections) < self.limits.connections
+        """Past the limit, clients wait in the socket's backlog; or for the next agent."""
+        leaving = self._stopping and self._handed_over
+        room = len(self._connections) < self.limits.connections and not leaving
         if room and not self._accepting:
             self._epoll.register(self._listener, select.EPOLLIN)
         elif not room and self._accepting:

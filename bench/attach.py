@@ -56,7 +56,6 @@ def measure(rounds: int = ROUNDS, attachments: int = ATTACHMENTS) -> None:
     if not HOST_DEVICE.exists():
         sys.exit(f"{HOST_DEVICE} is missing: apt-get install containernetworking-plugins")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.setpriority(os.PRIO_PROCESS, 0, -19)  # and all it starts: what else runs is not measured
     with ExitStack() as stack:
         root = Path(
             stack.enter_context(

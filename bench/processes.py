@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HOST_LOCAL = Path("/usr/lib/cni/host-local")
 HOST_DEVICE = Path("/usr/lib/cni/host-device")
+GIVE_UP = 5.0  # seconds for what was started, when the measurement is interrupted
 
 
 @dataclass
@@ -51,8 +53,13 @@ class Call:
         self.pid = os.posix_spawn(path, [path], self.environ, file_actions=actions)
 
     def wait(self) -> None:
-        """Wait for its end; the clock stops."""
-        _, status = os.waitpid(self.pid, 0)
+        """Wait for its end, also if the measurement is given up; the clock stops."""
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except BaseException:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            raise
         self.finish(status)
 
     def finish(self, status: int) -> None:
@@ -115,12 +122,16 @@ def at_once(calls: Sequence[Call]) -> float:
     started = time.perf_counter()
     calls[0].start()  # so that there is a child to wait for
     by_pid[calls[0].pid] = calls[0]
-    reaper = threading.Thread(target=reap)
+    reaper = threading.Thread(target=reap, daemon=True)
     reaper.start()
-    for call in calls[1:]:
-        call.start()
-        by_pid[call.pid] = call
-    reaper.join()
+    try:
+        for call in calls[1:]:
+            call.start()
+            by_pid[call.pid] = call
+        reaper.join()
+    except BaseException:  # what is running must not meet the tidying up
+        reaper.join(GIVE_UP)
+        raise
     for pid, status, ended in reaped:
         if pid not in by_pid:
             sys.exit("the agent has ended: see its log")

@@ -313,6 +313,3 @@ def condensed(part: bytes) -> bytes:
         offset = end
     struct.pack_into("=I", kept, 0, len(kept))
     return bytes(kept)
-
-
-IPRoute = Rtnetlink

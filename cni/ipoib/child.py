@@ -76,12 +76,11 @@ def move(
 
 def configure(
     pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
-) -> list[str]:
-    """Addresses, and up. Answers every address it gave, the link-local one too."""
+) -> tuple[Link, list[str]]:
+    """Addresses, and up. Answers the child as it is then, and every address it gave."""
     switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    _, given = placement.configure(pod, namespace, child, cidrs, switches, own)
-    return given
+    return placement.configure(pod, namespace, child, cidrs, switches, own)
 
 
 def link_local(child: Link) -> str:
@@ -103,15 +102,15 @@ def wait_for_carrier(pod: Rtnetlink, child: Link, seconds: float) -> Link:
     """The child as soon as it has carrier, or as it is when the time is over."""
     deadline = time.monotonic() + seconds
     pause = 0.002
-    while True:
+    while not child.carrier and time.monotonic() < deadline:
         interrupts.checkpoint()
+        time.sleep(pause)
+        pause = min(pause * 2, 0.1)
         now = links.by_index(pod, child.index)
         if now is None:
             raise LinkMissing(f'"{child.name}" has gone from the pod while it was configured')
-        if now.carrier or time.monotonic() >= deadline:
-            return now
-        time.sleep(pause)
-        pause = min(pause * 2, 0.1)
+        child = now
+    return child
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:

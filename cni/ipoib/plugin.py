@@ -35,7 +35,7 @@ from host import announce, infiniband, links
 from host.addresses import add_route
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import IPRoute, netlink
+from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
 from ipam.plugin import AddressPlugin
@@ -81,7 +81,7 @@ class IPoIB:
                 made = child.make(host, attachment, plan)
                 moved = child.move(host, pod, pod_namespace, made, attachment)
                 cidrs = [ip.address for ip in answer.ips]
-                given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
+                moved, given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
                 for hop in hops(answer):
                     add_route(pod, moved, hop)
                 ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
@@ -206,7 +206,7 @@ class IPoIB:
         )
 
     def _wait_for_carrier(
-        self, host: IPRoute, pod: IPRoute, moved: Link, plan: Plan, seconds: float
+        self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
     ) -> Link:
         ready = child.wait_for_carrier(pod, moved, seconds)
         if ready.carrier or not seconds:
@@ -245,12 +245,12 @@ def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
     )
 
 
-def _remove_child(host: IPRoute, pod: IPRoute, attachment: Attachment) -> None:
+def _remove_child(host: Rtnetlink, pod: Rtnetlink, attachment: Attachment) -> None:
     child.remove_from_pod(pod, attachment)
     child.remove_from_host(host, attachment)
 
 
-def _refuse_taken_name(pod: IPRoute, request: Request) -> None:
+def _refuse_taken_name(pod: Rtnetlink, request: Request) -> None:
     taken = links.find(pod, request.ifname)
     if taken is not None:
         what = f"a link of kind {taken.kind}" if taken.kind else "a link"

@@ -14,7 +14,7 @@ from host import links
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import IPRoute, netlink
+from host.netlink import Rtnetlink, netlink
 from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
 from tests.kernel.processes import in_processes
 
@@ -133,7 +133,7 @@ def test_address_stays_reserved_while_the_interface_cannot_be_removed(
 ) -> None:
     added = node.add("c1", pods[0], **CONFIG)
 
-    def busy(route: IPRoute, link: Link) -> None:
+    def busy(route: Rtnetlink, link: Link) -> None:
         raise HostError(f'deleting "{link.name}": busy')
 
     with monkeypatch.context() as patched:
