@@ -62,6 +62,7 @@ def measure(rounds: int = ROUNDS, attachments: int = ATTACHMENTS) -> None:
                 tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp")
             )
         )
+        print(f"Go's plugins: {about(HOST_DEVICE)}\n")
         print(f"{'whole processes':44}{'podfabric':>12}{'Go':>12}{'ratio':>8}   target")
         addresses(root, rounds)
         agent = stack.enter_context(Agent(root / "agent"))
@@ -70,6 +71,12 @@ def measure(rounds: int = ROUNDS, attachments: int = ATTACHMENTS) -> None:
         storm(agent)
         memory(agent, pairs[:MOVES], attachments)
         launcher(agent, rounds)
+
+
+def about(executable: Path) -> str:
+    """What a plugin of Go's says of itself."""
+    told = subprocess.run([executable], env={}, capture_output=True, text=True, check=False)
+    return f"{executable}, {(told.stdout + told.stderr).splitlines()[0]}"
 
 
 def addresses(root: Path, rounds: int) -> None:

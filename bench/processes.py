@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HOST_LOCAL = Path("/usr/lib/cni/host-local")
-HOST_DEVICE = Path("/usr/lib/cni/host-device")
+# Debian's are of 1.1.1. Later ones go through a third namespace (1.7.1: `go install` both from
+# github.com/containernetworking/plugins into a directory of their own).
+GO_PLUGINS = Path(os.environ.get("PODFABRIC_BENCH_GO", "/usr/lib/cni"))
+HOST_LOCAL = GO_PLUGINS / "host-local"
+HOST_DEVICE = GO_PLUGINS / "host-device"
 GIVE_UP = 5.0  # seconds for what was started, when the measurement is interrupted
 
 
