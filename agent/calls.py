@@ -22,6 +22,10 @@ from cni.spec.plugin import Plugin
 Loader = Callable[[Mapping[str, str]], Plugin]
 """The plugin for a call with that environment."""
 
+MAX_LINES = 50  # of a call's notes, in the log
+MAX_FIELD = 256  # characters of what a client sent, in each line
+MAX_TEXT = 4096
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,15 +52,15 @@ class Calls:
             fields(
                 request=number,
                 plugin=request.name,
-                verb=verb,
-                container_id=environ.get("CNI_CONTAINERID", ""),
-                ifname=environ.get("CNI_IFNAME", ""),
-                network=_network(request.config),
+                verb=verb[:MAX_FIELD],
+                container_id=environ.get("CNI_CONTAINERID", "")[:MAX_FIELD],
+                ifname=environ.get("CNI_IFNAME", "")[:MAX_FIELD],
+                network=_network(request.config)[:MAX_FIELD],
             ),
             collected() as notes,
             interrupts.serving(call),
         ):
-            reply = self._answer(request, netns)
+            reply = _short_enough(self._answer(request, netns))
             seconds = time.monotonic() - started
             code = self._log(reply, notes.text, seconds)
         self._observer.observe(request.name, verb, code, seconds)
@@ -83,16 +87,32 @@ class Calls:
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
         """Write the call's line, and what it noted. Answers its CNI code."""
-        for line in notes.splitlines():
+        lines = [line for line in notes.splitlines() if line.strip()]
+        for line in lines[:MAX_LINES]:
             _log.warning("%s", line)
+        if len(lines) > MAX_LINES:
+            _log.warning("(%d more lines are in the launcher's output)", len(lines) - MAX_LINES)
         if reply.exit_code == 0:
             _log.info("done in %.1f ms", seconds * 1e3)
             return 0
         # json and not msgspec: undecodable bytes of the environment are surrogates
         error = json.loads(reply.document)
         code = int(error["code"])
-        _log.warning("failed in %.1f ms with code %d: %s", seconds * 1e3, code, error["msg"])
+        text = str(error["msg"])[:MAX_TEXT]
+        _log.warning("failed in %.1f ms with code %d: %s", seconds * 1e3, code, text)
         return code
+
+
+def _short_enough(reply: Answer) -> Answer:
+    """An answer that a launcher takes; a runtime could not do anything with 16 MiB either."""
+    if len(reply.document) <= framing.MAX_STDOUT:
+        return reply
+    error = CNIError(
+        Code.INTERNAL,
+        f"the answer has {len(reply.document)} bytes, at most {framing.MAX_STDOUT} are allowed: "
+        "call DEL, and use a smaller configuration",
+    )
+    return Answer(error_document(error), 1)
 
 
 class _Named(msgspec.Struct):

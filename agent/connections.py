@@ -21,6 +21,10 @@ CHUNK = 1 << 18
 _UCRED = struct.Struct("3i")
 
 
+class Lost(Exception):
+    """A part of a request did not come through. The text says which."""
+
+
 class State(Enum):
     """How far a connection is."""
 
@@ -39,6 +43,7 @@ class Connection:
         self.deadline = deadline
         self.call: Call | None = None
         self.begun = False  # by a worker
+        self._request: Request | None = None  # from when it is whole until a worker takes it
         self.overtime = False
         self._peer = peer
         self._lock = threading.Lock()
@@ -61,10 +66,10 @@ class Connection:
     def receive(self) -> Request | None:
         """Read what is there. The request once it is whole; EOFError if the peer is gone.
 
-        Raises BadFrame for what no launcher sends.
+        Raises BadFrame for what no launcher sends, Lost for what did not come through.
         """
         try:
-            chunk, ancillary, _, _ = self._peer.recvmsg(
+            chunk, ancillary, flags, _ = self._peer.recvmsg(
                 CHUNK, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -72,6 +77,8 @@ class Connection:
         except OSError as error:
             raise EOFError(str(error)) from None
         self._keep_descriptor(ancillary)
+        if flags & socket.MSG_CTRUNC and self._netns is None:
+            raise Lost("the pod's namespace was lost on the way: the agent has too many files open")
         if not chunk:
             raise EOFError
         self._received += chunk
@@ -88,20 +95,26 @@ class Connection:
 
     @property
     def buffered(self) -> int:
-        """Bytes of a request that is not whole."""
-        return len(self._received)
+        """Bytes of a request that no worker has taken."""
+        return len(self._received) + (len(self._request.config) if self._request else 0)
 
-    def called(self, call: Call, deadline: float) -> None:
+    def called(self, request: Request, call: Call, deadline: float) -> None:
         """The request is whole, and `call` is what becomes of it."""
+        self._request = request
         self.call, self.state, self.deadline = call, State.CALLED, deadline
 
-    def begin(self) -> Call | None:
-        """A worker takes the call up; None if it has been answered or given up already."""
+    def begin(self) -> tuple[Request, Call, int | None] | None:
+        """A worker takes the call up, and its namespace, which is the worker's to close.
+
+        None if it has been answered or given up already.
+        """
         with self._lock:
-            if self.state is not State.CALLED or self._closed:
+            request, self._request = self._request, None
+            if self.state is not State.CALLED or self._closed or not request or not self.call:
                 return None
             self.begun = True
-            return self.call
+            netns, self._netns = self._netns, None
+            return request, self.call, netns
 
     def answer(
         self,
@@ -144,19 +157,15 @@ class Connection:
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def take_netns(self) -> int | None:
-        """The namespace that came along, the caller's to close from now on."""
-        netns, self._netns = self._netns, None
-        return netns
-
     def close(self) -> None:
-        """The server's thread is done with it."""
+        """The server's thread is done with it: nothing of it is kept."""
         with self._lock:
             self._closed = True
             self._peer.close()
-        netns = self.take_netns()
-        if netns is not None:
-            os.close(netns)
+            self._request = None
+            if self._netns is not None:
+                os.close(self._netns)
+                self._netns = None
 
     def _send(self) -> None:
         try:

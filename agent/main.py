@@ -4,6 +4,7 @@ In this order: settings and logs, the lock that makes it the only one, the socke
 ready; the sweep runs beside the first calls, each attachment under its own lock.
 """
 
+import errno
 import gc
 import logging
 import resource
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 from agent import logs, settings, systemd
 from agent.calls import Calls, Loader
 from agent.http import Endpoint
-from agent.metrics import Metrics
+from agent.metrics import Lasting, Metrics
 from agent.server import OVERTIME, Server, listen
 from agent.settings import Settings, SettingsError
 from agent.workers import Workers
@@ -105,7 +106,8 @@ class Agent:
         gc.freeze()  # what is here now stays: no collection looks at it again
         watchdog = systemd.Watchdog(self._server.lively)
         self._stack.callback(watchdog.close)
-        self._state = "serving"
+        if self._state == "starting":
+            self._state = "serving"
         systemd.notify("READY=1")
         _log.info("serving at %s", self._paths.agent_socket)
         self._server.serve()
@@ -132,7 +134,9 @@ class Agent:
         try:
             listener = listen(path)
         except OSError as error:
-            raise Unable(f"cannot listen at {path}: {error.strerror}") from None
+            hint = ": is it systemd's? `systemctl start podfabric-agent`"
+            more = hint if error.errno == errno.EADDRINUSE else ""
+            raise Unable(f"cannot listen at {path}: {error.strerror or error}{more}") from None
         with listener:
             yield listener
             path.unlink(missing_ok=True)
@@ -142,7 +146,7 @@ class Agent:
             return
         try:
             endpoint = Endpoint(
-                self._settings.listen, self._metrics.exposition, self._alive, self._ready
+                self._settings.listen, Lasting(self._metrics.exposition), self._alive, self._ready
             )
         except OSError as error:
             raise Unable(
@@ -176,9 +180,9 @@ class Agent:
         started = time.monotonic()
         try:
             done = self._ipoib.sweep()
-        except CNIError as error:
+        except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
-            _log.warning("sweep: %s", error)
+            _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))
             return
         removed = sum(line.startswith("removed") for line in done)
         self._metrics.swept(removed=removed, errors=len(done) - removed)
@@ -206,15 +210,17 @@ def _allow_descriptors() -> None:
 @contextmanager
 def _only_one(paths: Paths) -> Iterator[None]:
     """The kernel drops the lock when its holder dies."""
-    path = paths.run / "agent.lock"
+    path = paths.state / "agent.lock"
     try:
-        paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(path, timeout=0, mode=0o600)
         lock.acquire()
     except Timeout:
         raise Unable(f"another agent is running: it holds {path} (fuser {path})") from None
     except OSError as error:
-        raise Unable(f"cannot use {paths.run}: {error.strerror}: run the agent as root") from None
+        raise Unable(
+            f"cannot use {paths.state}: {error.strerror}: see that it can be written, by root"
+        ) from None
     try:
         yield
     finally:

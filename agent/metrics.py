@@ -6,6 +6,8 @@ What is computed for a scrape and fails is left out of it, and logged.
 
 import functools
 import logging
+import threading
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -137,6 +139,25 @@ class Metrics:
         for labels, count in sorted(tally.items()):
             family.add_metric(labels, count)
         return family
+
+
+class Lasting:
+    """An exposition that is made at most once a second, whoever asks how often."""
+
+    def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
+        self._make = make
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._made = b""
+        self._until = 0.0
+
+    def __call__(self) -> bytes:
+        """The last one, or a new one if that is too old."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._made = self._make()
+                self._until = time.monotonic() + self._seconds
+            return self._made
 
 
 class _Computed:

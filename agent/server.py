@@ -5,17 +5,19 @@ and an answer that a client does not read waits here. A client that goes away, o
 that passes, ends its call where it may end (`cni.spec.interrupts`).
 """
 
+import errno
 import logging
 import os
 import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from agent import framing
-from agent.connections import Connection, State
+from agent.connections import Connection, Lost, State
 from agent.framing import ANSWERED, REFUSED, BadFrame
 from agent.workers import Workers
 from cni.spec.dispatch import error_document
@@ -122,6 +124,9 @@ class Server:
         while (self._workers.running or self._unsent()) and time.monotonic() < end:
             self._round()
         for connection in list(self._connections.values()):
+            if connection.begun:  # no end of file, which a launcher takes for "nobody is at work"
+                text = "the agent stopped before the call was done: call DEL, or this again"
+                self._fail(connection, Code.TRY_AGAIN, text)
             self._close(connection)
 
     def _unsent(self) -> bool:
@@ -200,6 +205,9 @@ class Server:
             _log.warning("refused a request that no launcher sends: %s", bad)
             self._fail(connection, Code.DECODING_FAILURE, f"the agent cannot read this: {bad}")
             return
+        except Lost as lost:
+            self._refuse(connection, "no_room", str(lost))
+            return
         if request is None:
             buffered = sum(one.buffered for one in self._connections.values())
             if buffered > MAX_BUFFERED:
@@ -209,23 +217,25 @@ class Server:
             self._refuse(connection, *STOPPING)
             return
         connection.called(
+            request,
             Call(endable=request.environ.get("CNI_COMMAND") not in ("DEL", "GC")),
             time.monotonic() + self.limits.deadline,
         )
         self._epoll.modify(connection, select.EPOLLRDHUP)
-        netns = connection.take_netns()
-        self._workers.submit(lambda: self._work(connection, request, netns))
+        self._workers.submit(lambda: self._work(connection))
 
-    def _work(self, connection: Connection, request: framing.Request, netns: int | None) -> None:
+    def _work(self, connection: Connection) -> None:
         """In a worker: the call, and its answer."""
+        begun = connection.begin()
+        if begun is None:
+            return
+        request, call, netns = begun
         try:
-            call = connection.begin()
-            if call is None:
-                return
             frame = self._caller.call(request, netns, call, connection.number)
         except Exception as error:  # noqa: BLE001 - the outermost edge: a client must get an answer
             _log.exception("a call was not answered by what does the calls")
-            failure = CNIError(Code.INTERNAL, f"internal error of the agent: {error!r}")
+            text = f"internal error of the agent: {type(error).__name__} (see its log)"
+            failure = CNIError(Code.INTERNAL, text)
             frame = framing.write_answer(ANSWERED, 1, b"", error_document(failure))
         finally:
             if netns is not None:
@@ -244,16 +254,16 @@ class Server:
             return
         if not connection.begun:
             self._refuse(connection, "no_worker", "no worker was free within the deadline")
-        elif connection.call.end() or connection.overtime:
-            self._fail(
-                connection,
-                Code.TRY_AGAIN,
-                f"the call was not done within {self.limits.deadline:g} s; what it did is undone "
-                "as soon as it can be: try again",
-            )
+        elif connection.call.end():
+            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}; what it did is being undone")
+        elif connection.overtime:
+            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}, and is still being done")
         else:
             connection.overtime = True
             connection.deadline = time.monotonic() + OVERTIME
+
+    def _late(self) -> str:
+        return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
     def _refuse(self, connection: Connection, reason: str, why: str) -> None:
         """Nothing was begun: the launcher may go another way."""
@@ -294,8 +304,13 @@ class Server:
 def listen(path: Path) -> socket.socket:
     """A listening socket at `path`, for root only; what a dead agent left there is replaced.
 
-    The caller has made sure that no other agent lives.
+    The caller has made sure that no other agent lives. OSError EADDRINUSE if somebody listens
+    there all the same, as systemd does for an agent that it starts.
     """
+    with socket.socket(socket.AF_UNIX) as client, suppress(FileNotFoundError, ConnectionError):
+        client.setblocking(False)
+        client.connect(str(path))
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")

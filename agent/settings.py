@@ -50,7 +50,7 @@ class SettingsError(Exception):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The part `agent`. Times are seconds. docs/agent.md has the table for users."""
 
-    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
     grace: Annotated[float, msgspec.Meta(ge=0, le=600)] = 60.0
     connections: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 512

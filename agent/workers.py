@@ -80,6 +80,13 @@ class Workers:
             return self._changed.wait_for(lambda: not self._threads, timeout)
 
     def _start(self) -> None:
+        try:
+            self._make_thread()
+        except RuntimeError:  # no memory or no pid is left: what waits is looked at again (tend)
+            if not self._threads:
+                _log.error("no thread can be started: calls wait")
+
+    def _make_thread(self) -> None:
         before = threading.stack_size(STACK)
         try:
             # A daemon, so that one that hangs in the kernel does not keep the process.

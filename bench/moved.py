@@ -137,7 +137,7 @@ class Moved:
             ifname=request.ifname,
             netns=request.netns,
             netns_identity=namespace.identity,
-            netns_visible=namespace.visible,
+            netns_seen_from=namespace.seen_from,
             boot_id=self._paths.boot_id(),
             phase=ADDING,
             since=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command that `arguments` name; the exit code."""
     name = arguments.command.__name__.strip("_")
     try:
-        for line in arguments.command(arguments):
-            sys.stdout.write(f"{line}\n")
+        lines = list(arguments.command(arguments))  # done before anything is told
     except Refused as refused:
         sys.stderr.write(f"podfabric {name}: {refused}\n")
         return 1
@@ -64,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             "directory that can be written\n"
         )
         return 1
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
     return 0
 
 

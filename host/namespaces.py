@@ -30,8 +30,8 @@ class NetworkNamespace:
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
-        self.visible = self._leads_here()
-        """Whether the path leads here from where we look, which may be a container."""
+        self.seen_from = view() if self._leads_here() else ""
+        """The view in which the path leads here, "" if it does not in ours (a container's)."""
 
     @classmethod
     def open(cls, path: str, given: int | None = None) -> "NetworkNamespace":
@@ -78,7 +78,7 @@ class NetworkNamespace:
 
     def was_removed(self) -> bool:
         """Whether the path has ceased to lead here: the sandbox was torn down under us."""
-        return self.visible and not self._leads_here()
+        return self.seen_from != "" and not self._leads_here()
 
     def _leads_here(self) -> bool:
         try:
@@ -92,9 +92,11 @@ class NetworkNamespace:
     def find(cls, identity: str) -> "NetworkNamespace | None":
         """The namespace of that identity, if a process that we see still lives in it.
 
-        A namespace outlives its path for as long as anybody is inside.
+        A namespace outlives its path for as long as anybody is inside. HostError if it was not
+        found and there are processes that we may not look into.
         """
         seen = set()
+        hidden = ""
         for entry in Path("/proc").glob("[0-9]*/ns/net"):
             try:
                 link = entry.readlink()
@@ -102,11 +104,16 @@ class NetworkNamespace:
                     continue
                 seen.add(link)
                 namespace = cls.open(str(entry))
-            except (OSError, HostError):
-                continue  # the process has ended, or is not ours to look into
+            except (FileNotFoundError, ProcessLookupError, NamespaceGone):
+                continue  # the process has ended
+            except (OSError, HostError) as error:
+                hidden = hidden or f"{entry}: {error}"
+                continue
             if namespace.identity == identity:
                 return namespace
             os.close(namespace.descriptor)
+        if hidden:
+            raise HostError(f"cannot tell whether a network namespace still lives ({hidden})")
         return None
 
     @contextmanager
@@ -137,6 +144,11 @@ class NetworkNamespace:
 def _setns(descriptor: int, what: str) -> None:
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         raise HostError(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def view() -> str:
+    """What tells one set of mounts from another: in the same one, a path means the same."""
+    return str(Path("/proc/thread-self/ns/mnt").readlink())
 
 
 class Home:

@@ -27,6 +27,7 @@ from ipam.tables import Tables
 from ipam.wishes import Wishes
 
 IDLE = 5.0  # seconds
+_CLOSE_TIME = 2.0  # seconds
 _AWAY = 0.02  # seconds that a waiter is given, which looks every few milliseconds (ipam.lock)
 _LARGE_WAL = 8 << 20  # bytes; some 300 transactions for one wait for the disk
 
@@ -93,11 +94,18 @@ class Resident:
             self._turn.release()
 
     def close(self) -> None:
-        """Give the files up, and keep none from here on."""
-        with self._turn:
+        """Give the files up, and keep none from here on.
+
+        A transaction that is at work for long keeps them, as one that is killed would.
+        """
+        if not self._turn.acquire(timeout=_CLOSE_TIME):
+            return
+        try:
             self._wishes = None
             self._give_up()
             self._turn.notify_all()
+        finally:
+            self._turn.release()
 
     def _open(self, deadline: float) -> "_Kept":
         if self._kept is not None:

@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str
     netns: str
     netns_identity: str
-    netns_visible: bool = True  # its path led there from where the ADD was done
+    netns_seen_from: str = ""  # the view (mounts) in which its path led there, if any did
     boot_id: str
     phase: str
     pod_namespace: str = ""

@@ -1,5 +1,6 @@
 """The directory of journal files, and the lock of each attachment."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cni.attachments.entry import Attachment, Damaged, Entry, from_bytes, to_bytes
+from cni.spec import interrupts
 from host import files
 from host.paths import Paths
 
+_SLICE, _SHORT, _LONG = 0.3, 0.01, 0.1  # seconds of waiting, and between two looks in it
 LOCK_TIMEOUT = 60.0  # seconds; a live ADD of the same attachment takes no longer
 
 
@@ -69,6 +72,8 @@ class Journal:
                 continue  # removed since the directory was listed
             except Damaged as damage:
                 yield damage
+            except OSError as error:
+                yield Damaged(f"journal file {path} cannot be read: {error.strerror}")
 
     @contextmanager
     def locked(self, attachment: Attachment, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -79,14 +84,22 @@ class Journal:
         """
         self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._locks / f"attachment-{attachment.key}"
-        lock = FileLock(path, timeout=timeout, poll_interval=0.01)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise Busy(
-                f"another call for {attachment} is still running after {timeout:g} s "
-                f"(it holds {path}): try again later"
-            ) from None
+        lock = FileLock(path)
+        deadline = time.monotonic() + timeout
+        pause = _SHORT
+        while True:
+            interrupts.checkpoint()  # a call that nobody waits for any more waits no longer
+            slice_ = min(_SLICE, max(0.0, deadline - time.monotonic()))
+            try:
+                lock.acquire(timeout=slice_, poll_interval=pause)
+                break
+            except Timeout:
+                pause = _LONG
+            if time.monotonic() >= deadline:
+                raise Busy(
+                    f"another call for {attachment} is still running after {timeout:g} s "
+                    f"(it holds {path}): try again later"
+                )
         try:
             yield
         finally:

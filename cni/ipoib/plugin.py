@@ -192,7 +192,7 @@ class IPoIB:
             ifname=request.ifname,
             netns=request.netns,
             netns_identity=namespace.identity,
-            netns_visible=namespace.visible,
+            netns_seen_from=namespace.seen_from,
             boot_id=self._paths.boot_id(),
             phase=ADDING,
             pod_namespace=wanted.pod.namespace,

@@ -6,7 +6,6 @@ fails, the rest is done; the journal's entry stays until nothing is left.
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +19,7 @@ from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
-from host.namespaces import NetworkNamespace
+from host.namespaces import NetworkNamespace, view
 from host.netlink import netlink
 from host.paths import Paths
 from ipam.delegation import Ipam
@@ -90,15 +89,15 @@ class Remover:
                 continue
             if not self._mine(entry):
                 continue
-            if entry.phase != ADDING and self._lives(entry):
-                continue
             try:
+                if entry.phase != ADDING and self._lives(entry):
+                    continue
                 self._remove_locked(entry, timeout=0.0)
                 done.append(f"removed {entry.attachment}: its sandbox is gone")
             except Busy:
                 continue  # an ADD or DEL is at work on it
-            except (CNIError, Damaged) as error:
-                done.append(str(error))
+            except (CNIError, HostError, OSError, Damaged) as error:
+                done.append(f"{entry.attachment}: {error}")
         done += [f'removed stray interface "{name}"' for name in remove_strays()]
         return done
 
@@ -184,16 +183,14 @@ def namespace_lives(entry: Entry) -> bool:
                 return True
     except NamespaceGone:
         pass
-    found = NetworkNamespace.find(entry.netns_identity)
+    try:
+        found = NetworkNamespace.find(entry.netns_identity)
+    except HostError:
+        return True
     if found is None:
-        return not _would_be_visible(entry)
+        return entry.netns_seen_from != view()
     with found:
         return True
-
-
-def _would_be_visible(entry: Entry) -> bool:
-    path = Path(entry.netns)
-    return entry.netns_visible and (path.parent.is_dir() or path.parts[:2] == ("/", "proc"))
 
 
 def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bool:

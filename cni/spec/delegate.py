@@ -8,12 +8,15 @@ runtime's, and no delegate outlives us.
 import ctypes
 import errno
 import os
+import resource
+import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -26,8 +29,21 @@ from cni.spec.result import UNREADABLE, Result, decode_any
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
 _UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before the runtime's
+_LOOK = 0.1  # seconds between two looks whether the call is to end
+_CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
+_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
+MAX_STDOUT = 16 << 20  # bytes
+MAX_STDERR = 256 << 10
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a forked child
+
+
+class _Misbehaves(Exception):
+    """What a delegate did, in words that follow its name."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class _ErrorDocument(msgspec.Struct):
@@ -80,26 +96,55 @@ def run(plugin_type: str, command: str, request: Request) -> None:
 
 def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
-    with _start(executable, environ) as process:
+    with _start(executable, environ, request.config) as process:
         try:
-            with interrupts.ended_by(lambda: _kill(process)):
-                stdout, stderr = process.communicate(
-                    request.config, timeout=request.delegate_deadline
-                )
+            stdout, stderr = _output(process, request.delegate_deadline)
         except BaseException as failure:
             _kill(process)
-            if not isinstance(failure, subprocess.TimeoutExpired):
-                raise
-            raise CNIError(
-                Code.TRY_AGAIN,
-                f"{executable} {command} did not answer within {request.delegate_deadline:g} s "
-                "and was killed; try again, and see why it hangs",
-            ) from None
+            if isinstance(failure, _Misbehaves):
+                raise CNIError(
+                    failure.code, f"{executable} {command} {failure} and was killed"
+                ) from None
+            raise
     if process.returncode != 0:
         raise _failure(process.returncode, stdout, stderr)
     if stderr:
         note(stderr.decode(errors="replace").removesuffix("\n"))
     return stdout
+
+
+def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes]:
+    """All that it writes until it has ended and nobody holds its output any more.
+
+    Of standard error the beginning. Raises _Misbehaves; Terminated if the call is to end.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    deadline = time.monotonic() + seconds
+    stdout, stderr = bytearray(), bytearray()
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(process.stdout, selectors.EVENT_READ, stdout)
+        pipes.register(process.stderr, selectors.EVENT_READ, stderr)
+        while pipes.get_map() or process.poll() is None:
+            interrupts.checkpoint()
+            if time.monotonic() >= deadline:
+                text = f"did not answer within {seconds:g} s (try again, and see why it hangs)"
+                raise _Misbehaves(Code.TRY_AGAIN, text)
+            if not pipes.get_map():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK)
+                continue
+            for key, _ in pipes.select(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+                chunk = os.read(key.fd, _CHUNK)
+                if not chunk:
+                    pipes.unregister(key.fileobj)
+                elif key.data is stdout:
+                    stdout += chunk
+                else:
+                    stderr += chunk[: MAX_STDERR - len(stderr)]
+            if len(stdout) > MAX_STDOUT:
+                raise _Misbehaves(Code.DELEGATE, f"answered more than {MAX_STDOUT} bytes")
+    return bytes(stdout), bytes(stderr)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -109,17 +154,27 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _start(executable: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start(executable: Path, environ: dict[str, str], config: bytes) -> "subprocess.Popen[bytes]":
+    # A file in memory and no pipe: nobody has to write while the process reads.
+    with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
+        stdin.write(config)
+        stdin.seek(0)
+        return _spawn(executable, environ, stdin)
+
+
+def _spawn(
+    executable: Path, environ: dict[str, str], stdin: IO[bytes]
+) -> "subprocess.Popen[bytes]":
     for remaining in reversed(range(_BUSY_TRIES)):
         try:
             return subprocess.Popen(
                 [str(executable)],
                 env=environ,
-                stdin=subprocess.PIPE,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_before_exec,
             )
         except OSError as error:
             # An installer may be writing the file this very moment (ETXTBSY).
@@ -131,12 +186,14 @@ def _start(executable: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes
     raise AssertionError("unreachable")
 
 
-def _die_with_parent() -> None:
-    """Between fork and exec, so nothing that another thread may hold: one system call.
+def _before_exec() -> None:
+    """Between fork and exec, so nothing that another thread may hold: two system calls.
 
     The signal comes when the starting thread ends; an agent's workers end after their calls.
+    An agent has raised its own limit of descriptors; old programs count up to theirs.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
 
 
 def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
@@ -154,4 +211,5 @@ def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
             Code.INTERNAL,
             f'netplugin failed but error parsing its diagnostic message "{text}": {error}',
         )
-    return CNIError(document.code, document.msg, document.details)
+    # Code 0 would be no error.
+    return CNIError(document.code or Code.INTERNAL, document.msg, document.details)

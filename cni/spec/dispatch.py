@@ -65,6 +65,7 @@ def answer(
         note(traceback.format_exc().rstrip())
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
         failure = CNIError(Code.INTERNAL, text)
+    failure.__traceback__ = failure.__context__ = None  # which would keep all of the call alive
     if environ.get("CNI_COMMAND") == "DEL":
         failure = _not_taken_for_success(failure)
     return Answer(error_document(failure, version), 1)

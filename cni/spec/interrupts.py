@@ -2,13 +2,13 @@
 
 In a process of its own, SIGTERM raises Terminated wherever the call is. In an agent another
 thread ends a call (`Call.end`: its client has gone, its deadline is over). A thread cannot be
-interrupted, so there the call looks by itself at a `checkpoint`, and what it waits for is ended
-for it (`ended_by`). Plugins need not know which of the two they run in.
+interrupted, so there the call looks by itself, at each `checkpoint`. Plugins need not know which
+of the two they run in.
 """
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -28,7 +28,6 @@ class Call:
         self._settled = not endable  # from here on it ends as it is going to end
         self._ended = False
         self._held = 0  # only the call's own thread counts here
-        self._enders: list[Callable[[], object]] = []
 
     def end(self) -> bool:
         """Ask the call to unwind, from any thread. False: it will come to its own end."""
@@ -36,8 +35,6 @@ class Call:
             if self._settled:
                 return False
             self._ended = True
-            for ender in self._enders:
-                ender()
             return True
 
     def _checkpoint(self) -> None:
@@ -57,22 +54,6 @@ class Call:
             yield
         finally:
             self._held -= 1
-
-    @contextmanager
-    def _ended_by(self, ender: Callable[[], object]) -> Iterator[None]:
-        if self._held:  # an undoing must not be ended by what made it necessary
-            yield
-            return
-        with self._lock:
-            if self._ended:
-                raise Terminated
-            self._enders.append(ender)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._enders.remove(ender)
-        self._checkpoint()
 
 
 _call: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -123,21 +104,10 @@ def held() -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """A place where the call may end: wherever it waits or has taken long."""
+    """A place where the call may end: wherever it waits, every now and then."""
     call = _call.get()
     if call is not None:
         call._checkpoint()
-
-
-@contextmanager
-def ended_by(ender: Callable[[], object]) -> Iterator[None]:
-    """The block waits for something that `ender`, called from another thread, brings to an end."""
-    call = _call.get()
-    if call is None:
-        yield
-        return
-    with call._ended_by(ender):
-        yield
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

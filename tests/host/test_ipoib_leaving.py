@@ -14,6 +14,8 @@ from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
 from cni.ipoib.removal import PATIENCE
 from cni.spec.errors import CNIError
+from host.errors import HostError
+from host.namespaces import NetworkNamespace, view
 from host.paths import Paths
 
 
@@ -46,3 +48,59 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
     journal.write(msgspec.structs.replace(waiting, since=long_ago))
     plugin.delete(request_of(entry))
     assert journal.read(entry.attachment) is None
+
+
+def entry_of(paths: Paths, container_id: str, **changes: str) -> Entry:
+    """An attachment whose namespace is nowhere to be seen."""
+    entry = Entry(
+        plugin="ipoib",
+        network="fabric",
+        container_id=container_id,
+        ifname="net1",
+        netns="/var/run/netns/gone",
+        netns_identity="cookie:0",
+        netns_seen_from=view(),
+        boot_id=paths.boot_id(),
+        phase=ATTACHED,
+        config=json.dumps({"name": "fabric", "type": "ipoib", "master": "ib0"}),
+    )
+    return msgspec.structs.replace(entry, **changes)
+
+
+def left(paths: Paths) -> set[str]:
+    return {one.container_id for one in Journal(paths).entries() if isinstance(one, Entry)}
+
+
+def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "RETURN_TIME", 0.1)
+    paths = Paths(run=tmp_path / "run", state=tmp_path / "state")
+    journal, plugin = Journal(paths), IPoIB(paths)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for entry in (
+        entry_of(paths, "a-loop", netns=str(loop)),
+        entry_of(paths, "b-elsewhere", netns_seen_from="mnt:[1]"),
+        entry_of(paths, "c-never-seen", netns_seen_from=""),
+        entry_of(paths, "d-earlier", boot_id="earlier"),
+    ):
+        journal.write(entry)
+    done = plugin.sweep()
+    assert left(paths) == {"a-loop", "b-elsewhere", "c-never-seen"}
+    assert any("a-loop" in line for line in done)
+    assert "removed fabric/d-earlier/net1: its sandbox is gone" in done
+
+
+def test_sweep_spares_what_may_live_where_it_cannot_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = Paths(run=tmp_path / "run", state=tmp_path / "state")
+    Journal(paths).write(entry_of(paths, "c1"))
+
+    def blind(identity: str) -> None:
+        raise HostError("cannot look into process 1")
+
+    monkeypatch.setattr(NetworkNamespace, "find", blind)
+    IPoIB(paths).sweep()
+    assert left(paths) == {"c1"}

@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,10 +93,11 @@ def send(
 ) -> None:
     environ = {"CNI_COMMAND": command, "CNI_CONTAINERID": container}
     frame = framing.write_request(Request("ipoib", environ, config))
-    if fds:
-        sent = socket.send_fds(client, [frame], list(fds))
-        frame = frame[sent:]
-    client.sendall(frame)
+    with suppress(BrokenPipeError, ConnectionResetError):  # it is refused: the answer is there
+        if fds:
+            sent = socket.send_fds(client, [frame], list(fds))
+            frame = frame[sent:]
+        client.sendall(frame)
 
 
 def read(client: socket.socket) -> Reply:

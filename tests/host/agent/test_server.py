@@ -344,3 +344,49 @@ def test_200_clients_at_once_are_all_served(tmp_path: Path) -> None:
         for number, client in enumerate(clients):
             assert read(client).stdout == b'{"n":%d}' % number
             client.close()
+
+
+def test_calls_whose_clients_have_gone_keep_nothing_while_they_wait(tmp_path: Path) -> None:
+    with (
+        server(tmp_path, waiting, workers=1) as serving,
+        Path("/proc/self/ns/net").open("rb") as namespace,
+    ):
+        first = serving.start("first")
+        until(lambda: serving.caller.begun == ["first"])
+        before = descriptors()
+        for number in range(20):
+            serving.start(f"c{number}", fds=[namespace.fileno()]).close()
+        until(lambda: serving.server.connections == 1)
+        until(lambda: descriptors() == before)
+        first.close()
+        until(lambda: serving.caller.ended == ["first"])
+        until(lambda: serving.workers.waiting == 0)
+    assert serving.caller.begun == ["first"]
+
+
+def test_socket_of_somebody_who_listens_is_not_replaced(tmp_path: Path) -> None:
+    with server(tmp_path) as serving:
+        with pytest.raises(OSError, match="in use"):
+            server_module.listen(serving.path)
+        assert serving.ask().status == ANSWERED
+
+
+def test_begun_call_is_answered_before_the_agent_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end of file would tell the launcher that nobody is at work any more."""
+    monkeypatch.setattr(server_module, "OVERTIME", 0.3)
+    let_go = threading.Event()
+
+    def hang(request: Request, netns: int | None) -> bytes:
+        let_go.wait(20)
+        return b""
+
+    with server(tmp_path, hang, limits=Limits(grace=0.3)) as serving:
+        client = serving.start("c", "DEL")
+        until(lambda: serving.caller.begun == ["c"])
+        serving.server.stop()
+        reply = read(client)
+        assert (reply.status, code_of(reply)) == (ANSWERED, 11)
+        client.close()
+        let_go.set()

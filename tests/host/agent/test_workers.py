@@ -116,3 +116,19 @@ def test_limit_may_change_while_it_runs() -> None:
     until(lambda: workers.running == 0)
     workers.limit = 2
     assert workers.close(5)
+
+
+def test_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(2)
+    done = threading.Event()
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        workers.submit(done.set)
+    assert workers.waiting == 1
+    workers.tend()
+    assert done.wait(5)
+    assert workers.close(5)

@@ -276,7 +276,7 @@ def test_the_log_tells_what_changed_and_what_waits(
         path.write_text('agent: {workers: 3, listen: ""}')
         eventually(lambda: len(changes) == 1)
     assert caplog.messages == [
-        f"{path}: workers was 16, is 3; "
+        f"{path}: workers was 64, is 3; "
         "listen was '127.0.0.1:9810', is '' (from the agent's next start on)"
     ]
 

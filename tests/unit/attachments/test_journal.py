@@ -2,7 +2,9 @@
 
 import multiprocessing
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 
 from cni.attachments.entry import ADDING, Attachment, Damaged, Entry, from_bytes, to_bytes
 from cni.attachments.journal import Busy, Journal
+from cni.spec.interrupts import Call, Terminated, serving
 from host.paths import Paths
 
 
@@ -129,3 +132,31 @@ def _increment(journal: Journal, counter: Path) -> None:
         with journal.locked(_entry().attachment):
             number = int(counter.read_text())
             counter.write_text(str(number + 1))
+
+
+def test_call_that_nobody_waits_for_stops_waiting_for_its_attachment(journal: Journal) -> None:
+    attachment = _entry().attachment
+    call = Call(endable=True)
+    with journal.locked(attachment):
+        ended = threading.Timer(0.2, call.end)
+        ended.start()
+        started = time.monotonic()
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(Terminated),
+        ):
+            pool.submit(_wait_for, journal, attachment, call).result()
+        assert time.monotonic() - started < 3
+
+
+def _wait_for(journal: Journal, attachment: Attachment, call: Call) -> None:
+    with serving(call), journal.locked(attachment):
+        pass
+
+
+def test_entry_that_cannot_be_read_does_not_hide_the_others(journal: Journal) -> None:
+    journal.write(_entry())
+    (journal.path_of(_entry().attachment).parent / "a.json").mkdir()
+    unreadable, entry = journal.entries()
+    assert isinstance(unreadable, Damaged)
+    assert entry == _entry()

@@ -1,6 +1,7 @@
 """Running another executable: found in CNI_PATH, given what we got, never waited for forever."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from cni.spec import delegate
 from cni.spec.errors import CNIError, Code
+from cni.spec.interrupts import Call, Terminated, serving
 from cni.spec.request import Request
 
 
@@ -184,3 +186,44 @@ def is_gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_delegate_that_writes_without_end_is_killed_and_costs_no_memory(tmp_path: Path) -> None:
+    executable(tmp_path, "exec cat /dev/zero")
+    error = fails("d", request(tmp_path))
+    assert error.code == Code.DELEGATE
+    assert "answered more than 16777216 bytes" in error.message
+
+
+def test_of_an_endless_standard_error_the_beginning_is_kept(tmp_path: Path) -> None:
+    executable(tmp_path, "head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3")
+    error = fails("d", request(tmp_path))
+    assert len(error.message) < delegate.MAX_STDERR + 100
+
+
+def test_child_that_left_the_delegate_s_group_does_not_hold_up_a_call_that_ends(
+    tmp_path: Path,
+) -> None:
+    executable(tmp_path, f"setsid sleep 5 & echo > {tmp_path}/started")
+    call = Call(endable=True)
+    with serving(call):
+        ending = threading.Timer(0.5, call.end)
+        ending.start()
+        started = time.monotonic()
+        with pytest.raises(Terminated):
+            delegate.run("d", "CHECK", request(tmp_path))
+    assert time.monotonic() - started < 3
+
+
+def test_error_document_with_code_0_is_an_error_all_the_same(tmp_path: Path) -> None:
+    executable(tmp_path, "echo '{}'; exit 1")
+    assert fails("d", request(tmp_path)).code == Code.INTERNAL
+
+
+def test_delegate_has_the_limits_that_we_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delegate, "_DESCRIPTORS", (99, delegate._DESCRIPTORS[1]))
+    executable(tmp_path, f"ulimit -Sn > {tmp_path}/limit")
+    delegate.run("d", "CHECK", request(tmp_path))
+    assert (tmp_path / "limit").read_text() == "99\n"
