@@ -1,8 +1,8 @@
 """The executable in `.podfabric`: when it is started, and what it finds."""
 
 import os
-import signal
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
