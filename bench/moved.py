@@ -7,14 +7,14 @@ measured against host-device, on any machine.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 
 import msgspec
 
-from cni.attachments.entry import ADDING, ATTACHED, Attachment, Entry
+from cni.attachments.entry import ATTACHED, Attachment, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import (
     attachment_of,
+    begun,
     explained,
     hops,
     namespace_of,
@@ -29,7 +29,6 @@ from cni.spec.result import Interface, Result
 from host import announce, links, placement
 from host.addresses import add_route
 from host.errors import NamespaceGone
-from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from host.placement import Mark, Origin
@@ -68,7 +67,7 @@ class Moved:
             device = links.require(host, config.device)
             placement.require_free(pod, request.ifname)
             origin = placement.origin_of(device)
-            entry = self._entry(request, namespace, origin)
+            entry = begun("moved", request, namespace, self._paths.boot_id(), origin)
             ipam = self._ipam(config, request)
             with Undo() as undo:
                 self._journal.write(entry)
@@ -128,21 +127,3 @@ class Moved:
 
     def _ipam(self, config: _Config, request: Request) -> Ipam:
         return choose(config.ipam.type, request, self._addresses)
-
-    def _entry(self, request: Request, namespace: NetworkNamespace, origin: Origin) -> Entry:
-        return Entry(
-            plugin="moved",
-            network=request.network,
-            container_id=request.container_id,
-            ifname=request.ifname,
-            netns=request.netns,
-            netns_identity=namespace.identity,
-            netns_seen_from=namespace.seen_from,
-            boot_id=self._paths.boot_id(),
-            phase=ADDING,
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=request.config.decode(),
-            args=request.args,
-            path=request.path,
-            undo=msgspec.Raw(msgspec.json.encode(origin)),
-        )

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
-from cni.attachments.entry import Attachment, Entry
+import msgspec
+
+from cni.attachments.entry import ADDING, Attachment, Entry
 from cni.attachments.journal import Busy
+from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -35,6 +39,37 @@ def require_still_there(namespace: NetworkNamespace) -> None:
         raise CNIError(
             Code.TRY_AGAIN, f'netns "{namespace.path}" was removed while the pod was attached'
         )
+
+
+def begun(
+    plugin: str,
+    request: Request,
+    namespace: NetworkNamespace,
+    boot_id: str,
+    record: msgspec.Struct,
+    pod: Pod | None = None,
+) -> Entry:
+    """The entry of an ADD that has changed nothing yet; `record` is what its undoing needs."""
+    pod = pod or Pod()
+    return Entry(
+        plugin=plugin,
+        network=request.network,
+        container_id=request.container_id,
+        ifname=request.ifname,
+        netns=request.netns,
+        netns_identity=namespace.identity,
+        netns_seen_from=namespace.seen_from,
+        boot_id=boot_id,
+        phase=ADDING,
+        pod_namespace=pod.namespace,
+        pod_name=pod.name,
+        pod_uid=pod.uid,
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=request.config.decode(),
+        args=request.args,
+        path=request.path,
+        undo=msgspec.Raw(msgspec.json.encode(record)),
+    )
 
 
 def request_of(entry: Entry) -> Request:

@@ -6,15 +6,15 @@ leaves is in the journal, and the DEL that follows, a GC or a sweep undoes it fr
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from cni.attachments.entry import ADDING, ATTACHED, Attachment, Damaged, Entry
+from cni.attachments.entry import ATTACHED, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import (
     attachment_of,
+    begun,
     explained,
     hops,
     namespace_of,
@@ -185,25 +185,7 @@ class IPoIB:
             umcast=plan.umcast,
             proxy_arp=wanted.proxy_arp,
         )
-        return Entry(
-            plugin="ipoib",
-            network=request.network,
-            container_id=request.container_id,
-            ifname=request.ifname,
-            netns=request.netns,
-            netns_identity=namespace.identity,
-            netns_seen_from=namespace.seen_from,
-            boot_id=self._paths.boot_id(),
-            phase=ADDING,
-            pod_namespace=wanted.pod.namespace,
-            pod_name=wanted.pod.name,
-            pod_uid=wanted.pod.uid,
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=request.config.decode(),
-            args=request.args,
-            path=request.path,
-            undo=msgspec.Raw(msgspec.json.encode(record)),
-        )
+        return begun("ipoib", request, namespace, self._paths.boot_id(), record, wanted.pod)
 
     def _wait_for_carrier(
         self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
