@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 
@@ -39,16 +38,6 @@ def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
     except OSError:  # nothing that an agent could do about it
         return False
     return True
-
-
-def notify_status(text: str) -> bool:
-    """What `systemctl status` shows."""
-    return notify("STATUS=" + " ".join(text.split()))
-
-
-def notify_reloading() -> bool:
-    """Settings are being taken over, until the next READY=1."""
-    return notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def notify_stopping(within: float) -> bool:

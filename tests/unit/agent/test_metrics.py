@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.metrics import MAX_REASONS, Metrics
+from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
 from ipam.store import RangeUsage
 from tests.plugins import CHECKOUT
@@ -167,3 +167,16 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
         if name.startswith("podfabric_"):
             found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
     assert told == found
+
+
+def test_scrapes_within_a_second_share_one_exposition() -> None:
+    made: list[int] = []
+
+    def make() -> bytes:
+        made.append(1)
+        return b"%d" % len(made)
+
+    lasting = Lasting(make, seconds=0.2)
+    assert [lasting(), lasting()] == [b"1", b"1"]
+    time.sleep(0.25)
+    assert lasting() == b"2"

@@ -36,11 +36,6 @@ def test_states_arrive_one_a_line(manager: socket.socket) -> None:
     assert manager.recv(4096) == b"READY=1\nSTATUS=serving"
 
 
-def test_a_status_is_one_line(manager: socket.socket) -> None:
-    assert systemd.notify_status("sweeping\nREADY=1")
-    assert manager.recv(4096) == b"STATUS=sweeping READY=1"
-
-
 def test_an_abstract_socket_is_told_too() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(5)
@@ -48,16 +43,6 @@ def test_an_abstract_socket_is_told_too() -> None:
         name = "@" + manager.getsockname()[1:].decode()
         assert systemd.notify("READY=1", environ={"NOTIFY_SOCKET": name})
         assert manager.recv(4096) == b"READY=1"
-
-
-def test_reloading_has_the_time_that_systemd_compares(manager: socket.socket) -> None:
-    before = time.monotonic_ns() // 1000
-    assert systemd.notify_reloading()
-    reloading, monotonic = manager.recv(4096).decode().split("\n")
-    assert reloading == "RELOADING=1"
-    name, _, microseconds = monotonic.partition("=")
-    assert name == "MONOTONIC_USEC"
-    assert before <= int(microseconds) <= time.monotonic_ns() // 1000
 
 
 def test_stopping_asks_for_the_time_that_it_takes(manager: socket.socket) -> None:
