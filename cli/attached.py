@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.requests import request_of
-from cni.ipoib.options import ipam_type_of
+from cni.attachments.requests import ipam_type_of, request_of
 from cni.spec.errors import CNIError
 from host.paths import Paths
 from ipam import options as ipam_options

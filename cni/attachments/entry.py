@@ -65,6 +65,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     args: str = ""
     path: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    device: str = ""  # the hardware that is the attachment's alone, until it is given back
     undo: msgspec.Raw = msgspec.Raw(b"{}")
 
     @property

@@ -1,23 +1,15 @@
 """The directory of journal files, and the lock of each attachment."""
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+import msgspec
 
+from cni.attachments import locks
 from cni.attachments.entry import Attachment, Damaged, Entry, from_bytes, to_bytes
-from cni.spec import interrupts
 from host import files
 from host.paths import Paths
-
-_SLICE, _SHORT, _LONG = 0.3, 0.01, 0.1  # seconds of waiting, and between two looks in it
-LOCK_TIMEOUT = 60.0  # seconds; a live ADD of the same attachment takes no longer
-
-
-class Busy(Exception):
-    """Another call for the same attachment did not end in time."""
 
 
 class Journal:
@@ -61,11 +53,7 @@ class Journal:
 
     def entries(self) -> Iterator[Entry | Damaged]:
         """Every entry, or why it cannot be read, in no order."""
-        try:
-            paths = sorted(self._directory.glob("[!.]*.json"))
-        except OSError:
-            return
-        for path in paths:
+        for path in self._files():
             try:
                 yield from_bytes(path.read_bytes(), str(path))
             except FileNotFoundError:
@@ -75,33 +63,35 @@ class Journal:
             except OSError as error:
                 yield Damaged(f"journal file {path} cannot be read: {error.strerror}")
 
-    @contextmanager
-    def locked(self, attachment: Attachment, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-        """One call at a time for an attachment. Raises Busy.
-
-        The file goes away with the lock: a waiter that finds its file unlinked tries again
-        (filelock looks), so nothing accumulates over a node's life.
-        """
-        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def locked(
+        self, attachment: Attachment, timeout: float = locks.TIMEOUT
+    ) -> AbstractContextManager[None]:
+        """One call at a time for an attachment. Raises Busy."""
         path = self._locks / f"attachment-{attachment.key}"
-        lock = FileLock(path)
-        deadline = time.monotonic() + timeout
-        pause = _SHORT
-        while True:
-            interrupts.checkpoint()  # a call that nobody waits for any more waits no longer
-            slice_ = min(_SLICE, max(0.0, deadline - time.monotonic()))
+        return locks.locked(path, str(attachment), timeout)
+
+    def device_locked(
+        self, device: str, timeout: float = locks.TIMEOUT
+    ) -> AbstractContextManager[None]:
+        """One call at a time decides whose a device is. Raises Busy."""
+        return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
+
+    def holders(self, device: str) -> Iterator[Entry | Damaged]:
+        """The attachments that a device belongs to, and what names it but cannot be read."""
+        # Most entries are of other devices: a look at the bytes costs less than their reading.
+        mark = msgspec.json.encode(device)
+        for path in self._files():
             try:
-                lock.acquire(timeout=slice_, poll_interval=pause)
-                break
-            except Timeout:
-                pause = _LONG
-            if time.monotonic() >= deadline:
-                raise Busy(
-                    f"another call for {attachment} is still running after {timeout:g} s "
-                    f"(it holds {path}): try again later"
-                )
+                content = path.read_bytes()
+                if mark in content and (entry := from_bytes(content, str(path))).device == device:
+                    yield entry
+            except FileNotFoundError:
+                continue  # removed since the directory was listed
+            except Damaged as damage:
+                yield damage
+
+    def _files(self) -> list[Path]:
         try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            lock.release()
+            return sorted(self._directory.glob("[!.]*.json"))
+        except OSError:
+            return []

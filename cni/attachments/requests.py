@@ -1,13 +1,14 @@
 """Between a request and the journal: which attachment it is about, what an entry would ask for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import msgspec
 
-from cni.attachments.entry import ADDING, Attachment, Entry
-from cni.attachments.journal import Busy
+from cni.attachments.entry import ADDING, ATTACHED, Attachment, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.locks import Busy
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -15,6 +16,24 @@ from cni.spec.result import Result
 from host.addresses import Hop
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
+from host.paths import Paths
+
+
+class _IPAM(msgspec.Struct):
+    type: str = ""
+
+
+class _OnlyIPAM(msgspec.Struct):
+    ipam: _IPAM | None = None
+
+
+def ipam_type_of(request: Request) -> str:
+    """Only which IPAM plugin is named, for a DEL that must work with whatever config it gets."""
+    try:
+        written = msgspec.json.decode(request.config, type=_OnlyIPAM)
+    except msgspec.MsgspecError:
+        return ""
+    return written.ipam.type if written.ipam else ""
 
 
 def attachment_of(request: Request) -> Attachment:
@@ -48,8 +67,12 @@ def begun(
     boot_id: str,
     record: msgspec.Struct,
     pod: Pod | None = None,
+    device: str = "",
 ) -> Entry:
-    """The entry of an ADD that has changed nothing yet; `record` is what its undoing needs."""
+    """The entry of an ADD that has changed nothing yet; `record` is what its undoing needs.
+
+    `device` is the hardware that is to be this attachment's alone, if any is.
+    """
     pod = pod or Pod()
     return Entry(
         plugin=plugin,
@@ -68,6 +91,7 @@ def begun(
         config=request.config.decode(),
         args=request.args,
         path=request.path,
+        device=device,
         undo=msgspec.Raw(msgspec.json.encode(record)),
     )
 
@@ -113,6 +137,30 @@ def hops(answer: Result) -> list[Hop]:
         )
         for route in answer.routes
     ]
+
+
+def attached(entry: Entry, record: msgspec.Struct, addresses: Sequence[str]) -> Entry:
+    """The entry once all of the ADD is done."""
+    return msgspec.structs.replace(
+        entry,
+        phase=ATTACHED,
+        addresses=tuple(addresses),
+        undo=msgspec.Raw(msgspec.json.encode(record)),
+    )
+
+
+def require_store(journal: Journal, paths: Paths) -> None:
+    """A store that is gone would be taken for a new one: living pods' addresses, again."""
+    if any(paths.ipam.glob("*.db")):
+        return
+    for entry in journal.entries():
+        if isinstance(entry, Entry) and entry.addresses:
+            raise CNIError(
+                Code.STORE_DAMAGED,
+                f"the address store in {paths.ipam} is gone, but the journal knows "
+                f"addresses such as {entry.addresses[0]} of {entry.attachment}: no address "
+                "was handed out; run `podfabric ipam fsck`",
+            )
 
 
 @contextmanager

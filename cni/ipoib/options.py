@@ -27,10 +27,6 @@ class _IPAM(msgspec.Struct):
     type: str = ""
 
 
-class _OnlyIPAM(msgspec.Struct):
-    ipam: _IPAM | None = None
-
-
 class _Arguments(msgspec.Struct):
     cni: dict[str, Any] | None = None
 
@@ -101,15 +97,6 @@ def read(request: Request) -> Options:
         dns=written.dns or DNS(),
         pod=arguments.pod_of(pairs),
     )
-
-
-def ipam_type_of(request: Request) -> str:
-    """Only which IPAM plugin is named, for a DEL that must work with whatever config it gets."""
-    try:
-        written = msgspec.json.decode(request.config, type=_OnlyIPAM)
-    except msgspec.MsgspecError:
-        return ""
-    return written.ipam.type if written.ipam else ""
 
 
 def _masters(master: str | list[str]) -> tuple[str, ...]:

@@ -10,21 +10,26 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments.entry import ATTACHED, Attachment, Damaged, Entry
+from cni.attachments.comparison import previous_document
+from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
+from cni.attachments.removal import Remover
 from cni.attachments.requests import (
+    attached,
     attachment_of,
     begun,
     explained,
     hops,
+    ipam_type_of,
     namespace_of,
     require_still_there,
+    require_store,
 )
 from cni.attachments.undo import Undo
 from cni.ipoib import check, child, options, parents
 from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
-from cni.ipoib.removal import Remover, namespace_lives
+from cni.ipoib.removal import Children
 from cni.spec import interrupts
 from cni.spec import result as results
 from cni.spec.entry import VERSIONS
@@ -34,7 +39,6 @@ from cni.spec.result import Interface, Result
 from host import announce, infiniband, links
 from host.addresses import add_route
 from host.links import Link
-from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
@@ -50,25 +54,28 @@ class IPoIB:
         self._paths = paths
         self._addresses = addresses or AddressPlugin.on_node(paths.ipam, paths.boot_id)
         self._journal = Journal(paths)
-        self._remover = Remover(self._journal, paths, self._ipam)
+        self._remover = Remover(Children(self._journal), self._journal, paths, self._ipam)
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
         results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
-        check.previous_document(request)
+        previous_document(request)
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             pod_namespace = opened.enter_context(namespace_of(request))
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(pod_namespace))
 
-            self._settle_earlier_attempt(attachment)
+            self._remover.settle_earlier_attempt(attachment)
             plan = parents.choose(host, self._paths, wanted)
             _refuse_taken_name(pod, request)
-            entry = self._entry(request, wanted, pod_namespace, plan)
+            record = _record(plan, wanted)
+            boot_id = self._paths.boot_id()
+            entry = begun("ipoib", request, pod_namespace, boot_id, record, wanted.pod)
             ipam = self._ipam(request)
-            self._refuse_lost_store(wanted)
+            if wanted.ipam_type in (OURS, TAKEN_OVER):
+                require_store(self._journal, self._paths)
 
             with Undo() as undo:
                 self._journal.write(entry)
@@ -90,7 +97,8 @@ class IPoIB:
                 require_still_there(pod_namespace)
                 document = self._document(request, wanted, answer, ready, plan)
                 interrupts.hold()  # what is attached now is answered as attached
-                self._journal.write(_attached(entry, ready, cidrs))
+                record = msgspec.structs.replace(record, mac=ready.mac)
+                self._journal.write(attached(entry, record, cidrs))
         return document
 
     def delete(self, request: Request) -> None:
@@ -137,55 +145,10 @@ class IPoIB:
                 ipam.status()
 
     def _ipam(self, request: Request) -> Ipam | None:
-        ipam_type = options.ipam_type_of(request)
+        ipam_type = ipam_type_of(request)
         if not ipam_type:
             return None
         return choose(ipam_type, request, self._addresses)
-
-    def _settle_earlier_attempt(self, attachment: Attachment) -> None:
-        """Undo what a killed ADD of this very attachment left; refuse if it completed."""
-        try:
-            entry = self._journal.read(attachment)
-        except Damaged as damage:
-            raise CNIError(
-                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
-            ) from None
-        if entry is None:
-            return
-        alive = entry.phase == ATTACHED and entry.boot_id == self._paths.boot_id()
-        if alive and namespace_lives(entry):
-            raise CNIError(
-                Code.ALREADY_ATTACHED,
-                f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
-                f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
-            )
-        self._remover.remove_entry(entry)
-
-    def _refuse_lost_store(self, wanted: Options) -> None:
-        """A store that is gone would be taken for a new one: living pods' addresses, again."""
-        if wanted.ipam_type not in (OURS, TAKEN_OVER) or any(self._paths.ipam.glob("*.db")):
-            return
-        for entry in self._journal.entries():
-            if isinstance(entry, Entry) and entry.addresses:
-                raise CNIError(
-                    Code.STORE_DAMAGED,
-                    f"the address store in {self._paths.ipam} is gone, but the journal knows "
-                    f"addresses such as {entry.addresses[0]} of {entry.attachment}: no address "
-                    "was handed out; run `podfabric ipam fsck`",
-                )
-
-    def _entry(
-        self, request: Request, wanted: Options, namespace: NetworkNamespace, plan: Plan
-    ) -> Entry:
-        record = child.Record(
-            parent=plan.parent.name,
-            pkey=plan.pkey,
-            mode=plan.mode,
-            mtu=plan.mtu,
-            umcast=plan.umcast,
-            proxy_arp=wanted.proxy_arp,
-        )
-        return begun("ipoib", request, namespace, self._paths.boot_id(), record, wanted.pod)
 
     def _wait_for_carrier(
         self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
@@ -213,17 +176,18 @@ class IPoIB:
             routes=answer.routes,
             dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
         )
-        previous = check.previous_document(request)
+        previous = previous_document(request)
         return results.after_previous(previous or {}, result, request.cni_version)
 
 
-def _attached(entry: Entry, ready: Link, cidrs: list[str]) -> Entry:
-    record = msgspec.structs.replace(entry.undo_as(child.Record), mac=ready.mac)
-    return msgspec.structs.replace(
-        entry,
-        phase=ATTACHED,
-        addresses=tuple(cidrs),
-        undo=msgspec.Raw(msgspec.json.encode(record)),
+def _record(plan: Plan, wanted: Options) -> child.Record:
+    return child.Record(
+        parent=plan.parent.name,
+        pkey=plan.pkey,
+        mode=plan.mode,
+        mtu=plan.mtu,
+        umcast=plan.umcast,
+        proxy_arp=wanted.proxy_arp,
     )
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from cni.attachments.entry import ATTACHED, LEAVING, Entry
 from cni.attachments.journal import Journal
+from cni.attachments.removal import PATIENCE
 from cni.attachments.requests import request_of
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
-from cni.ipoib.removal import PATIENCE
 from cni.spec.errors import CNIError
 from host.errors import HostError
 from host.namespaces import NetworkNamespace, view

@@ -8,7 +8,9 @@ import pytest
 
 pytest.register_assert_rewrite("tests.kernel.pods")
 
-from cni.ipoib.removal import remove_strays  # noqa: E402
+from cni.attachments.journal import Journal  # noqa: E402
+from cni.ipoib.removal import Children  # noqa: E402
+from host.paths import Paths  # noqa: E402
 from tests.kernel.pods import Node, pod  # noqa: E402
 
 
@@ -21,6 +23,6 @@ def node(tmp_path: Path) -> Node:
 @pytest.fixture
 def pods() -> Iterator[list[str]]:
     """Three pods, on a host where no failed test has left an interface."""
-    remove_strays()
+    Children(Journal(Paths())).remove_strays()
     with ExitStack() as stack:
         yield [stack.enter_context(pod(f"pod{number}")) for number in range(3)]

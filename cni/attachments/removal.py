@@ -1,0 +1,227 @@
+"""Undoing an attachment: by DEL, by GC, by a sweep, or by the ADD that follows a killed one.
+
+The interface goes before the addresses, which another pod may have a moment later. Whatever
+fails, the rest is done; the journal's entry stays until nothing is left.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+import msgspec
+
+from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.locks import Busy
+from cni.attachments.requests import ipam_type_of, request_of
+from cni.spec.errors import CNIError, Code
+from cni.spec.gc import valid_attachments
+from cni.spec.notes import note
+from cni.spec.request import Request
+from host.errors import HostError, NamespaceGone
+from host.namespaces import NetworkNamespace, view
+from host.paths import Paths
+
+PATIENCE = timedelta(seconds=30)  # for a namespace's end, which the kernel brings about itself
+
+
+class Addresses(Protocol):
+    """The IPAM plugin of a request, as far as removals need it."""
+
+    def delete(self) -> None:
+        """Release what the request's attachment holds."""
+
+    def gc(self) -> None:
+        """Release what belongs to no valid attachment."""
+
+
+IpamOf = Callable[[Request], Addresses | None]
+
+
+class Interfaces(Protocol):
+    """What is particular to the interfaces of one plugin."""
+
+    plugin: str
+
+    def take_back(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
+        """Remove or restore an attachment's interface, whatever of it is left; again is fine.
+
+        Where the journal has lost or never had the entry, the request must say enough.
+        """
+
+    def remove_strays(self) -> list[str]:
+        """Remove marked interfaces of the host that no attachment has. Answers their names."""
+
+
+class Remover:
+    """Removes attachments of one plugin; `ipam_of` gives the IPAM plugin of a request."""
+
+    def __init__(
+        self, interfaces: Interfaces, journal: Journal, paths: Paths, ipam_of: IpamOf
+    ) -> None:
+        self._interfaces = interfaces
+        self._journal = journal
+        self._paths = paths
+        self._ipam_of = ipam_of
+
+    def remove(self, attachment: Attachment, request: Request) -> None:
+        """Undo everything of an attachment whose lock is held. Raises CNIError 104 for what failed.
+
+        Where the journal has lost or never had the entry, the request and the interface's mark
+        say enough.
+        """
+        failures: list[str] = []
+        entry, damage = self._read(attachment)
+        if entry is None or entry.boot_id == self._paths.boot_id():
+            _try(failures, lambda: self._interfaces.take_back(attachment, request, entry))
+        if not failures:  # an address in use on an interface must not go to another pod
+            _try(failures, lambda: self._release_addresses(request, entry))
+        if not failures:
+            _try(failures, lambda: self._forget(attachment, damage))
+        if failures:
+            raise CNIError(
+                Code.CLEANUP_INCOMPLETE,
+                f"{attachment} is not wholly removed, DEL again: {'; '.join(failures)}",
+            )
+
+    def remove_entry(self, entry: Entry) -> None:
+        """Undo an attachment, whose lock is held, from its journal alone."""
+        self.remove(entry.attachment, request_of(entry))
+
+    def settle_earlier_attempt(self, attachment: Attachment) -> None:
+        """Undo what a killed ADD of this very attachment left; CNIError 103 if it completed."""
+        try:
+            entry = self._journal.read(attachment)
+        except Damaged as damage:
+            raise CNIError(
+                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
+            ) from None
+        if entry is None:
+            return
+        if entry.phase == ATTACHED and lives(entry, self._paths.boot_id()):
+            raise CNIError(
+                Code.ALREADY_ATTACHED,
+                f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
+                f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
+            )
+        self.remove_entry(entry)
+
+    def collect(self, request: Request) -> None:
+        """Undo what the runtime does not list as valid. Goes on after errors, reports them last."""
+        valid = valid_attachments(request.config)
+        if valid is None:
+            note("GC without cni.dev/valid-attachments: nothing is removed")
+            return
+        failures: list[str] = []
+        for entry in self._journal.entries():
+            if isinstance(entry, Damaged):
+                note(f"{entry}")  # whose it was is unknown: a DEL will name it
+            elif self._mine(entry, request.network) and _key(entry) not in valid:
+                _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
+        _try(failures, self._interfaces.remove_strays)
+        ipam = self._ipam_of(request)
+        if ipam is not None:
+            _try(failures, ipam.gc)
+        if failures:
+            raise CNIError(Code.CLEANUP_INCOMPLETE, "; ".join(failures))
+
+    def sweep(self) -> list[str]:
+        """Undo what belongs to no living sandbox, after a reboot or a kill. Says what it did."""
+        done: list[str] = []
+        for entry in self._journal.entries():
+            if isinstance(entry, Damaged):
+                done.append(f"{entry}: DEL of its attachment will go by the interface's mark")
+                continue
+            if not self._mine(entry):
+                continue
+            try:
+                if entry.phase != ADDING and lives(entry, self._paths.boot_id()):
+                    continue
+                self._remove_locked(entry, timeout=0.0)
+                done.append(f"removed {entry.attachment}: its sandbox is gone")
+            except Busy:
+                continue  # an ADD or DEL is at work on it
+            except (CNIError, HostError, OSError, Damaged) as error:
+                done.append(f"{entry.attachment}: {error}")
+        done += [f'removed stray interface "{name}"' for name in self._interfaces.remove_strays()]
+        return done
+
+    def _read(self, attachment: Attachment) -> tuple[Entry | None, Damaged | None]:
+        try:
+            return self._journal.read(attachment), None
+        except Damaged as damage:
+            note(f"{damage}: going by the request and the interface's mark")
+            return None, damage
+
+    def _release_addresses(self, request: Request, entry: Entry | None) -> None:
+        # The entry knows who gave the addresses, if the request names another plugin by now.
+        if entry is not None and ipam_type_of(request) != ipam_type_of(request_of(entry)):
+            request = request_of(entry)
+        ipam = self._ipam_of(request)
+        if ipam is not None:
+            ipam.delete()
+
+    def _forget(self, attachment: Attachment, damage: Damaged | None) -> None:
+        if damage is not None:
+            aside = self._journal.set_aside(attachment)
+            note(f"the damaged journal file is kept as {aside}")
+        self._journal.remove(attachment)
+
+    def _remove_locked(self, entry: Entry, timeout: float = 10.0) -> None:
+        with self._journal.locked(entry.attachment, timeout):
+            if self._journal.read(entry.attachment) == entry:  # nobody was faster
+                self.remove_entry(entry)
+
+    def _mine(self, entry: Entry, network: str = "") -> bool:
+        return entry.plugin == self._interfaces.plugin and network in ("", entry.network)
+
+
+def lives(entry: Entry, boot_id: str) -> bool:
+    """Whether the sandbox of an attachment may still be there."""
+    return entry.boot_id == boot_id and namespace_lives(entry)
+
+
+def namespace_lives(entry: Entry) -> bool:
+    """Whether the entry's namespace is still there: at its path, or with a process in it.
+
+    A path may be missing only from where we look (a container's mounts): that proves nothing.
+    """
+    try:
+        with NetworkNamespace.open(entry.netns) as namespace:
+            if namespace.identity == entry.netns_identity:
+                return True
+    except NamespaceGone:
+        pass
+    try:
+        found = NetworkNamespace.find(entry.netns_identity)
+    except HostError:
+        return True
+    if found is None:
+        return entry.netns_seen_from != view()
+    with found:
+        return True
+
+
+def await_return(journal: Journal, entry: Entry) -> None:
+    """The interface is neither in the pod nor on the host: its namespace is being torn down.
+
+    Until it has come back its address is in use: HostError. The kernel may also have destroyed
+    it with the namespace, so the waiting has an end, when this returns.
+    """
+    now = datetime.now(UTC)
+    if entry.phase == ATTACHED:
+        entry = msgspec.structs.replace(entry, phase=LEAVING, since=now.isoformat())
+        journal.write(entry)
+    if entry.phase == LEAVING and now - datetime.fromisoformat(entry.since) < PATIENCE:
+        raise HostError(f'the namespace is gone and "{entry.ifname}" has not come back from it yet')
+
+
+def _key(entry: Entry) -> tuple[str, str]:
+    return entry.container_id, entry.ifname
+
+
+def _try(failures: list[str], step: Callable[[], object]) -> None:
+    try:
+        step()
+    except (CNIError, HostError, OSError, Busy, Damaged) as error:
+        failures.append(str(error))
