@@ -31,6 +31,7 @@ from cni.attachments.entry import Damaged
 from cni.attachments.journal import Journal
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
+from cni.sriov.plugin import Sriov
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.plugin import AddressPlugin
@@ -73,9 +74,12 @@ class Agent:
         stack.callback(store.close)
         self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id))
         self._ipoib = IPoIB(paths, self._addresses)
+        self._sriov = Sriov(paths, self._addresses)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(
-            plugins=(OURS, "ipoib"), usage=self._addresses.usage, attachments=self._attachments
+            plugins=(OURS, "ipoib", "sriov"),
+            usage=self._addresses.usage,
+            attachments=self._attachments,
         )
         listener = stack.enter_context(self._listener())
         self._server = Server(
@@ -117,6 +121,7 @@ class Agent:
     def _plugins(self) -> dict[str, Loader]:
         return {
             "ipoib": lambda environ: self._ipoib,
+            "sriov": lambda environ: self._sriov,
             OURS: lambda environ: self._addresses,
             TAKEN_OVER: lambda environ: self._addresses,
         }
@@ -179,7 +184,7 @@ class Agent:
         """What a kill or a reboot left behind, before anybody asks for it."""
         started = time.monotonic()
         try:
-            done = self._ipoib.sweep()
+            done = [*self._ipoib.sweep(), *self._sriov.sweep()]
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))

@@ -17,6 +17,7 @@ from host.files import sync_directory
 PLUGINS = {
     "ipoib": "cni.ipoib",
     "podfabric-ipam": "ipam",
+    "sriov": "cni.sriov",
 }
 """The module of each plugin, by the name its executable has."""
 

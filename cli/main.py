@@ -8,6 +8,7 @@ import sys
 from cli import attached, install
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
+from cni.sriov.plugin import Sriov
 from host.paths import Paths
 from ipam import commands as ipam_commands
 
@@ -56,7 +57,8 @@ def _agent(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     try:
-        done = IPoIB(Paths.from_environ(os.environ)).sweep()
+        paths = Paths.from_environ(os.environ)
+        done = [*IPoIB(paths).sweep(), *Sriov(paths).sweep()]
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

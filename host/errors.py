@@ -18,5 +18,7 @@ class LinkMissing(HostError):
 
 def explained(what: str, code: int, words: str = "") -> HostError:
     """The HostError for an errno, and words of its own, that the kernel answered to `what`."""
-    reason = f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
+    # Of two names for one number, Python has the one that the kernel does not use.
+    name = "EOPNOTSUPP" if code == errno.EOPNOTSUPP else errno.errorcode.get(code, code)
+    reason = f"{os.strerror(code)} ({name})"
     return HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")

@@ -13,7 +13,17 @@ import msgspec
 
 from host.errors import HostError, LinkMissing, explained
 from host.namespaces import NetworkNamespace
-from host.netlink import NLM_F_CREATE, NLM_F_EXCL, Change, Refused, Rtnetlink, trying
+from host.netlink import (
+    HEADER,
+    IFINFOMSG,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Change,
+    Refused,
+    Rtnetlink,
+    attributes,
+    trying,
+)
 from host.rtnetlink import (
     RTM_DELLINK,
     RTM_DELLINKPROP,
@@ -26,13 +36,14 @@ from host.rtnetlink import (
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
-IFF_UP = 0x1
+IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
 IFF_LOWER_UP = 0x10000
 IFNAMSIZ, IFALIASZ = 16, 256
 SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
 _IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
+IFLA_PERM_ADDRESS = 54  # linux/if_link.h, Linux 5.6
 RTEXT_FILTER_SKIP_STATS = 0x8  # linux/rtnetlink.h
 IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
 
@@ -260,6 +271,29 @@ def up(link: Link) -> Change:
     request = _settings(link)
     request["flags"] = request["change"] = IFF_UP
     return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
+
+
+def flagged(link: Link, flags: int, among: int) -> Change:
+    """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
+    request = _settings(link)
+    request["flags"], request["change"] = flags, among
+    words = {IFF_PROMISC: "promisc", IFF_ALLMULTI: "allmulti"}
+    what = " and ".join(
+        f"{word} {'on' if flags & flag else 'off'}" for flag, word in words.items() if among & flag
+    )
+    return Change(f'setting {what} of "{link.name}"', RTM_SETLINK, request)
+
+
+def permanent_mac(route: Rtnetlink, link: Link) -> str:
+    """The hardware address that the device has of its own; "" where its driver does not tell."""
+    question = _question()
+    question["index"] = link.index
+    with trying(f'looking up "{link.name}"'):
+        _, part = route.ask(RTM_GETLINK, question)
+    for kind, start, end in attributes(part, HEADER.size + IFINFOMSG.size, len(part)):
+        if kind == IFLA_PERM_ADDRESS:
+            return part[start:end].hex(":")
+    return ""
 
 
 def delete(route: Rtnetlink, link: Link) -> None:

@@ -116,6 +116,23 @@ class NetworkNamespace:
             raise HostError(f"cannot tell whether a network namespace still lives ({hidden})")
         return None
 
+    @classmethod
+    def every(cls) -> "Iterator[NetworkNamespace]":
+        """Each namespace that can be seen, open for the caller to close: processes' and names'.
+
+        Runtimes and ip-netns(8) keep names of namespaces below /run/netns.
+        """
+        seen = set()
+        for path in (*Path("/run/netns").glob("*"), *Path("/proc").glob("[0-9]*/ns/net")):
+            try:
+                there = path.stat()
+                if (there.st_dev, there.st_ino) in seen:
+                    continue
+                seen.add((there.st_dev, there.st_ino))
+                yield cls.open(str(path))
+            except (OSError, HostError):
+                continue  # gone by now, or not ours to look into
+
     @contextmanager
     def entered(self) -> Iterator[None]:
         """The calling thread is inside; every way out leads back."""

@@ -1,4 +1,4 @@
-"""One rtnetlink socket for each namespace, and the kernel's errors as ours.
+"""One netlink socket for each namespace and protocol, and the kernel's errors as ours.
 
 pyroute2's classes make and read the messages. Its own socket has an event loop inside, which
 costs 0.5 ms of CPU for a socket and 0.4 ms for a request, on a path where the kernel needs 0.01:
@@ -34,7 +34,9 @@ NLM_F_DUMP = 0x300
 NLM_F_EXCL, NLM_F_CREATE, NLM_F_APPEND = 0x200, 0x400, 0x800
 SOL_NETLINK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 11, 12
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
-_INTERFACE = struct.Struct("=BxHiII")  # struct ifinfomsg
+ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length with this header, type
+NLA_TYPE_MASK = 0x3FFF  # the rest is NLA_F_NESTED, NLA_F_NET_BYTEORDER
+IFINFOMSG = struct.Struct("=BxHiII")  # linux/rtnetlink.h: family, type, index, flags, change
 
 PATIENCE = 10  # seconds for an answer, which only a loss can delay
 # No attribute exceeds 64 KiB, and the largest of a link, its list of VFs, is one. Less than what
@@ -65,11 +67,14 @@ class Refused(Exception):
 
 
 class Change(NamedTuple):
-    """Something for the kernel to do: what it is, for an error, and the request."""
+    """Something for the kernel to do: what it is, for an error, and the request.
+
+    A message is one of pyroute2's, or the bytes that follow the netlink header.
+    """
 
     what: str
     kind: int
-    message: nlmsg
+    message: nlmsg | bytes
     flags: int = 0
     accepted: tuple[int, ...] = ()  # errnos that are no failure
 
@@ -95,13 +100,16 @@ _READ = frozenset(
 _CLASSES = {RTM_NEWLINK: LinkMessage, RTM_NEWADDR: ifaddrmsg, RTM_NEWROUTE: rtmsg}
 
 
-class Rtnetlink:
-    """A socket in the namespace where it was made. One thread at a time may use it."""
+class NetlinkSocket:
+    """A socket in the namespace where it was made. One thread at a time may use it.
 
-    def __init__(self) -> None:
+    `protocol` is a NETLINK_* of linux/netlink.h. OSError where the kernel does not have it.
+    """
+
+    def __init__(self, protocol: int) -> None:
         self._first = self._sequence = 0
         self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
         )
         try:
             # The kernel's words with a refusal, and dumps of what was asked for only.
@@ -140,17 +148,20 @@ class Rtnetlink:
             self.send(*others, last)
             self._answer(changes)
 
-    def get(self, kind: int, message: nlmsg, after: Sequence[Change] = ()) -> nlmsg:
-        """The one answer to a question. Raises Refused.
+    def ask(
+        self, kind: int, message: nlmsg | bytes, flags: int = 0, after: Sequence[Change] = ()
+    ) -> tuple[int, bytes]:
+        """Type and bytes, header included, of the one answer to a request. Raises Refused.
 
-        Changes that are to be made before are sent with it, and fail as those of `change` do.
+        With NLM_F_ACK among the flags that answer may be a plain acknowledgement. Changes that
+        are to be made before are sent with it, and fail as those of `change` do.
         """
         before = (_encoded(one.kind, one.message, one.flags) for one in after)
-        self.send(*before, _encoded(kind, message, 0))
+        self.send(*before, _encoded(kind, message, flags))
         reply, part = self._answer(after)
         if reply == NLMSG_ERROR:
             _raise_refusal(part)
-        return _decoded(reply, part)
+        return reply, part
 
     def _answer(self, changes: Sequence[Change]) -> tuple[int, bytes]:
         """The answer to the last request sent; refusals of `changes` before it are raised."""
@@ -170,14 +181,17 @@ class Rtnetlink:
             raise failure
         return reply, part
 
-    def dump(self, kind: int, message: nlmsg) -> list[nlmsg]:
-        """A whole table, read again if it changed under the reader. Raises Refused."""
+    def table(self, kind: int, message: nlmsg | bytes) -> list[tuple[int, bytes]]:
+        """A whole table, read again if it changed under the reader. Raises Refused.
+
+        As `ask`, type and bytes of each of its entries.
+        """
         request = _encoded(kind, message, NLM_F_DUMP)
         for _ in range(DUMPS):
             self.send(request)
             parts = self._dumped()
             if parts is not None:
-                return [_decoded(reply, part) for reply, part in parts]
+                return parts
         raise Refused(errno.EAGAIN, f"the table changed during each of {DUMPS} looks at it")
 
     def _dumped(self) -> list[tuple[int, bytes]] | None:
@@ -245,6 +259,21 @@ class Rtnetlink:
         return datagram
 
 
+class Rtnetlink(NetlinkSocket):
+    """A socket for links, addresses and routes, with pyroute2's messages."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.NETLINK_ROUTE)
+
+    def get(self, kind: int, message: nlmsg, after: Sequence[Change] = ()) -> nlmsg:
+        """The one answer to a question, after these changes. Raises Refused."""
+        return _decoded(*self.ask(kind, message, 0, after))
+
+    def dump(self, kind: int, message: nlmsg) -> list[nlmsg]:
+        """A whole table, read again if it changed under the reader. Raises Refused."""
+        return [_decoded(reply, part) for reply, part in self.table(kind, message)]
+
+
 @contextmanager
 def netlink(namespace: NetworkNamespace | None = None) -> Iterator[Rtnetlink]:
     """A socket in `namespace`, in the caller's own where none is given.
@@ -270,7 +299,26 @@ def trying(what: str, *accepted: int) -> Iterator[None]:
             raise explained(what, refused.code, refused.words) from None
 
 
-def _encoded(kind: int, message: nlmsg, flags: int) -> bytearray:
+def attribute(kind: int, payload: bytes) -> bytes:
+    """An attribute, padded to the next (linux/netlink.h, struct nlattr)."""
+    length = ATTRIBUTE.size + len(payload)
+    return ATTRIBUTE.pack(length, kind) + payload + bytes(-length % 4)
+
+
+def attributes(part: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Type of each attribute in part[start:end], and where its payload starts and ends."""
+    while start + ATTRIBUTE.size <= end:
+        length, kind = ATTRIBUTE.unpack_from(part, start)
+        if length < ATTRIBUTE.size:
+            return
+        yield kind & NLA_TYPE_MASK, start + ATTRIBUTE.size, min(start + length, end)
+        start += length + 3 & ~3
+
+
+def _encoded(kind: int, message: nlmsg | bytes, flags: int) -> bytearray:
+    if isinstance(message, bytes):
+        length = HEADER.size + len(message)
+        return bytearray(HEADER.pack(length, kind, NLM_F_REQUEST | flags, 0, 0) + message)
     message["header"] = {"type": kind, "flags": NLM_F_REQUEST | flags}
     message.encode()
     request: bytearray = message.data
@@ -301,14 +349,14 @@ def condensed(part: bytes) -> bytes:
 
     The kernel sends some forty; to make an object of each costs ten times its answer.
     """
-    offset = HEADER.size + _INTERFACE.size
+    offset = HEADER.size + IFINFOMSG.size
     kept = bytearray(part[:offset])
     while offset + 4 <= len(part):
         length, kind = struct.unpack_from("=HH", part, offset)
         if length < 4:
             break
         end = offset + (length + 3 & ~3)
-        if kind & 0x3FFF in _READ:  # the rest is NLA_F_NESTED, NLA_F_NET_BYTEORDER
+        if kind & NLA_TYPE_MASK in _READ:
             kept += part[offset:end]
         offset = end
     struct.pack_into("=I", kept, 0, len(kept))

@@ -19,6 +19,7 @@ from host.netlink import Rtnetlink
 
 ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
+MODES = links.IFF_PROMISC | links.IFF_ALLMULTI
 
 # A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and whoever wants that
 # lock is served in the order they came. If all threads moved as soon as they could, then what
@@ -58,6 +59,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     alias: str = ""
     device: str = ""
     altnames: tuple[str, ...] = ()
+    flags: int = 0  # of MODES, those that are set
 
 
 def origin_of(link: Link) -> Origin:
@@ -71,6 +73,7 @@ def origin_of(link: Link) -> Origin:
         alias=link.alias,
         device=link.device,
         altnames=link.altnames,
+        flags=link.flags & MODES,
     )
 
 
@@ -93,20 +96,29 @@ def move_in(
     link: Link,
     name: str,
     mark: Mark,
+    *,
+    mtu: int = 0,
+    mac: str = "",
 ) -> Link:
     """Move an interface into the pod under its name there. Answers it as it is in the pod.
+
+    Its MTU and hardware address are set with the move, if they are given: it is down then.
 
     The caller has seen that the name is free. The interface is looked up afresh, because the
     kernel may renumber it, without a wait for the next one's move; `configure` asks for its mark.
     """
     _drop_clashing_altnames(host, pod, link, name)
     with _moving:
-        links.move(host, link, namespace, name, mark.alias)
+        links.move(host, link, namespace, name, mark.alias, mtu=mtu, mac=mac)
     seen = links.glance(pod, name)
-    if seen is None or not seen.is_of(link):
-        raise LinkMissing(f'"{name}" in the pod is another interface than was moved')
     flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
-    return msgspec.structs.replace(link, index=seen.index, name=name, alias=mark.alias, flags=flags)
+    moved = msgspec.structs.replace(
+        link, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu, mac=mac or link.mac
+    )
+    # Some drivers show an address that they were given only after a while.
+    if seen is None or not (seen.is_of(moved) or seen.is_of(link)):
+        raise LinkMissing(f'"{name}" in the pod is another interface than was moved')
+    return msgspec.structs.replace(moved, index=seen.index)
 
 
 def configure(
@@ -116,10 +128,12 @@ def configure(
     cidrs: Sequence[str],
     switches: Sequence[Switch] = (),
     link_local: str = "",
+    modes: tuple[int, int] = (0, 0),
 ) -> tuple[Link, list[str]]:
     """Switches, addresses, then up: the kernel announces nothing it learns in the other order.
 
     `link_local` replaces the address that the kernel would make, if the pod has IPv6 at all.
+    `modes` are those of MODES that are to be on, among those that are to be on or off.
     Answers the interface as it is then, and every address that was given. LinkMissing if it
     is not the one that was moved.
     """
@@ -133,6 +147,8 @@ def configure(
         changes.append(links.no_generated_address(link))
         if addresses.switch(namespace, 6, link, "disable_ipv6") == "0":
             given.append(link_local)
+    if modes[1]:
+        changes.append(links.flagged(link, *modes))
     changes += [addresses.addition(link, cidr) for cidr in given]
     ready = links.by_index(pod, link.index, after=[*changes, links.up(link)])
     if ready is None or ready.alias != link.alias:
@@ -157,7 +173,9 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     if not origin.device:
         return None
     others = [link for link in present if not link.alias.startswith(ALIAS_PREFIX)]
-    same_device = [link for link in others if link.device == origin.device]
+    # An IPoIB child names its parent's device, too.
+    same_kind = [link for link in others if link.kind == origin.kind and not link.parent]
+    same_device = [link for link in same_kind if link.device == origin.device]
     same = [link for link in same_device if link.mac == origin.mac]
     return (same or same_device)[0] if 1 in (len(same), len(same_device)) else None
 
@@ -214,6 +232,8 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
         links.set_mac(host, link, mac)
     if link.mtu != origin.mtu:
         links.set_mtu(host, link, origin.mtu)
+    if (link.flags ^ origin.flags) & MODES:
+        host.change(links.flagged(link, origin.flags, MODES))
     if origin.up and not link.up:
         host.change(links.up(link))
     for altname in origin.altnames:

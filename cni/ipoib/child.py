@@ -16,10 +16,9 @@ import msgspec
 
 from cni.attachments.entry import Attachment
 from cni.ipoib.parents import Plan
-from cni.spec import interrupts
 from host import links, placement
 from host.addresses import Switch
-from host.errors import HostError, LinkMissing
+from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
@@ -96,21 +95,6 @@ def link_local(child: Link) -> str:
     groups = [digest[i : i + 2].hex().lstrip("0") or "0" for i in range(0, 8, 2)]
 
     return f"{ipaddress.IPv6Address('fe80::' + ':'.join(groups))}/64"
-
-
-def wait_for_carrier(pod: Rtnetlink, child: Link, seconds: float) -> Link:
-    """The child as soon as it has carrier, or as it is when the time is over."""
-    deadline = time.monotonic() + seconds
-    pause = 0.002
-    while not child.carrier and time.monotonic() < deadline:
-        interrupts.checkpoint()
-        time.sleep(pause)
-        pause = min(pause * 2, 0.1)
-        now = links.by_index(pod, child.index)
-        if now is None:
-            raise LinkMissing(f'"{child.name}" has gone from the pod while it was configured')
-        child = now
-    return child
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from cni.attachments import carrier
 from cni.attachments.comparison import previous_document
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
@@ -153,7 +154,7 @@ class IPoIB:
     def _wait_for_carrier(
         self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
     ) -> Link:
-        ready = child.wait_for_carrier(pod, moved, seconds)
+        ready = carrier.awaited(pod, moved, seconds)
         if ready.carrier or not seconds:
             return ready
         parent = links.by_index(host, plan.parent.index)

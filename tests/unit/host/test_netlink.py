@@ -9,7 +9,7 @@ import pytest
 from host import links, netlink
 from host.errors import HostError
 from host.links import Link
-from host.netlink import Change, LinkMessage, Refused, Rtnetlink, condensed
+from host.netlink import Change, LinkMessage, NetlinkSocket, Refused, Rtnetlink, condensed
 from host.rtnetlink import RTM_GETLINK, RTM_NEWLINK, ifinfmsg
 
 ADDRESS = bytes(range(20))
@@ -24,12 +24,16 @@ class Kernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.route = Rtnetlink()
-        self.route.close()  # nothing goes to the real one
         self.requests: list[bytes] = []
         self._answers: list[list[bytes | OSError]] = []
         self._waiting: list[bytes | OSError] = []
-        monkeypatch.setattr(self.route, "_receive", self._receive)
-        monkeypatch.setattr(self.route, "_socket", self)
+        self.stands_behind(self.route, monkeypatch)
+
+    def stands_behind(self, ours: NetlinkSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer what goes over that socket."""
+        ours.close()  # nothing goes to the real one
+        monkeypatch.setattr(ours, "_receive", self._receive)
+        monkeypatch.setattr(ours, "_socket", self)
 
     def answers(self, *datagrams: bytes | OSError) -> None:
         """What the next request that is not answered yet gets."""

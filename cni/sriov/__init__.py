@@ -1,0 +1,26 @@
+"""The CNI plugin `sriov`: a virtual function of an SR-IOV adapter, moved into the pod.
+
+`options` is what a network configuration may say, `plugin` are the verbs.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.spec.plugin import Plugin
+
+ABOUT = "podfabric sriov: moves an SR-IOV virtual function into a pod"
+
+
+def main() -> None:
+    """The executable `sriov`."""
+    from cni.spec.entry import main as serve
+
+    serve(_load, ABOUT)
+
+
+def _load() -> "Plugin":
+    import os
+
+    from cni.sriov.plugin import Sriov
+    from host.paths import Paths
+
+    return Sriov(Paths.from_environ(os.environ))

@@ -1,0 +1,71 @@
+"""CHECK: everything that ADD set, compared with what the kernel shows now."""
+
+from cni.attachments import comparison
+from cni.attachments.comparison import compare, differs
+from cni.attachments.entry import Attachment
+from cni.attachments.journal import Journal
+from cni.attachments.requests import namespace_of
+from cni.spec.request import Request
+from cni.spec.result import Interface
+from cni.sriov import settings
+from cni.sriov.record import Record
+from host import links, pci, rdma, vfs
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink, netlink
+from host.paths import Paths
+from host.placement import Mark
+
+
+def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
+    """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
+    expected = comparison.expected(request)
+    record = comparison.recorded(journal, attachment, Record)
+    function = pci.find(paths, record.device)
+    if function is None:
+        raise differs(f"device {record.device} is gone from this node")
+    compare(f"device {record.device}", {"driver": (function.driver, record.driver)})
+    with namespace_of(request) as namespace, netlink() as host, netlink(namespace) as pod:
+        _compare_settings(paths, host, record)
+        _compare_verbs(namespace, record)
+        if record.origin is None:
+            return
+        link = links.find(pod, request.ifname)
+        if link is None:
+            raise differs(f'interface "{request.ifname}" is gone from the pod')
+        _compare_link(link, attachment, record, expected.interface)
+        expected.compare_addresses(pod, link)
+
+
+def _compare_settings(paths: Paths, host: Rtnetlink, record: Record) -> None:
+    if record.applied is None:
+        return
+    with settings.pf_of(paths, host, record.pf) as pf:
+        found = vfs.read(host, pf, record.applied.index)
+    compare(
+        f'VF {record.applied.index} of "{pf.name}"', settings.differences(found, record.applied)
+    )
+
+
+def _compare_verbs(namespace: NetworkNamespace, record: Record) -> None:
+    if not record.rdma:
+        return
+    with rdma.rdma(namespace) as pod:
+        for verbs in record.rdma:
+            if rdma.by_index(pod, verbs.index) is None:
+                raise differs(f"RDMA device {verbs.name} is gone from the pod")
+
+
+def _compare_link(link: Link, attachment: Attachment, record: Record, interface: Interface) -> None:
+    on, among = record.modes
+    compare(
+        f'"{link.name}"',
+        {
+            "device": (link.device, record.device),
+            "alias": (link.alias, Mark(attachment.key).alias),
+            "mtu": (link.mtu, interface.mtu or link.mtu),
+            "mac": (link.mac, interface.mac or link.mac),
+            "promisc, allmulti": (link.flags & among, on),
+            "administrative state": (comparison.up(link.up), "up"),
+        },
+    )

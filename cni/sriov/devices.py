@@ -1,0 +1,286 @@
+"""Which device an attachment gets, and what it is now: nothing is changed here."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code
+from cni.sriov import settings
+from cni.sriov.options import Options
+from host import links, pci, rdma, vfs
+from host.errors import HostError
+from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from host.netlink import Rtnetlink
+from host.paths import Paths
+from host.pci import Function
+from host.vfs import VF
+
+NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
+_ASK_THE_KUBELET = (
+    'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
+    "and were the VFs created after the last boot?"
+)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as it is before an ADD, which can do what was asked for."""
+
+    function: Function
+    link: Link | None  # its interface on the host; None if a program's own driver has it
+    vf: VF | None  # what its PF shows of it; None if it is no VF
+    rdma: tuple[rdma.Device, ...]  # to be moved with it, or lost and made again
+
+    @property
+    def infiniband(self) -> bool:
+        """The link layer is InfiniBand."""
+        return self.link is not None and self.link.link_type == ARPHRD_INFINIBAND
+
+
+class Unfit(CNIError):
+    """A device cannot serve the attachment; another one might."""
+
+    def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
+        super().__init__(code, message)
+
+
+def candidates(paths: Paths, options: Options) -> Iterator[str]:
+    """The addresses of the devices to be tried, in order. Raises Unfit where there are none."""
+    if options.device:
+        yield options.device
+        return
+    found = False
+    for master in options.masters:
+        pf = pci.of_netdev(paths, master)
+        if pf is None:
+            raise Unfit(
+                f'"master": "{master}" is no interface of a PCI or auxiliary device on the host'
+            )
+        if options.pf_only:
+            found = True
+            yield pf.address
+            continue
+        for function in pci.vfs(paths, pf.address):
+            # What has no interface here is in a pod, or another program's.
+            if function.userspace if options.vfio_pci_mode else function.netdevs:
+                found = True
+                yield function.address
+    if not found:
+        raise Unfit(_no_vf(paths, options), Code.TRY_AGAIN)
+
+
+def plan(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
+    """What the device at `address` is, seen to be able to do what `options` ask. Raises Unfit."""
+    function = pci.find(paths, address)
+    if function is None:
+        raise Unfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
+    _require_kind(paths, function, options)
+    link = None if function.userspace else interface_of(host, function)
+    vf = _vf(host, paths, function, link) if function.is_vf else None
+    found = Plan(function=function, link=link, vf=vf, rdma=())
+    _require_link_layer(found, options)
+    return msgspec.structs.replace(found, rdma=_rdma_devices(paths, function, options))
+
+
+def interface_of(host: Rtnetlink, function: Function) -> Link:
+    """The interface of a device on the host. Raises Unfit where it has none."""
+    for name in function.netdevs:
+        link = links.find(host, name)
+        if link is not None and not link.parent and link.device in ("", function.address):
+            return link
+    if not function.driver:
+        raise Unfit(
+            f"device {function.address} has no driver: bind it to its own, or to vfio-pci for DPDK"
+        )
+    raise Unfit(
+        f"device {function.address} (driver {function.driver}) has no interface on the host: "
+        "either it is in another network namespace, or its driver makes none",
+        Code.TRY_AGAIN,
+    )
+
+
+def guid_of(link: Link) -> str:
+    """An InfiniBand interface's port GUID: the last 8 of its address' 20 bytes."""
+    return link.mac[-23:]
+
+
+def _require_kind(paths: Paths, function: Function, options: Options) -> None:
+    address = function.address
+    if options.pf_only:
+        if function.is_vf:
+            raise Unfit(f'"pfOnly": {address} is a VF of {function.pf}: leave "pfOnly" out')
+        if pci.vf_count(paths, address)[0]:
+            raise Unfit(
+                f'"pfOnly": the PF {address} has VFs, whose settings need it on the host: '
+                "set its sriov_numvfs to 0 first"
+            )
+    elif not function.is_vf and ":" in address:
+        raise Unfit(
+            f'device {address} is no VF: set "pfOnly": true if the whole PF is to go into the pod'
+        )
+    if options.vfio_pci_mode is True and not function.userspace:
+        raise Unfit(
+            f'"vfioPciMode" is true, but device {address} has driver '
+            f'"{function.driver}": bind it to vfio-pci first'
+        )
+    if not function.is_vf:
+        given = [name for name, value in _of_the_pf(options).items() if value not in (None, "")]
+        if given:
+            raise Unfit(
+                f'"{given[0]}": device {address} is no VF, and only a PF sets that for its VF: '
+                "remove it"
+            )
+    if function.userspace:
+        for name, value in (("mtu", options.mtu), ("allmulti", options.allmulti)):
+            if value is not None:
+                raise Unfit(
+                    f'"{name}": device {address} has driver {function.driver}, so there is no '
+                    "interface to set it on: remove it"
+                )
+
+
+def _of_the_pf(options: Options) -> dict[str, object]:
+    return {
+        "vlan": options.vlan,
+        "spoofchk": options.spoofchk,
+        "trust": options.trust,
+        "link_state": options.link_state,
+        "min_tx_rate": options.min_tx_rate,
+        "max_tx_rate": options.max_tx_rate,
+        "guid": options.guid,
+    }
+
+
+def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) -> VF:
+    if function.index is None:
+        raise Unfit(f"device {function.address} is not among the VFs of {function.pf}: try again")
+    with settings.pf_of(paths, host, function.pf) as pf:
+        vf = vfs.read(host, pf, function.index)
+    if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
+        # Not reported by this kernel or driver: the interface has what was set last.
+        guid = guid_of(link)
+        vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
+    return vf
+
+
+def _require_link_layer(plan: Plan, options: Options) -> None:
+    link, address = plan.link, plan.function.address
+    if link is None:
+        return
+    if plan.infiniband:
+        for name, value in (("vlan", options.vlan), ("mac", options.mac or None)):
+            if value is not None:
+                remedy = '"pkey" and partitions' if name == "vlan" else '"guid"'
+                raise Unfit(
+                    f'"{name}": the link layer of device {address} is InfiniBand, which has '
+                    f"{remedy} instead: remove it"
+                )
+        if options.ipam_type == "dhcp":
+            raise Unfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
+        if plan.function.is_vf and not options.guid and guid_of(link) in NO_GUIDS:
+            raise Unfit(
+                f'VF {address} has no valid GUID ({guid_of(link)}): set "guid", have ib-kubernetes '
+                "give one, or set one on the host: ip link set PF vf N node_guid … port_guid …"
+            )
+        return
+    if link.link_type != ARPHRD_ETHER:
+        raise Unfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
+    for name, given in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
+        if given:
+            raise Unfit(
+                f'"{name}": the link layer of device {address} is Ethernet, which has none: '
+                "remove it"
+            )
+
+
+def _rdma_devices(paths: Paths, function: Function, options: Options) -> tuple[rdma.Device, ...]:
+    if options.rdma_isolation:
+        require_isolation()
+    if not function.rdma:
+        if options.rdma_isolation:
+            raise Unfit(
+                f'"rdmaIsolation": device {function.address} has no RDMA device: load the '
+                "driver's RDMA module, or leave the option out"
+            )
+        return ()
+    if not options.rdma_isolation:
+        return ()
+    with rdma.rdma() as socket:
+        devices = {device.name: device for device in rdma.devices(socket)}
+    missing = [name for name in function.rdma if name not in devices]
+    if missing:
+        raise Unfit(f"RDMA device {missing[0]} of {function.address} has gone", Code.TRY_AGAIN)
+    return tuple(devices[name] for name in function.rdma)
+
+
+def require_isolation() -> None:
+    """Raise Unfit unless RDMA devices can belong to one network namespace."""
+    try:
+        with rdma.rdma() as socket:
+            mode = rdma.mode(socket)
+    except HostError as error:
+        raise Unfit(f'"rdmaIsolation": {error}') from None
+    if mode != "exclusive":
+        raise Unfit(
+            f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
+            "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
+            "/etc/modprobe.d and reboot; or leave the option out"
+        )
+
+
+def _no_vf(paths: Paths, options: Options) -> str:
+    told = []
+    for master in options.masters:
+        pf = pci.of_netdev(paths, master)
+        there, possible = pci.vf_count(paths, pf.address) if pf is not None else (0, 0)
+        if not possible:
+            told.append(f"{master} cannot have VFs")
+        elif not there:
+            told.append(f"{master} has no VFs: write a number to its sriov_numvfs")
+        else:
+            told.append(f"none of the {there} VFs of {master} has an interface on the host")
+    return f'"master": no VF is free: {"; ".join(told)}'
+
+
+def missing(host: Rtnetlink, paths: Paths, options: Options) -> list[str]:
+    """What an ADD would lack on this node now, for STATUS: no VFs, a PF that is down."""
+    found: list[str] = []
+    if options.rdma_isolation:
+        try:
+            require_isolation()
+        except Unfit as unfit:
+            found.append(unfit.message)
+    pfs = _pfs(paths, options)
+    if not pfs:
+        found.append("this node has no VFs: write a number to sriov_numvfs of a PF")
+    elif options.pf_only:
+        return found
+    reasons = [_unready(host, paths, pf) for pf in pfs]
+    if pfs and all(reasons):
+        found += reasons
+    return found
+
+
+def _pfs(paths: Paths, options: Options) -> list[str]:
+    if options.masters:
+        functions = [pci.of_netdev(paths, master) for master in options.masters]
+        return [function.address for function in functions if function is not None]
+    if options.device:
+        function = pci.find(paths, options.device)
+        return [function.pf or function.address] if function is not None else []
+    devices = (paths.sys / "bus/pci/devices").glob("*/sriov_numvfs")
+    return sorted(path.parent.name for path in devices if pci.vf_count(paths, path.parent.name)[0])
+
+
+def _unready(host: Rtnetlink, paths: Paths, pf: str) -> str:
+    there, possible = pci.vf_count(paths, pf)
+    if not possible:
+        return f"{pf} cannot have VFs"
+    if not there:
+        return f"the PF {pf} has no VFs: write a number to its sriov_numvfs"
+    name = pci.pf_netdev(paths, pf)
+    link = links.find(host, name) if name else None
+    if link is None:
+        return f"the PF {pf} has no interface on the host"
+    if not link.up:
+        return f"the PF {name} is down: ip link set {name} up"
+    return ""

@@ -1,0 +1,175 @@
+"""The device in the pod: GUID, RDMA devices, interface, addresses. In the order the kernel needs.
+
+InfiniBand's RDMA device goes first, because with it the kernel makes the IPoIB interface anew, in
+the host's namespace. RoCE's goes last, when the interface that its GIDs are of is there.
+"""
+
+import time
+
+import msgspec
+
+from cni.attachments import carrier
+from cni.attachments.entry import Attachment
+from cni.attachments.requests import hops
+from cni.spec import interrupts
+from cni.spec.errors import CNIError, Code
+from cni.spec.result import Result
+from cni.sriov import devices, settings
+from cni.sriov.devices import Plan
+from cni.sriov.record import Record, Verbs
+from host import announce, links, pci, placement, rdma
+from host.addresses import add_route
+from host.errors import HostError, LinkMissing
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink
+from host.paths import Paths
+from host.pci import Function
+from host.placement import Mark
+
+APPEARANCE = 5.0  # seconds for an interface that its driver makes anew
+CARRIER_WAIT = 0.2  # seconds, for the announcement only: a VF's link may be down for good
+PATIENCE = 2.0  # seconds, as others have it (20 tries in sriov-cni)
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """What the pod got, for the result."""
+
+    mac: str  # "" where there is none to tell
+    mtu: int  # bytes, 0 as above
+    bdf: str  # "" for an auxiliary device
+
+
+def place(
+    host: Rtnetlink,
+    pod: Rtnetlink,
+    namespace: NetworkNamespace,
+    paths: Paths,
+    attachment: Attachment,
+    plan: Plan,
+    record: Record,
+    answer: Result,
+) -> Placed:
+    """Move a device into the pod and make it work there. What fails is for the caller to undo."""
+    bdf = plan.function.address if ":" in plan.function.address else ""
+    if plan.link is None:
+        return Placed(*_of_the_pf(host, paths, record), bdf)
+    link = plan.link
+    if _needs_rebind(link, record):
+        link = _rebound(host, paths, plan.function, link, record)
+    if plan.infiniband and record.rdma:
+        _move_verbs(record, namespace)
+        link = _made_anew(host, plan.function.address, link)
+    mark = Mark(attachment.key)
+    moved = placement.move_in(
+        host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu, mac=record.mac
+    )
+    moved = _with_its_address(pod, moved, record)
+    cidrs = [ip.address for ip in answer.ips]
+    ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
+    for hop in hops(answer):
+        add_route(pod, ready, hop)
+    if not plan.infiniband:
+        _move_verbs(record, namespace)
+    if given:
+        ready = carrier.awaited(pod, ready, CARRIER_WAIT)
+        if ready.carrier:
+            announce.announce(namespace, ready, given)
+    return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
+
+
+def _of_the_pf(host: Rtnetlink, paths: Paths, record: Record) -> tuple[str, int]:
+    """Address and MTU of a VF that a program's own driver has: what its PF says."""
+    if not record.pf or record.applied is None:
+        return "", 0
+    with settings.pf_of(paths, host, record.pf) as pf:
+        mac = "" if record.applied.mac == settings.NO_MAC else record.applied.mac
+        ethernet = pf.link_type == links.ARPHRD_ETHER
+        return (mac if ethernet else ""), pf.mtu
+
+
+def _with_its_address(pod: Rtnetlink, moved: Link, record: Record) -> Link:
+    """Drivers pass an address on to their PF: it may show only after a while, or never."""
+    if not record.mac:
+        return moved
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        now = links.by_index(pod, moved.index)
+        if now is None:
+            raise LinkMissing(f'"{moved.name}" has gone from the pod while it was configured')
+        if now.mac == record.mac:
+            return now
+        if time.monotonic() >= deadline:
+            raise HostError(
+                f'"{moved.name}" still has address {now.mac} after {record.mac} was set'
+            )
+        interrupts.checkpoint()
+        time.sleep(0.02)
+
+
+def _needs_rebind(link: Link, record: Record) -> bool:
+    """A VF's driver reads its GUIDs when it binds, so another one takes that."""
+    wanted = record.applied.port_guid if record.applied is not None else None
+    return record.infiniband and wanted is not None and devices.guid_of(link) != wanted
+
+
+def _rebound(host: Rtnetlink, paths: Paths, function: Function, link: Link, record: Record) -> Link:
+    """The interface after its driver was bound anew.
+
+    The uverbs number may be another one then, while the container has the old one's node since
+    the kubelet admitted the pod: that is an error, which names both.
+    """
+    before = [pci.uverbs_of(paths, name) for name in function.rdma]
+    with settings.pf_of(paths, host, record.pf):  # two at once would swap their numbers
+        pci.unbind(paths, function)
+        pci.bind(paths, msgspec.structs.replace(function, driver=""), record.driver)
+        link = _made_anew(host, function.address, link, anywhere=True)
+        again = pci.find(paths, function.address)
+    after = [pci.uverbs_of(paths, name) for name in again.rdma] if again is not None else []
+    if before != after:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"binding the driver of {function.address} anew for its GUID made {_listed(before)} "
+            f"{_listed(after)}, but the pod has the former: set the GUID on the host, before the "
+            "device plugin offers the VF",
+        )
+    return link
+
+
+def _made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
+    """The interface that replaces `old` on the host, as soon as it is there."""
+    deadline = time.monotonic() + APPEARANCE
+    while True:
+        for link in links.every(host):
+            same = link.device == address and link.kind == old.kind and not link.parent
+            if same and (anywhere or link.index != old.index):
+                return link
+        if time.monotonic() >= deadline:
+            raise HostError(f'"{old.name}" of device {address} did not come back to the host')
+        interrupts.checkpoint()
+        time.sleep(0.02)
+
+
+def _move_verbs(record: Record, namespace: NetworkNamespace) -> None:
+    for verbs in record.rdma:
+        with rdma.rdma() as host:
+            device = rdma.by_index(host, verbs.index)
+            if device is None:
+                raise HostError(f"RDMA device {verbs.name} has gone from the host")
+            rdma.move(host, device, namespace)
+        _await_verbs(verbs, namespace)
+
+
+def _await_verbs(verbs: Verbs, namespace: NetworkNamespace) -> None:
+    """For some milliseconds a device that is moved is in no namespace."""
+    deadline = time.monotonic() + APPEARANCE
+    with rdma.rdma(namespace) as pod:
+        while rdma.by_index(pod, verbs.index) is None:
+            if time.monotonic() >= deadline:
+                raise HostError(f"RDMA device {verbs.name} did not arrive in the pod")
+            interrupts.checkpoint()
+            time.sleep(0.005)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "no uverbs device"

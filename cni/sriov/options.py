@@ -1,0 +1,452 @@
+"""What a network configuration of type `sriov` may say, checked before anything is touched.
+
+The keys are those of sriov-cni, of ib-sriov-cni and, for `master` and `pfOnly`, of their common
+ancestor. null is as good as not given. What is not given stays as it is on the device.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cni.spec import arguments, config
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Request
+from cni.spec.result import DNS
+from host import pci
+
+VLAN_PROTOCOLS = ("802.1q", "802.1ad")
+LINK_STATES = ("auto", "enable", "disable")
+HIGHEST_VLAN = 4094
+HIGHEST_QOS = 7
+HIGHEST_RATE = 0xFFFFFFFF  # Mbit/s, struct ifla_vf_rate
+SMALLEST_MTU, LARGEST_MTU = 68, 65535  # of IPv4, and of its length field
+# ib-kubernetes puts this into a pod's args.cni once the subnet manager knows its GUID.
+IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
+
+_ETHERNET_KEYS = ("vlan", "vlanQoS", "vlanProto", "spoofchk")
+_VF_KEYS = ("trust", "link_state", "min_tx_rate", "max_tx_rate")
+_CNI_ARGS_MAC = "CNI_ARGS MAC"
+
+
+class _IPAM(msgspec.Struct):
+    type: str | None = None
+
+
+class _Arguments(msgspec.Struct):
+    cni: dict[str, Any] | None = None  # others' values may be of any type
+
+
+class _RuntimeConfig(msgspec.Struct):
+    deviceID: str | None = None
+    infinibandGUID: str | None = None
+    mac: str | None = None
+
+
+class _Config(msgspec.Struct, kw_only=True):
+    """The JSON as users write it; `Options` is what it means."""
+
+    deviceID: str | None = None
+    pciBusID: str | None = None
+    master: str | list[str] | None = None
+    pfOnly: bool | None = None
+    vlan: int | None = None
+    vlanQoS: int | None = None
+    vlanProto: str | None = None
+    mac: str | None = None
+    upper_mac: str | None = msgspec.field(name="MAC", default=None)
+    spoofchk: bool | str | None = None
+    trust: bool | str | None = None
+    link_state: str | None = None
+    min_tx_rate: int | None = None
+    max_tx_rate: int | None = None
+    guid: str | None = None
+    pkey: int | str | None = None
+    rdmaIsolation: bool | None = None
+    ibKubernetesEnabled: bool | None = None
+    vfioPciMode: bool | None = None
+    mtu: int | None = None
+    allmulti: bool | None = None
+    promisc: bool | None = None
+    ipam: _IPAM | None = None
+    dns: DNS | None = None
+    runtimeConfig: _RuntimeConfig | None = None
+    args: _Arguments | None = None
+
+
+# logLevel and logFile are sriov-cni's, without effect: the log and its level are the agent's.
+# The runtime's own keys are nobody's to misspell: a vendor's "tags" is not meant to be "args".
+KNOWN = frozenset(
+    {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_Config))}
+    - {"args", "runtimeConfig"}
+)
+
+
+class Vlan(msgspec.Struct, frozen=True):
+    """The VLAN a VF's frames are tagged with; id 0 takes the tag off."""
+
+    id: int
+    qos: int
+    proto: str  # "802.1q", "802.1ad"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid configuration. None and "" leave what they are about untouched."""
+
+    device: str  # canonical BDF or an auxiliary device's name, "" if `masters` decide
+    masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
+    pf_only: bool  # the PF itself
+    vlan: Vlan | None
+    mac: str  # lower case
+    spoofchk: bool | None
+    trust: bool | None
+    link_state: str  # "auto", "enable", "disable"
+    min_tx_rate: int | None  # Mbit/s
+    max_tx_rate: int | None  # Mbit/s, 0 is no limit
+    guid: str  # "00:11:22:33:44:55:66:77", lower case
+    pkey: int | None  # as written: to be found in the port's table, which only the SM fills
+    rdma_isolation: bool
+    ib_kubernetes: bool
+    vfio_pci_mode: bool | None  # None: as the device is
+    mtu: int | None
+    allmulti: bool | None
+    promisc: bool | None
+    ipam_type: str  # "" is an interface without addresses
+    dns: DNS
+    pod: arguments.Pod
+
+
+class _Given(NamedTuple):
+    """A value, and the place it was given at, as an error names it. ("", "") if nowhere."""
+
+    place: str
+    value: str
+
+
+class _OnlyDevice(msgspec.Struct):
+    deviceID: str | None = None
+    pciBusID: str | None = None
+    runtimeConfig: _RuntimeConfig | None = None
+
+
+def read(request: Request, *, needs_device: bool = True) -> Options:
+    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy.
+
+    A STATUS is about no pod, so it `needs_device` not: nobody has chosen one yet.
+    """
+    written = config.decode(request.config, _Config)
+    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
+    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
+    device = _device(written)
+    masters = _masters(written.master)
+    if needs_device and not device and not masters:
+        raise _no_device()
+    mac = _given_mac(written, pairs)
+    guid = _given_guid(written)
+    vlan = _vlan(written.vlan, written.vlanQoS, written.vlanProto)
+    _refuse_vf_options_of_a_pf(written, mac, guid)
+    _refuse_mixture(written, mac, guid)
+    _refuse_netdev_options_without_netdev(written)
+    _check_ib_kubernetes(written, guid)
+    min_tx_rate, max_tx_rate = _rates(written.min_tx_rate, written.max_tx_rate)
+    return Options(
+        device=device,
+        masters=() if device else masters,
+        pf_only=bool(written.pfOnly),
+        vlan=vlan,
+        mac=_mac(mac),
+        spoofchk=_switch("spoofchk", written.spoofchk),
+        trust=_switch("trust", written.trust),
+        link_state=_link_state(written.link_state),
+        min_tx_rate=min_tx_rate,
+        max_tx_rate=max_tx_rate,
+        guid=_guid(guid),
+        pkey=_pkey(written.pkey),
+        rdma_isolation=bool(written.rdmaIsolation),
+        ib_kubernetes=bool(written.ibKubernetesEnabled),
+        vfio_pci_mode=written.vfioPciMode,
+        mtu=_mtu(written.mtu),
+        allmulti=written.allmulti,
+        promisc=written.promisc,
+        ipam_type=_ipam_type(written, guid),
+        dns=written.dns or DNS(),
+        pod=arguments.pod_of(pairs),
+    )
+
+
+def device_of(request: Request) -> str:
+    """Only the device, for a DEL that must work with whatever configuration it gets."""
+    try:
+        return _device(msgspec.json.decode(request.config, type=_OnlyDevice))
+    except (msgspec.MsgspecError, CNIError):
+        return ""
+
+
+def _device(written: _Config | _OnlyDevice) -> str:
+    runtime = written.runtimeConfig or _RuntimeConfig()
+    chosen, place = "", ""
+    for key, text in (
+        ("deviceID", written.deviceID),
+        ("runtimeConfig.deviceID", runtime.deviceID),
+        ("pciBusID", written.pciBusID),
+    ):
+        if not text:
+            continue
+        address = pci.canonical(text)
+        if address is None:
+            raise invalid_config(
+                f'"{key}": "{text}" is no device: give a PCI address such as "0000:af:06.0", '
+                'or the name of an auxiliary device such as "mlx5_core.sf.6"'
+            )
+        if chosen and address != chosen:
+            raise invalid_config(
+                f'"{place}" is {chosen}, but "{key}" is {address}: they must name the same '
+                "device, or leave one out"
+            )
+        chosen, place = chosen or address, place or key
+    return chosen
+
+
+def _no_device() -> CNIError:
+    return invalid_config(
+        '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
+        'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
+        'Without a device plugin, set "master" to the PF\'s interface (such as "enp175s0f1"), '
+        "or to a list of them: a free VF is taken"
+    )
+
+
+def _masters(master: str | list[str] | None) -> tuple[str, ...]:
+    names = (master,) if isinstance(master, str) else tuple(master or ())
+    if names in ((), ("",)):
+        return ()
+    for name in names:
+        if not name or len(name.encode()) > 15 or "/" in name or name in (".", ".."):
+            raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
+    return names
+
+
+def _vlan(vlan: int | None, qos: int | None, proto: str | None) -> Vlan | None:
+    if vlan is None:
+        for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
+            if value is not None:
+                raise invalid_config(f'"{key}" needs "vlan": set that as well, or remove "{key}"')
+        return None
+    if not 0 <= vlan <= HIGHEST_VLAN:
+        raise invalid_config(
+            f'"vlan": {vlan} is out of range: 1 to {HIGHEST_VLAN}, 0 for no tag; without the '
+            "key the VLAN stays as it is"
+        )
+    qos = qos or 0
+    if not 0 <= qos <= HIGHEST_QOS:
+        raise invalid_config(f'"vlanQoS": {qos} is out of range: 0 to {HIGHEST_QOS}')
+    proto = VLAN_PROTOCOLS[0] if proto is None else proto.lower()
+    if proto not in VLAN_PROTOCOLS:
+        raise invalid_config(f'"vlanProto": "{proto}" is not {_either(VLAN_PROTOCOLS)}')
+    if vlan == 0 and qos:
+        raise invalid_config(f'"vlanQoS": {qos} needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
+    if vlan == 0 and proto != VLAN_PROTOCOLS[0]:
+        raise invalid_config(f'"vlanProto": "{proto}" needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
+    return Vlan(vlan, qos, proto)
+
+
+def _given_mac(written: _Config, pairs: dict[str, str]) -> _Given:
+    """Where the MAC comes from: the runtime before CNI_ARGS, those before the configuration."""
+    mac, upper = written.mac, written.upper_mac  # sriov-cni reads the key in any case
+    if mac and upper and mac.lower() != upper.lower():
+        raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
+    return _first(
+        _Given('"runtimeConfig.mac"', (written.runtimeConfig or _RuntimeConfig()).mac or ""),
+        _Given(_CNI_ARGS_MAC, pairs.get("MAC", "")),
+        _Given('"args.cni.mac"', _cni_argument(written, "mac")),
+        _Given('"mac"', mac or ""),
+        _Given('"MAC"', upper or ""),
+    )
+
+
+def _given_guid(written: _Config) -> _Given:
+    runtime = written.runtimeConfig or _RuntimeConfig()
+    return _first(
+        _Given('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
+        _Given('"args.cni.guid"', _cni_argument(written, "guid")),
+        _Given('"guid"', written.guid or ""),
+    )
+
+
+def _first(*places: _Given) -> _Given:
+    return next((given for given in places if given.value), _Given("", ""))
+
+
+def _cni_argument(written: _Config, key: str) -> str:
+    value = _cni_arguments(written).get(key)
+    return config.convert(value, str, f"args.cni.{key}") if value is not None else ""
+
+
+def _cni_arguments(written: _Config) -> dict[str, Any]:
+    return (written.args.cni if written.args else None) or {}
+
+
+def _mac(given: _Given) -> str:
+    if not given.value:
+        return ""
+    mac = given.value.lower().replace("-", ":")
+    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
+        raise _wrong(
+            given.place,
+            f'"{given.value}" is no MAC address: give 6 bytes such as "02:00:00:00:00:01"',
+        )
+    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
+        raise _wrong(
+            given.place,
+            f"{mac} is no interface's own: give a unicast address, whose first byte is even, "
+            'and not all zeros, such as "02:00:00:00:00:01"',
+        )
+    return mac
+
+
+def _guid(given: _Given) -> str:
+    if not given.value:
+        return ""
+    guid = given.value.lower()
+    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}", guid):
+        raise _wrong(
+            given.place,
+            f'"{given.value}" is no GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
+        )
+    if set(guid) in ({"0", ":"}, {"f", ":"}):
+        raise _wrong(given.place, f"{guid} means that there is none: give another, or none")
+    return guid
+
+
+def _switch(key: str, given: bool | str | None) -> bool | None:
+    if given is None or given == "":  # sriov-cni takes "" for "as it is"
+        return None
+    if isinstance(given, bool):
+        return given
+    if given not in ("on", "off"):
+        raise invalid_config(f'"{key}": "{given}" is not "on" or "off"')
+    return given == "on"
+
+
+def _link_state(given: str | None) -> str:
+    if given and given not in LINK_STATES:
+        raise invalid_config(f'"link_state": "{given}" is not {_either(LINK_STATES)}')
+    return given or ""
+
+
+def _rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | None]:
+    for key, rate in (("min_tx_rate", lowest), ("max_tx_rate", highest)):
+        if rate is not None and not 0 <= rate <= HIGHEST_RATE:
+            raise invalid_config(
+                f'"{key}": {rate} is out of range: Mbit/s from 1 to {HIGHEST_RATE}, 0 for no limit'
+            )
+    if highest and (lowest or 0) > highest:
+        raise invalid_config(
+            f'"min_tx_rate": {lowest} is more than "max_tx_rate", {highest}: it must not be, '
+            'unless "max_tx_rate" is 0 for no limit'
+        )
+    return lowest, highest
+
+
+def _pkey(given: int | str | None) -> int | None:
+    if given is None or given == "":
+        return None
+    text = str(given)
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" is no P_Key: write it as a string such as "0x8001", or a number'
+        )
+    pkey = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    if pkey & 0x7FFF == 0 or pkey > 0xFFFF:
+        raise invalid_config(
+            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
+            "bit of a full member"
+        )
+    return pkey
+
+
+def _mtu(given: int | None) -> int | None:
+    if given is not None and not SMALLEST_MTU <= given <= LARGEST_MTU:
+        raise invalid_config(
+            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
+            "what the PF allows"
+        )
+    return given
+
+
+def _ipam_type(written: _Config, guid: _Given) -> str:
+    named = (written.ipam.type if written.ipam else "") or ""
+    infiniband = _infiniband(written, guid)
+    if named == "dhcp" and infiniband:
+        raise invalid_config(
+            f'"ipam.type": dhcp cannot serve InfiniBand, which {infiniband[0]} asks for (a client '
+            "needs an identifier, RFC 4390, which the dhcp plugin does not send): use "
+            '"podfabric-ipam", "host-local" or "static"'
+        )
+    return named
+
+
+def _refuse_vf_options_of_a_pf(written: _Config, mac: _Given, guid: _Given) -> None:
+    if not written.pfOnly:
+        return
+    for place in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.place, guid.place):
+        if place:
+            raise _wrong(
+                place, 'a VF has that, but "pfOnly" asks for the PF itself: remove one of them'
+            )
+
+
+def _refuse_mixture(written: _Config, mac: _Given, guid: _Given) -> None:
+    ethernet = ([mac.place] if mac.place else []) + _set(written, _ETHERNET_KEYS)
+    infiniband = _infiniband(written, guid)
+    if ethernet and infiniband:
+        raise _wrong(
+            ethernet[0],
+            f"that is of Ethernet, but {infiniband[0]} is of InfiniBand, and no device has both: "
+            "remove one of them",
+        )
+
+
+def _refuse_netdev_options_without_netdev(written: _Config) -> None:
+    if written.vfioPciMode:
+        for place in _set(written, ("mtu", "allmulti", "promisc")):
+            raise _wrong(
+                place,
+                'that is of an interface, and with "vfioPciMode" there is none: remove one of them',
+            )
+
+
+def _check_ib_kubernetes(written: _Config, guid: _Given) -> None:
+    if not written.ibKubernetesEnabled:
+        return
+    if _cni_arguments(written).get(IB_KUBERNETES_KEY) != IB_KUBERNETES_DONE:
+        raise invalid_config(
+            f'"ibKubernetesEnabled": "args.cni" has no "{IB_KUBERNETES_KEY}": '
+            f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager knows the '
+            "pod's GUID: see whether it runs, and its log"
+        )
+    if not guid.value and not written.pfOnly:
+        raise invalid_config(
+            '"ibKubernetesEnabled": ib-kubernetes gave no GUID, neither in '
+            '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": see its log'
+        )
+
+
+def _infiniband(written: _Config, guid: _Given) -> list[str]:
+    """What is given that only InfiniBand has, as an error names it."""
+    return ([guid.place] if guid.place else []) + _set(written, ("pkey",))
+
+
+def _set(written: _Config, keys: tuple[str, ...]) -> list[str]:
+    """Those of `keys` that are given, as an error names them."""
+    return [f'"{key}"' for key in keys if getattr(written, key) not in (None, "")]
+
+
+def _wrong(place: str, text: str) -> CNIError:
+    code = Code.INVALID_ENVIRONMENT if place == _CNI_ARGS_MAC else Code.INVALID_CONFIG
+    return CNIError(code, f"{place}: {text}")
+
+
+def _either(valid: tuple[str, ...]) -> str:
+    quoted = [f'"{one}"' for one in valid]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -1,0 +1,273 @@
+"""The five verbs of `sriov`, top to bottom in the order things happen.
+
+What an ADD does is undone in reverse when any later step fails, or on SIGTERM; what a kill
+leaves is in the journal, and the DEL that follows, a GC, a sweep, or the next ADD for the same
+device undoes it from there.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from cni.attachments import locks
+from cni.attachments.comparison import previous_document
+from cni.attachments.entry import ATTACHED, Damaged, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.locks import Busy
+from cni.attachments.removal import Remover, lives
+from cni.attachments.requests import (
+    attached,
+    attachment_of,
+    begun,
+    explained,
+    ipam_type_of,
+    namespace_of,
+    request_of,
+    require_still_there,
+    require_store,
+)
+from cni.attachments.undo import Undo
+from cni.spec import interrupts
+from cni.spec import result as results
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.spec.result import Interface, Result
+from cni.sriov import check, devices, options, settings, unrecorded
+from cni.sriov.devices import Plan, Unfit
+from cni.sriov.interface import Placed, place
+from cni.sriov.options import Options
+from cni.sriov.record import Record, record_of
+from cni.sriov.removal import Devices
+from host import placement
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink, netlink
+from host.paths import Paths
+from host.placement import NameTaken
+from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
+from ipam.plugin import AddressPlugin
+
+_PAUSE = 0.05  # seconds between two looks at a device whose owner is being removed
+
+
+class _InUse(Exception):
+    """Another attachment has the device. `settling`: a call for it is at work."""
+
+    def __init__(self, owner: Entry, *, settling: bool) -> None:
+        whose = f"{owner.pod_namespace}/{owner.pod_name}, " if owner.pod_name else ""
+        super().__init__(
+            f"device {owner.device} is already allocated: to {whose}container "
+            f'{owner.container_id}, interface "{owner.ifname}" of network "{owner.network}", '
+            f"since {owner.since}"
+        )
+        self.settling = settling
+
+
+class Sriov:
+    """The plugin on one node, whose files are where `paths` says."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, paths: Paths, addresses: AddressPlugin | None = None) -> None:
+        self._paths = paths
+        self._addresses = addresses or AddressPlugin.on_node(paths.ipam, paths.boot_id)
+        self._journal = Journal(paths)
+        self._devices = Devices(self._journal, paths)
+        self._remover = Remover(self._devices, self._journal, paths, self._ipam)
+
+    def add(self, request: Request) -> dict[str, Any]:
+        """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
+        wanted = options.read(request)
+        results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
+        previous_document(request)
+        attachment = attachment_of(request)
+        with explained(), self._journal.locked(attachment), ExitStack() as opened:
+            namespace = opened.enter_context(namespace_of(request))
+            host = opened.enter_context(netlink())
+            pod = opened.enter_context(netlink(namespace))
+
+            self._remover.settle_earlier_attempt(attachment)
+            _refuse_taken_name(pod, request)
+            if wanted.ipam_type in (OURS, TAKEN_OVER):
+                require_store(self._journal, self._paths)
+            with Undo() as undo:
+                undo.last(lambda: self._journal.remove(attachment))
+                entry, record, plan = self._claim(request, wanted, namespace, host)
+                ipam, answer = self._ipam(request), Result()
+                if ipam is not None:
+                    undo.register("the addresses", ipam.undo)
+                    answer = ipam.add()
+                undo.register(
+                    "the device", lambda: self._devices.take_back(attachment, request, entry)
+                )
+                self._apply_settings(host, record)
+                placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
+                require_still_there(namespace)
+                document = self._document(request, wanted, answer, placed)
+                interrupts.hold()  # what is attached now is answered as attached
+                addresses = [ip.address for ip in answer.ips]
+                self._journal.write(attached(entry, record, addresses))
+        return document
+
+    def delete(self, request: Request) -> None:
+        """Give the device back as it was and release the addresses, whatever of them is left."""
+        attachment = attachment_of(request)
+        with explained(), self._journal.locked(attachment):
+            self._remover.remove(attachment, request)
+
+    def check(self, request: Request) -> None:
+        """Compare everything that was set with what the kernel shows, and ask the IPAM plugin."""
+        options.read(request)
+        attachment = attachment_of(request)
+        with explained(), self._journal.locked(attachment):
+            check.check(self._journal, self._paths, attachment, request)
+            ipam = self._ipam(request)
+            if ipam is not None:
+                ipam.check()
+
+    def gc(self, request: Request) -> None:
+        """Remove the attachments of this network that the runtime does not list."""
+        with explained():
+            self._remover.collect(request)
+
+    def sweep(self) -> list[str]:
+        """Remove what belongs to no living sandbox (after a reboot, a kill); says what it did."""
+        with explained():
+            return self._remover.sweep()
+
+    def status(self, request: Request) -> None:
+        """Whether an ADD could succeed now: PFs with VFs, RDMA's mode, and the IPAM plugin."""
+        try:
+            wanted = options.read(request, needs_device=False)
+            with explained(), netlink() as host:
+                missing = devices.missing(host, self._paths, wanted)
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
+        if missing:
+            raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
+        with explained():
+            ipam = self._ipam(request)
+            if ipam is not None:
+                ipam.status()
+
+    def _ipam(self, request: Request) -> Ipam | None:
+        ipam_type = ipam_type_of(request)
+        if not ipam_type:
+            return None
+        return choose(ipam_type, request, self._addresses)
+
+    def _claim(
+        self,
+        request: Request,
+        wanted: Options,
+        namespace: NetworkNamespace,
+        host: Rtnetlink,
+    ) -> tuple[Entry, Record, Plan]:
+        """Choose a device and write down that it is this attachment's. Nothing else is changed.
+
+        A device whose owner is dead is made what it was first. One whose owner is being removed
+        is waited for, if no other will do.
+        """
+        reasons: list[str] = []
+        code = Code.INVALID_CONFIG
+        for address in devices.candidates(self._paths, wanted):
+            try:
+                return self._claim_one(address, request, wanted, namespace, host)
+            except _InUse as in_use:
+                code = Code.TRY_AGAIN
+                reasons.append(str(in_use))
+            except Unfit as unfit:
+                code = Code(unfit.code)
+                reasons.append(unfit.message)
+        raise CNIError(code, "; ".join(dict.fromkeys(reasons)))
+
+    def _claim_one(
+        self,
+        address: str,
+        request: Request,
+        wanted: Options,
+        namespace: NetworkNamespace,
+        host: Rtnetlink,
+    ) -> tuple[Entry, Record, Plan]:
+        patience = locks.TIMEOUT if wanted.device else 0.0
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with self._journal.device_locked(address):
+                    self._evict_the_dead(address)
+                    if wanted.device:
+                        unrecorded.bring_home(host, self._paths, address)
+                    plan = devices.plan(host, self._paths, address, wanted)
+                    record = record_of(plan, wanted)
+                    boot_id = self._paths.boot_id()
+                    entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
+                    self._journal.write(entry)
+                    return entry, record, plan
+            except _InUse as in_use:
+                if not in_use.settling or time.monotonic() >= deadline:
+                    raise
+            interrupts.checkpoint()
+            time.sleep(_PAUSE)
+
+    def _evict_the_dead(self, address: str) -> None:
+        """Take the device back from attachments whose sandbox is gone. Raises _InUse, CNIError."""
+        for owner in self._journal.holders(address):
+            if isinstance(owner, Damaged):
+                raise CNIError(
+                    Code.JOURNAL_DAMAGED,
+                    f"{owner}, and it names device {address}: run DEL for its attachment",
+                )
+            try:
+                with self._journal.locked(owner.attachment, timeout=0.0):
+                    self._evict(owner)
+            except Busy:
+                raise _InUse(owner, settling=True) from None
+
+    def _evict(self, owner: Entry) -> None:
+        if self._journal.read(owner.attachment) != owner:
+            raise _InUse(owner, settling=True)  # somebody was faster: look again
+        boot_id = self._paths.boot_id()
+        if owner.phase == ATTACHED and lives(owner, boot_id):
+            raise _InUse(owner, settling=False)
+        note(f"device {owner.device} is taken back from {owner.attachment}, whose sandbox is gone")
+        if owner.boot_id == boot_id:
+            self._devices.take_back(owner.attachment, request_of(owner), owner)
+        else:  # no kernel state outlives a boot
+            self._journal.write(msgspec.structs.replace(owner, device=""))
+
+    def _apply_settings(self, host: Rtnetlink, record: Record) -> None:
+        if record.before is not None and record.applied not in (None, record.before):
+            with settings.pf_of(self._paths, host, record.pf) as pf:
+                settings.apply(host, pf, record.before, record.applied)
+
+    def _document(
+        self, request: Request, wanted: Options, answer: Result, placed: Placed
+    ) -> dict[str, Any]:
+        interface = Interface(
+            name=request.ifname,
+            mac=placed.mac,
+            mtu=placed.mtu,
+            sandbox=request.netns,
+            pciID=placed.bdf,
+        )
+        result = Result(
+            interfaces=(interface,),
+            ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
+            routes=answer.routes,
+            dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
+        )
+        previous = previous_document(request)
+        return results.after_previous(previous or {}, result, request.cni_version)
+
+
+def _refuse_taken_name(pod: Rtnetlink, request: Request) -> None:
+    try:
+        placement.require_free(pod, request.ifname)
+    except NameTaken as taken:
+        raise CNIError(
+            Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"
+        ) from None

@@ -1,0 +1,65 @@
+"""What the journal keeps of a device: how it was, what an ADD was to make of it."""
+
+import msgspec
+
+from cni.attachments.entry import Attachment
+from cni.sriov import settings
+from cni.sriov.devices import Plan
+from cni.sriov.options import Options
+from host import links
+from host.placement import MODES, Mark, Origin, origin_of
+from host.vfs import VF
+
+
+class Verbs(msgspec.Struct, frozen=True):
+    """An RDMA device that goes with the interface."""
+
+    index: int
+    name: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Enough to find the device and to make it what it was."""
+
+    device: str
+    driver: str
+    pf: str = ""  # address of the PF whose VF this is
+    origin: Origin | None = None  # the interface on the host, if there is one
+    before: VF | None = None
+    applied: VF | None = None
+    mac: str = ""  # what its own address was set to
+    mtu: int = 0
+    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: set, among those asked for
+    infiniband: bool = False
+    rdma: tuple[Verbs, ...] = ()
+
+
+def record_of(plan: Plan, options: Options) -> Record:
+    """The record of an ADD before it has changed anything."""
+    function = plan.function
+    on = among = 0
+    for flag, given in (
+        (links.IFF_PROMISC, options.promisc),
+        (links.IFF_ALLMULTI, options.allmulti),
+    ):
+        if given is not None:
+            among |= flag
+            on |= flag if given else 0
+    return Record(
+        device=function.address,
+        driver=function.driver,
+        pf=function.pf,
+        origin=origin_of(plan.link) if plan.link is not None else None,
+        before=plan.vf,
+        applied=settings.wanted(plan.vf, options) if plan.vf is not None else None,
+        mac=options.mac if plan.link is not None else "",
+        mtu=options.mtu or 0,
+        modes=(on & MODES, among & MODES),
+        infiniband=plan.infiniband,
+        rdma=tuple(Verbs(device.index, device.name) for device in plan.rdma),
+    )
+
+
+def mark_of(attachment: Attachment) -> Mark:
+    """What an attachment's interface is known by."""
+    return Mark(attachment.key)

@@ -1,0 +1,149 @@
+"""What a PF sets for its VF: what is wanted, what differs, how it is written and taken back.
+
+Everything here is done under the PF's lock: drivers refuse, or mix up, settings of several VFs
+at the same time.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from cni.attachments import locks
+from cni.sriov.options import Options
+from host import links, pci, vfs
+from host.errors import HostError, LinkMissing
+from host.links import Link
+from host.netlink import Rtnetlink
+from host.paths import Paths
+from host.vfs import VF
+
+NO_MAC = "00:00:00:00:00:00"
+NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID is given back
+ATTEMPTS, PAUSE = 20, 0.1  # of reading back: drivers pass an address on to their firmware
+
+
+@contextmanager
+def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
+    """The interface of the PF at that address, which is the caller's alone in the block.
+
+    HostError where the PF has none on the host.
+    """
+    with locks.locked(paths.locks / f"pf-{pf}", f"the PF {pf}"):
+        name = pci.pf_netdev(paths, pf)
+        link = links.find(host, name) if name else None
+        if link is None:
+            raise LinkMissing(
+                f"the PF {pf} has no interface on the host: is its driver bound, and the "
+                "interface in the host's network namespace?"
+            )
+        yield link
+
+
+def wanted(before: VF, options: Options) -> VF:
+    """The VF's settings with the options, everything that they leave out as it is."""
+    after = before
+    if options.vlan is not None:
+        tag = options.vlan
+        after = msgspec.structs.replace(after, vlan=tag.id, qos=tag.qos, proto=tag.proto)
+    if options.min_tx_rate is not None or options.max_tx_rate is not None:
+        rates = options.min_tx_rate or 0, options.max_tx_rate or 0
+        after = msgspec.structs.replace(after, min_tx_rate=rates[0], max_tx_rate=rates[1])
+    given: dict[str, object] = {
+        "mac": options.mac or None,
+        "spoofchk": options.spoofchk,
+        "trust": options.trust,
+        "link_state": options.link_state or None,
+        "node_guid": options.guid or None,
+        "port_guid": options.guid or None,
+    }
+    set_ones = {key: value for key, value in given.items() if value is not None}
+    return msgspec.structs.replace(after, **set_ones)
+
+
+def apply(host: Rtnetlink, pf: Link, now: VF, target: VF) -> None:
+    """Write what differs. The address first: with spoofchk on, the wrong one's frames drop."""
+    index = target.index
+    if now.mac != target.mac:
+        _set_mac(host, pf, target)
+    if _tag(now) != _tag(target):
+        vfs.set_vlan(host, pf, index, target.vlan, target.qos, target.proto)
+    if _rates(now) != _rates(target):
+        vfs.set_rate(host, pf, index, target.min_tx_rate, target.max_tx_rate)
+    if target.spoofchk is not None and now.spoofchk != target.spoofchk:
+        vfs.set_spoofchk(host, pf, index, target.spoofchk)
+    if target.trust is not None and now.trust != target.trust:
+        vfs.set_trust(host, pf, index, target.trust)
+    if target.link_state is not None and now.link_state != target.link_state:
+        vfs.set_link_state(host, pf, index, target.link_state)
+    if _guids(now) != _guids(target):
+        vfs.set_guids(host, pf, index, target.node_guid, target.port_guid)
+
+
+def restored(now: VF, before: VF, applied: VF) -> VF:
+    """The settings to go back to: as before in all that was applied, and in the address.
+
+    The rest stays as it is now: an administrator may have changed it meanwhile. The address goes
+    back in any case, since a VF's driver may change it, too.
+    """
+    changed = {
+        name: getattr(before, name)
+        for name in VF.__struct_fields__
+        if getattr(before, name) != getattr(applied, name)
+    }
+    if changed.keys() & {"vlan", "qos", "proto"}:
+        changed |= {"vlan": before.vlan, "qos": before.qos, "proto": before.proto}
+    if changed.keys() & {"min_tx_rate", "max_tx_rate"}:
+        changed |= {"min_tx_rate": before.min_tx_rate, "max_tx_rate": before.max_tx_rate}
+    for guid in changed.keys() & {"node_guid", "port_guid"}:
+        changed[guid] = before.__getattribute__(guid) or NO_GUID
+    for switch in changed.keys() & {"trust"}:
+        # A driver that does not report it has it off to begin with.
+        changed[switch] = bool(before.trust)
+    if len(before.mac) == len(NO_MAC):
+        changed["mac"] = before.mac
+    return msgspec.structs.replace(now, **changed)
+
+
+def differences(found: VF, right: VF) -> dict[str, tuple[object, object]]:
+    """(found, right) of every setting that differs, by the name of its option."""
+    pairs = {
+        "mac": (found.mac, right.mac),
+        "vlan, vlanQoS, vlanProto": (_tag(found), _tag(right)),
+        "min_tx_rate, max_tx_rate": (_rates(found), _rates(right)),
+        "spoofchk": (found.spoofchk, right.spoofchk),
+        "trust": (found.trust, right.trust),
+        "link_state": (found.link_state, right.link_state),
+        "guid": (found.node_guid, right.node_guid),
+        "guid of the port": (found.port_guid, right.port_guid),
+    }
+    # What the driver does not report cannot be compared.
+    return {
+        what: pair for what, pair in pairs.items() if pair[0] is not None and pair[1] != pair[0]
+    }
+
+
+def _set_mac(host: Rtnetlink, pf: Link, target: VF) -> None:
+    vfs.set_mac(host, pf, target.index, target.mac)
+    for _ in range(ATTEMPTS):
+        found = vfs.read(host, pf, target.index).mac
+        if found == target.mac:
+            return
+        time.sleep(PAUSE)
+    raise HostError(
+        f'the PF "{pf.name}" still shows hardware address {found} of VF {target.index} after '
+        f"{target.mac} was set"
+    )
+
+
+def _tag(vf: VF) -> tuple[int, int, str]:
+    return (vf.vlan, vf.qos, vf.proto) if vf.vlan else (0, 0, "802.1q")
+
+
+def _rates(vf: VF) -> tuple[int, int]:
+    return vf.min_tx_rate, vf.max_tx_rate
+
+
+def _guids(vf: VF) -> tuple[str | None, str | None]:
+    return vf.node_guid, vf.port_guid

@@ -1,0 +1,315 @@
+"""PCI functions and auxiliary devices as sysfs shows them: PF, VF, driver, netdevs, RDMA devices.
+
+`net/` and, in the RDMA subsystem's exclusive mode, `infiniband/` below a device list only what
+is in the network namespace of the sysfs mount; the device itself, its driver, `physfn` and
+`virtfn*` are in every one. What vanishes while it is read (hot-unplug, rebind) reads as absent.
+
+Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
+drivers/base/bus.c.
+"""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from host.errors import HostError, explained
+from host.paths import Paths
+
+_UIO = frozenset(("uio_pci_generic", "igb_uio"))
+
+_BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
+_AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
+_VIRTFN = re.compile(r"virtfn([0-9]+)")
+
+# phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0" and, of a split port,
+# "p0s1" are the wire, "pf0vf3", "pf0sf88", "c1pf0vf3" stand for a function.
+_UPLINK = re.compile(r"(p[0-9]+(s[0-9]+)?)?")
+_REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCI function, or an auxiliary device (a scalable function), as sysfs shows it now.
+
+    `netdevs` and `rdma` hold what is visible in the network namespace of this sysfs mount: a
+    VF whose interface is in a pod has none. A PF's `netdevs` hold its representors, too.
+    """
+
+    address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
+    driver: str  # "" if none is bound
+    pf: str  # address of the PF if this is a VF, else ""
+    index: int | None  # which VF of its PF
+    netdevs: tuple[str, ...]  # sorted
+    rdma: tuple[str, ...]  # sorted: those of the hardware, and Soft-RoCE's on a netdev
+
+    @property
+    def is_vf(self) -> bool:
+        """A virtual function of a PF of this machine; a guest's VF has no PF it could see."""
+        return self.pf != ""
+
+    @property
+    def userspace(self) -> bool:
+        """Bound for a program's own driver (DPDK, a virtual machine): it cannot have a netdev.
+
+        Besides vfio-pci there are vendors' variants of it (drivers/vfio/pci: mlx5_vfio_pci).
+        """
+        return self.driver in _UIO or self.driver.replace("-", "_").endswith("vfio_pci")
+
+
+def canonical(text: str) -> str | None:
+    """An address as sysfs writes it: "AF:06.0" is "0000:af:06.0"; None if it can be none."""
+    if bdf := _BDF.fullmatch(text):
+        return f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}"
+    return text if _AUXILIARY.fullmatch(text) else None
+
+
+def find(paths: Paths, address: str) -> Function | None:
+    """The device with that address, in any spelling that `canonical` takes; None if none is."""
+    known = canonical(address)
+    if known is None:
+        return None
+    pf = _target(_device(paths, known) / "physfn")
+    index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == known), None) if pf else None
+    return _read(paths, known, pf, index, None)
+
+
+def vfs(paths: Paths, pf: str) -> list[Function]:
+    """The VFs of the PF with that address, by index; [] if it has none."""
+    known = canonical(pf)
+    if known is None:
+        return []
+    soft = _soft_rdma(paths)
+    found = (
+        _read(paths, address, known, index, soft)
+        for index, address in _virtual(_device(paths, known))
+    )
+    return [function for function in found if function is not None]
+
+
+def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
+    """How many VFs there are and could be (sriov_numvfs, sriov_totalvfs); zeros if never any."""
+    known = canonical(pf)
+    if known is None:
+        return (0, 0)
+    device = _device(paths, known)
+    return (_number(device / "sriov_numvfs"), _number(device / "sriov_totalvfs"))
+
+
+def pf_netdev(paths: Paths, pf: str) -> str:
+    """The PF's own netdev, "" if none is in this namespace.
+
+    In switchdev mode `net/` lists the representors of its VFs beside it. Of several uplinks
+    (a function with two ports) the one with the lowest dev_port is taken.
+    """
+    known = canonical(pf)
+    if known is None:
+        return ""
+    uplinks = []
+    for netdev in _netdevs(_device(paths, known)):
+        port = _text(netdev / "phys_port_name")  # EOPNOTSUPP outside switchdev mode
+        if not _REPRESENTOR.fullmatch(port):
+            # Anything else that has a name, such as "0" of older mlx5's representors, comes last.
+            foreign = _UPLINK.fullmatch(port) is None
+            uplinks.append((foreign, _number(netdev / "dev_port"), netdev.name))
+    return min(uplinks)[2] if uplinks else ""
+
+
+def of_netdev(paths: Paths, netdev: str) -> Function | None:
+    """The function under a netdev of the host; None if it is virtual, or on another bus.
+
+    Of a representor it is the PF, whose device it is on.
+    """
+    address = _address_under(paths, "net", netdev)
+    return find(paths, address) if address else None
+
+
+def holder_of_rdma(paths: Paths, rdma: str) -> str:
+    """Address of the function an RDMA device is on, Soft-RoCE's by its netdev; "" for none."""
+    device = paths.sys / "class/infiniband" / rdma
+    if _is_virtual(device):
+        netdev = _netdev_of_soft(device)
+        return _address_under(paths, "net", netdev) if netdev else ""
+    return _address_under(paths, "infiniband", rdma)
+
+
+def uverbs_of(paths: Paths, rdma: str) -> str:
+    """The character device's name ("uverbs0") of an RDMA device, "" if it has none.
+
+    The numbers are handed out anew whenever a driver is bound: ask after that, not before.
+    """
+    for uverbs in _entries(paths.sys / "class/infiniband_verbs"):
+        if _text(uverbs / "ibdev") == rdma:
+            return uverbs.name
+    return ""
+
+
+def unbind(paths: Paths, function: Function) -> None:
+    """Take the driver off. Fine if it is off already. Raises HostError."""
+    if not function.driver:
+        return
+    drivers = _bus(paths, function.address) / "drivers"
+    try:
+        _write(drivers / function.driver / "unbind", function.address)
+    except OSError as error:
+        if _driver(paths, function.address) == function.driver:
+            what = f"cannot unbind {function.address} from driver {function.driver}"
+            raise _refused(what, error) from None
+
+
+def bind(paths: Paths, function: Function, driver: str) -> None:
+    """Bind a function without a driver to `driver`. Fine if it is bound to it already.
+
+    A driver that does not know the function by its PCI IDs (vfio-pci) gets it by
+    `driver_override`, which goes again with the next `bind` to another one. Raises HostError.
+    """
+    device = _device(paths, function.address)
+    override, order = device / "driver_override", _bus(paths, function.address) / "drivers" / driver
+    what = f"cannot bind {function.address} to driver {driver}"
+    if not order.exists():
+        raise HostError(f"{what}: there is no such driver: is its kernel module loaded?")
+    try:
+        if _text(override) not in ("", "(null)", driver):
+            _write(override, "\n")  # else the kernel refuses every driver but that one
+        try:
+            _write(order / "bind", function.address)
+        except OSError as error:
+            # ENODEV: the driver's IDs do not match. The auxiliary bus has no override.
+            if error.errno != errno.ENODEV or not override.exists():
+                raise
+            _bind_overriding(override, order, function.address, driver)
+    except OSError as error:
+        if _driver(paths, function.address) != driver:
+            raise _refused(what, error) from None
+
+
+def _bind_overriding(override: Path, order: Path, address: str, driver: str) -> None:
+    _write(override, driver)
+    try:
+        _write(order / "bind", address)
+    except OSError:
+        _write(override, "\n")
+        raise
+
+
+def _refused(what: str, error: OSError) -> HostError:
+    return explained(what, error.errno or errno.EIO)
+
+
+def _read(
+    paths: Paths, address: str, pf: str, index: int | None, soft: dict[str, list[str]] | None
+) -> Function | None:
+    device = _device(paths, address)
+    netdevs = tuple(sorted(netdev.name for netdev in _netdevs(device)))
+    rdma = {entry.name for entry in _entries(device / "infiniband")}
+    if netdevs:
+        soft = _soft_rdma(paths) if soft is None else soft
+        rdma.update(name for netdev in netdevs for name in soft.get(netdev, ()))
+    function = Function(
+        address=address,
+        driver=_driver(paths, address),
+        pf=pf,
+        index=index,
+        netdevs=netdevs,
+        rdma=tuple(sorted(rdma)),
+    )
+    return function if device.exists() else None
+
+
+def _bus(paths: Paths, address: str) -> Path:
+    return paths.sys / "bus" / ("pci" if ":" in address else "auxiliary")
+
+
+def _device(paths: Paths, address: str) -> Path:
+    return _bus(paths, address) / "devices" / address
+
+
+def _driver(paths: Paths, address: str) -> str:
+    return _target(_device(paths, address) / "driver")
+
+
+def _virtual(pf_device: Path) -> list[tuple[int, str]]:
+    """Index and address of the VFs, by index: `virtfn10` comes after `virtfn9`."""
+    found = []
+    for entry in _entries(pf_device):
+        if (name := _VIRTFN.fullmatch(entry.name)) and (address := _target(entry)):
+            found.append((int(name[1]), address))
+    return sorted(found)
+
+
+def _netdevs(device: Path) -> list[Path]:
+    netdevs = _entries(device / "net")
+    if not netdevs and ":" in device.name:  # virtio's netdevs are on a device of their own bus
+        for entry in _entries(device):
+            if entry.name.startswith("virtio"):
+                netdevs += _entries(entry / "net")
+    return netdevs
+
+
+def _address_under(paths: Paths, kind: str, name: str) -> str:
+    """The address of the device that a netdev or RDMA device is on, "" for another bus' or none."""
+    try:
+        device = (paths.sys / "class" / kind / name / "device").resolve(strict=True)
+    except (OSError, RuntimeError):
+        return ""
+    if device.name.startswith("virtio"):
+        device = device.parent
+    address = canonical(device.name)
+    return address if address and _device(paths, address).exists() else ""
+
+
+def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
+    """RDMA devices in software, such as Soft-RoCE's, by the netdev each is on."""
+    found: dict[str, list[str]] = {}
+    for device in _entries(paths.sys / "class/infiniband"):
+        if _is_virtual(device) and (netdev := _netdev_of_soft(device)):
+            found.setdefault(netdev, []).append(device.name)
+    return found
+
+
+def _is_virtual(device: Path) -> bool:
+    return "/devices/virtual/" in _link(device)
+
+
+def _netdev_of_soft(device: Path) -> str:
+    # `parent` is rdma_rxe's; the GID table's is there for any driver, but empty while down.
+    return _text(device / "parent") or _text(device / "ports/1/gid_attrs/ndevs/0")
+
+
+def _target(link: Path) -> str:
+    return _link(link).rpartition("/")[2]
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - Path.readlink would parse it once more
+    except OSError:
+        return ""
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)  # not O_CREAT: an attribute exists or it does not
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

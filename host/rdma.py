@@ -1,0 +1,232 @@
+"""RDMA devices: listed, moved, renamed, made, over NETLINK_RDMA (drivers/infiniband/core/nldev.c).
+
+A device is in one network namespace if the subsystem's mode is exclusive, and visible in all of
+them if it is shared. It keeps its index over a move; for some milliseconds meanwhile it is in no
+namespace at all. To move one makes its IPoIB interfaces anew.
+"""
+
+import errno
+import struct
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import msgspec
+
+from host.errors import HostError, explained
+from host.namespaces import NetworkNamespace
+from host.netlink import (
+    DUMPS,
+    HEADER,
+    NLM_F_ACK,
+    NetlinkSocket,
+    Refused,
+    attribute,
+    attributes,
+    trying,
+)
+
+NETLINK_RDMA = 20  # linux/netlink.h
+# rdma/rdma_netlink.h
+RDMA_NL_NLDEV = 5
+RDMA_NLDEV_CMD_GET, RDMA_NLDEV_CMD_SET = 1, 2
+RDMA_NLDEV_CMD_NEWLINK, RDMA_NLDEV_CMD_DELLINK, RDMA_NLDEV_CMD_SYS_GET = 3, 4, 6
+RDMA_NLDEV_ATTR_DEV_INDEX, RDMA_NLDEV_ATTR_DEV_NAME = 1, 2
+RDMA_NLDEV_ATTR_NODE_GUID, RDMA_NLDEV_ATTR_NDEV_NAME = 6, 51
+RDMA_NLDEV_ATTR_LINK_TYPE, RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 65, 66
+RDMA_NLDEV_ATTR_DEV_PROTOCOL, RDMA_NLDEV_NET_NS_FD = 67, 68
+
+MODES = ("exclusive", "shared")  # NETNS_MODE's values
+EXCLUSIVE = (
+    "run `rdma system set netns exclusive` before any pod runs, or load ib_core with "
+    "`options ib_core netns_mode=0` in /etc/modprobe.d"
+)
+MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the adapter's driver, or ib_core"
+
+_U32 = struct.Struct("=I")
+_U64 = struct.Struct("=Q")
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """An RDMA device as the kernel shows it now."""
+
+    index: int  # one number space for all namespaces, kept over a move
+    name: str  # "mlx5_0"; unique over all namespaces
+    node_guid: str  # "0011:2233:4455:6677" as sysfs writes it
+    protocol: str  # RDMA_NLDEV_ATTR_DEV_PROTOCOL: "ib", "roce", "iw", "opa", "usnic", ""
+
+
+class RdmaNetlink(NetlinkSocket):
+    """A socket in the namespace where it was made. One thread at a time may use it.
+
+    That is `namespace`; None is the thread's own one, which then is to be that for every use.
+    HostError where the kernel has no RDMA netlink.
+    """
+
+    def __init__(self, namespace: NetworkNamespace | None = None) -> None:
+        self.namespace = namespace
+        try:
+            super().__init__(NETLINK_RDMA)
+        except OSError as error:
+            code = error.errno or errno.EIO
+            words = MISSING if code == errno.EPROTONOSUPPORT else ""
+            raise explained("opening an RDMA netlink socket", code, words) from None
+
+    def inside(self) -> AbstractContextManager[None]:
+        """The calling thread is in the socket's namespace."""
+        return nullcontext() if self.namespace is None else self.namespace.entered()
+
+
+@contextmanager
+def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
+    """A socket in `namespace`, in the caller's own where none is given; as netlink.netlink."""
+    if namespace is None:
+        made = RdmaNetlink()
+    else:
+        with namespace.entered():
+            made = RdmaNetlink(namespace)
+    with made:
+        yield made
+
+
+def mode(socket: RdmaNetlink) -> str:
+    """How devices belong to namespaces: "shared" or "exclusive", which is all of the system's.
+
+    HostError where the kernel cannot tell: older than Linux 5.2, or 5.4 within a pod.
+    """
+    what = "asking for the RDMA subsystem's mode"
+    try:
+        _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_SYS_GET), b"")
+    except Refused as refused:
+        absent = (errno.EINVAL, errno.ECONNREFUSED, errno.EPROTONOSUPPORT)
+        words = MISSING if refused.code in absent else refused.words
+        raise explained(what, refused.code, words) from None
+    value = _fields(answer).get(RDMA_NLDEV_SYS_ATTR_NETNS_MODE)
+    if value is None or value[0] >= len(MODES):
+        raise HostError(f"{what}: the answer of this kernel is not known")
+    return MODES[value[0]]
+
+
+def devices(socket: RdmaNetlink) -> list[Device]:
+    """The devices that the socket's namespace sees, except those that are being moved.
+
+    The kernel looks each next one up by its position (_nldev_get_dumpit), and marks no dump as
+    inconsistent: one that leaves meanwhile hides another. So two looks have to agree.
+    """
+    what = "listing RDMA devices"
+    seen: list[Device] | None = None
+    for _ in range(DUMPS):
+        with trying(what):
+            parts = socket.table(_kind(RDMA_NLDEV_CMD_GET), b"")
+        found = [_device(part) for _, part in parts]
+        if found == seen:
+            return found
+        seen = found
+    words = f"they changed during each of {DUMPS} looks at them"
+    raise explained(what, errno.EAGAIN, words)
+
+
+def find(socket: RdmaNetlink, name: str) -> Device | None:
+    """The device of that name, if the socket's namespace sees it."""
+    return next((device for device in devices(socket) if device.name == name), None)
+
+
+def by_index(socket: RdmaNetlink, index: int) -> Device | None:
+    """The device of that index, if the socket's namespace sees it."""
+    request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(index))
+    try:
+        _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_GET), request)
+    except Refused as refused:
+        # nldev_get_doit says EINVAL of a device that is not there
+        if refused.code in (errno.EINVAL, errno.ENODEV, errno.ENOENT):
+            return None
+        raise explained(f"looking up RDMA device {index}", refused.code, refused.words) from None
+    return _device(answer)
+
+
+def move(socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
+    """Move a device to another namespace, which it is in when this returns.
+
+    The socket must be in the device's namespace, and so the thread is for the time of it: the
+    kernel compares that one with the sender's, not with the socket's (ib_device_set_netns_put).
+    """
+    what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
+    descriptor = attribute(RDMA_NLDEV_NET_NS_FD, _U32.pack(target.descriptor))
+    try:
+        with socket.inside():
+            _set(socket, device, descriptor)
+    except Refused as refused:
+        words = refused.words
+        if refused.code == errno.EOPNOTSUPP and mode(socket) == "shared":
+            words = f"the RDMA subsystem is in shared mode: {EXCLUSIVE}"
+        elif refused.code == errno.EOPNOTSUPP:
+            words = "its driver cannot be moved, because it does not let go of running programs"
+        elif refused.code in (errno.EINVAL, errno.ENODEV):
+            words = words or "it is no longer in the namespace that it is to be moved from"
+        raise explained(what, refused.code, words) from None
+
+
+def rename(socket: RdmaNetlink, device: Device, name: str) -> None:
+    """Give a device another name, which no device of any namespace may have."""
+    encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
+    with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
+        _set(socket, device, encoded)
+
+
+def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
+    """Make a software device, "rxe" or "siw", on an interface of the socket's namespace."""
+    request = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
+    request += attribute(RDMA_NLDEV_ATTR_LINK_TYPE, _text(kind))
+    request += attribute(RDMA_NLDEV_ATTR_NDEV_NAME, _text(netdev))
+    what = f'making {kind} device "{name}" on "{netdev}"'
+    try:
+        # No NLM_F_EXCL or NLM_F_CREATE: one is a bit of NLM_F_DUMP, which rdma_nl_rcv_msg sees
+        socket.ask(_kind(RDMA_NLDEV_CMD_NEWLINK), request, NLM_F_ACK)
+    except Refused as refused:
+        unknown = refused.code == errno.EINVAL and not refused.words
+        words = f"is the module of {kind} (rdma_{kind} or {kind}) there?" if unknown else ""
+        raise explained(what, refused.code, refused.words or words) from None
+
+
+def delete_soft(socket: RdmaNetlink, device: Device) -> None:
+    """Delete a software device; one that is gone already is fine."""
+    request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
+    try:
+        socket.ask(_kind(RDMA_NLDEV_CMD_DELLINK), request, NLM_F_ACK)
+    except Refused as refused:
+        # EINVAL, too, if it is not there
+        if refused.code == errno.EINVAL and by_index(socket, device.index) is None:
+            return
+        words = "it is no software device" if refused.code == errno.EINVAL else ""
+        what = f'deleting RDMA device "{device.name}"'
+        raise explained(what, refused.code, refused.words or words) from None
+
+
+def _kind(command: int) -> int:
+    """The message type of a command (RDMA_NL_GET_TYPE)."""
+    return RDMA_NL_NLDEV << 10 | command
+
+
+def _set(socket: RdmaNetlink, device: Device, change: bytes) -> None:
+    index = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
+    socket.ask(_kind(RDMA_NLDEV_CMD_SET), index + change, NLM_F_ACK)
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="surrogateescape") + b"\0"
+
+
+def _fields(answer: bytes) -> dict[int, bytes]:
+    found = attributes(answer, HEADER.size, len(answer))
+    return {kind: answer[start:stop] for kind, start, stop in found}
+
+
+def _device(answer: bytes) -> Device:
+    fields = _fields(answer)
+    guid = f"{_U64.unpack(fields[RDMA_NLDEV_ATTR_NODE_GUID])[0]:016x}"
+    protocol = fields.get(RDMA_NLDEV_ATTR_DEV_PROTOCOL, b"")
+    return Device(
+        index=_U32.unpack(fields[RDMA_NLDEV_ATTR_DEV_INDEX])[0],
+        name=fields[RDMA_NLDEV_ATTR_DEV_NAME].rstrip(b"\0").decode(errors="surrogateescape"),
+        node_guid=":".join(guid[at : at + 4] for at in range(0, 16, 4)),
+        protocol=protocol.rstrip(b"\0").decode(),
+    )
