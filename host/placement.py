@@ -200,6 +200,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
     """Move an interface to the host, as it was there if its name is free."""
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
+    link = _without_foreign_altnames(pod, link, origin)
     _drop_clashing_altnames(pod, host, link, name)
     mtu = origin.mtu if link.mtu != origin.mtu else 0
     mac = _address_to_restore(link, origin)
@@ -236,6 +237,8 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
         host.change(links.flagged(link, origin.flags, MODES))
     if origin.up and not link.up:
         host.change(links.up(link))
+    if link.alias != origin.alias:  # else it is home already, and its names the host's affair
+        link = _without_foreign_altnames(host, link, origin)
     for altname in origin.altnames:
         if altname not in link.altnames:
             with suppress(HostError):  # another interface has it by now
@@ -255,6 +258,15 @@ def _address_to_restore(link: Link, origin: Origin) -> str:
     """Ethernet's only: a part of InfiniBand's is the port's, and cannot be set."""
     ethernet = link.link_type == links.ARPHRD_ETHER
     return origin.mac if ethernet and link.mac != origin.mac else ""
+
+
+def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> Link:
+    """Take off the alternative names that a pod has given, or they clash with the next pod's."""
+    for altname in link.altnames:
+        if altname not in origin.altnames:
+            links.drop_altname(route, link, altname)
+    kept = tuple(altname for altname in link.altnames if altname in origin.altnames)
+    return msgspec.structs.replace(link, altnames=kept)
 
 
 def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, name: str) -> None:

@@ -139,14 +139,15 @@ def hops(answer: Result) -> list[Hop]:
     ]
 
 
+def with_record(entry: Entry, record: msgspec.Struct) -> Entry:
+    """The entry with another record of what its undoing needs."""
+    return msgspec.structs.replace(entry, undo=msgspec.Raw(msgspec.json.encode(record)))
+
+
 def attached(entry: Entry, record: msgspec.Struct, addresses: Sequence[str]) -> Entry:
     """The entry once all of the ADD is done."""
-    return msgspec.structs.replace(
-        entry,
-        phase=ATTACHED,
-        addresses=tuple(addresses),
-        undo=msgspec.Raw(msgspec.json.encode(record)),
-    )
+    complete = with_record(entry, record)
+    return msgspec.structs.replace(complete, phase=ATTACHED, addresses=tuple(addresses))
 
 
 def require_store(journal: Journal, paths: Paths) -> None:

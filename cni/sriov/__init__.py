@@ -1,6 +1,9 @@
 """The CNI plugin `sriov`: a virtual function of an SR-IOV adapter, moved into the pod.
 
-`options` is what a network configuration may say, `plugin` are the verbs.
+`options` is what a network configuration may say, `plugin` are the verbs. `devices` looks for what
+an attachment gets and changes nothing; `settings` is what the PF sets for its VF, `interface` the
+way into the pod, `record` what the journal keeps of it. `removal` gives a device back from that
+record, `unrecorded` without one; `check` compares.
 """
 
 TYPE_CHECKING = False

@@ -48,22 +48,19 @@ def candidates(paths: Paths, options: Options) -> Iterator[str]:
     if options.device:
         yield options.device
         return
+    away: list[str] = []
     found = False
-    for master in options.masters:
-        pf = pci.of_netdev(paths, master)
-        if pf is None:
-            raise Unfit(
-                f'"master": "{master}" is no interface of a PCI or auxiliary device on the host'
-            )
-        if options.pf_only:
+    for pf in filter(None, (pci.of_netdev(paths, master) for master in options.masters)):
+        functions = [pf] if options.pf_only else pci.vfs(paths, pf.address)
+        for function in functions:
+            if function.userspace != bool(options.vfio_pci_mode):
+                continue
             found = True
-            yield pf.address
-            continue
-        for function in pci.vfs(paths, pf.address):
-            # What has no interface here is in a pod, or another program's.
-            if function.userspace if options.vfio_pci_mode else function.netdevs:
-                found = True
+            if options.vfio_pci_mode or function.netdevs:
                 yield function.address
+            else:
+                away.append(function.address)
+    yield from away  # in pods, of which one may be dead
     if not found:
         raise Unfit(_no_vf(paths, options), Code.TRY_AGAIN)
 
@@ -130,7 +127,12 @@ def _require_kind(paths: Paths, function: Function, options: Options) -> None:
                 "remove it"
             )
     if function.userspace:
-        for name, value in (("mtu", options.mtu), ("allmulti", options.allmulti)):
+        of_interfaces = {
+            "mtu": options.mtu,
+            "allmulti": options.allmulti,
+            "promisc": options.promisc,
+        }
+        for name, value in of_interfaces.items():
             if value is not None:
                 raise Unfit(
                     f'"{name}": device {address} has driver {function.driver}, so there is no '
@@ -158,7 +160,8 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
     if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
         # Not reported by this kernel or driver: the interface has what was set last.
         guid = guid_of(link)
-        vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
+        if guid not in NO_GUIDS:
+            vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
     return vf
 
 
@@ -176,9 +179,10 @@ def _require_link_layer(plan: Plan, options: Options) -> None:
                 )
         if options.ipam_type == "dhcp":
             raise Unfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
-        if plan.function.is_vf and not options.guid and guid_of(link) in NO_GUIDS:
+        guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
+        if plan.function.is_vf and not options.guid and guid in NO_GUIDS:
             raise Unfit(
-                f'VF {address} has no valid GUID ({guid_of(link)}): set "guid", have ib-kubernetes '
+                f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
                 "give one, or set one on the host: ip link set PF vf N node_guid … port_guid …"
             )
         return
@@ -231,14 +235,22 @@ def _no_vf(paths: Paths, options: Options) -> str:
     told = []
     for master in options.masters:
         pf = pci.of_netdev(paths, master)
-        there, possible = pci.vf_count(paths, pf.address) if pf is not None else (0, 0)
+        if pf is None:
+            told.append(_no_master(master))
+            continue
+        there, possible = pci.vf_count(paths, pf.address)
         if not possible:
             told.append(f"{master} cannot have VFs")
         elif not there:
             told.append(f"{master} has no VFs: write a number to its sriov_numvfs")
         else:
-            told.append(f"none of the {there} VFs of {master} has an interface on the host")
-    return f'"master": no VF is free: {"; ".join(told)}'
+            kind = "has vfio-pci's driver" if options.vfio_pci_mode else "has an interface's driver"
+            told.append(f"none of the {there} VFs of {master} {kind}")
+    return f'"master": no device is free: {"; ".join(told)}'
+
+
+def _no_master(master: str) -> str:
+    return f"{master} is no interface of a PCI or auxiliary device on the host"
 
 
 def missing(host: Rtnetlink, paths: Paths, options: Options) -> list[str]:
@@ -249,18 +261,21 @@ def missing(host: Rtnetlink, paths: Paths, options: Options) -> list[str]:
             require_isolation()
         except Unfit as unfit:
             found.append(unfit.message)
+    absent = [one for one in options.masters if pci.of_netdev(paths, one) is None]
     pfs = _pfs(paths, options)
-    if not pfs:
+    if options.device and not pfs:
+        found.append(f'there is no device "{options.device}" on this node')
+    elif not pfs and not absent:
         found.append("this node has no VFs: write a number to sriov_numvfs of a PF")
-    elif options.pf_only:
-        return found
-    reasons = [_unready(host, paths, pf) for pf in pfs]
-    if pfs and all(reasons):
+    reasons = [f'"master": {_no_master(one)}' for one in absent]
+    reasons += [_unready(host, paths, pf, options) for pf in pfs]
+    if all(reasons):  # one that can is enough
         found += reasons
     return found
 
 
 def _pfs(paths: Paths, options: Options) -> list[str]:
+    """The PFs that count for STATUS, or the devices themselves where they are no VFs."""
     if options.masters:
         functions = [pci.of_netdev(paths, master) for master in options.masters]
         return [function.address for function in functions if function is not None]
@@ -271,7 +286,10 @@ def _pfs(paths: Paths, options: Options) -> list[str]:
     return sorted(path.parent.name for path in devices if pci.vf_count(paths, path.parent.name)[0])
 
 
-def _unready(host: Rtnetlink, paths: Paths, pf: str) -> str:
+def _unready(host: Rtnetlink, paths: Paths, pf: str, options: Options) -> str:
+    """Why a PF is of no use now, "" if it is."""
+    if ":" not in pf or options.pf_only:
+        return ""
     there, possible = pci.vf_count(paths, pf)
     if not possible:
         return f"{pf} cannot have VFs"

@@ -12,19 +12,17 @@ from cni.attachments import carrier
 from cni.attachments.entry import Attachment
 from cni.attachments.requests import hops
 from cni.spec import interrupts
-from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result
-from cni.sriov import devices, settings
+from cni.sriov import guids, settings
 from cni.sriov.devices import Plan
 from cni.sriov.record import Record, Verbs
-from host import announce, links, pci, placement, rdma
+from host import announce, links, placement, rdma
 from host.addresses import add_route
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
 from host.paths import Paths
-from host.pci import Function
 from host.placement import Mark
 
 APPEARANCE = 5.0  # seconds for an interface that its driver makes anew
@@ -55,11 +53,9 @@ def place(
     if plan.link is None:
         return Placed(*_of_the_pf(host, paths, record), bdf)
     link = plan.link
-    if _needs_rebind(link, record):
-        link = _rebound(host, paths, plan.function, link, record)
     if plan.infiniband and record.rdma:
         _move_verbs(record, namespace)
-        link = _made_anew(host, plan.function.address, link)
+        link = guids.made_anew(host, plan.function.address, link)
     mark = Mark(attachment.key)
     moved = placement.move_in(
         host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu, mac=record.mac
@@ -107,54 +103,11 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: Record) -> Link:
         time.sleep(0.02)
 
 
-def _needs_rebind(link: Link, record: Record) -> bool:
-    """A VF's driver reads its GUIDs when it binds, so another one takes that."""
-    wanted = record.applied.port_guid if record.applied is not None else None
-    return record.infiniband and wanted is not None and devices.guid_of(link) != wanted
-
-
-def _rebound(host: Rtnetlink, paths: Paths, function: Function, link: Link, record: Record) -> Link:
-    """The interface after its driver was bound anew.
-
-    The uverbs number may be another one then, while the container has the old one's node since
-    the kubelet admitted the pod: that is an error, which names both.
-    """
-    before = [pci.uverbs_of(paths, name) for name in function.rdma]
-    with settings.pf_of(paths, host, record.pf):  # two at once would swap their numbers
-        pci.unbind(paths, function)
-        pci.bind(paths, msgspec.structs.replace(function, driver=""), record.driver)
-        link = _made_anew(host, function.address, link, anywhere=True)
-        again = pci.find(paths, function.address)
-    after = [pci.uverbs_of(paths, name) for name in again.rdma] if again is not None else []
-    if before != after:
-        raise CNIError(
-            Code.TRY_AGAIN,
-            f"binding the driver of {function.address} anew for its GUID made {_listed(before)} "
-            f"{_listed(after)}, but the pod has the former: set the GUID on the host, before the "
-            "device plugin offers the VF",
-        )
-    return link
-
-
-def _made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
-    """The interface that replaces `old` on the host, as soon as it is there."""
-    deadline = time.monotonic() + APPEARANCE
-    while True:
-        for link in links.every(host):
-            same = link.device == address and link.kind == old.kind and not link.parent
-            if same and (anywhere or link.index != old.index):
-                return link
-        if time.monotonic() >= deadline:
-            raise HostError(f'"{old.name}" of device {address} did not come back to the host')
-        interrupts.checkpoint()
-        time.sleep(0.02)
-
-
 def _move_verbs(record: Record, namespace: NetworkNamespace) -> None:
     for verbs in record.rdma:
         with rdma.rdma() as host:
             device = rdma.by_index(host, verbs.index)
-            if device is None:
+            if device is None or device.name != verbs.name:
                 raise HostError(f"RDMA device {verbs.name} has gone from the host")
             rdma.move(host, device, namespace)
         _await_verbs(verbs, namespace)
@@ -169,7 +122,3 @@ def _await_verbs(verbs: Verbs, namespace: NetworkNamespace) -> None:
                 raise HostError(f"RDMA device {verbs.name} did not arrive in the pod")
             interrupts.checkpoint()
             time.sleep(0.005)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "no uverbs device"

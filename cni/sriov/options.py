@@ -147,7 +147,8 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     _refuse_vf_options_of_a_pf(written, mac, guid)
     _refuse_mixture(written, mac, guid)
     _refuse_netdev_options_without_netdev(written)
-    _check_ib_kubernetes(written, guid)
+    if needs_device:
+        _check_ib_kubernetes(written, guid)
     min_tx_rate, max_tx_rate = _rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,

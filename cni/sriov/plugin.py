@@ -28,6 +28,7 @@ from cni.attachments.requests import (
     request_of,
     require_still_there,
     require_store,
+    with_record,
 )
 from cni.attachments.undo import Undo
 from cni.spec import interrupts
@@ -37,8 +38,8 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from cni.sriov import check, devices, options, settings, unrecorded
-from cni.sriov.devices import Plan, Unfit
+from cni.sriov import check, devices, guids, options, settings, unrecorded
+from cni.sriov.devices import Plan
 from cni.sriov.interface import Placed, place
 from cni.sriov.options import Options
 from cni.sriov.record import Record, record_of
@@ -105,6 +106,10 @@ class Sriov:
                     "the device", lambda: self._devices.take_back(attachment, request, entry)
                 )
                 self._apply_settings(host, record)
+                if guids.needs_binding(plan.link, record):
+                    plan, record = guids.bind_anew(host, self._paths, plan, record)
+                    entry = with_record(entry, record)
+                    self._journal.write(entry)
                 placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
                 require_still_there(namespace)
                 document = self._document(request, wanted, answer, placed)
@@ -172,18 +177,22 @@ class Sriov:
         A device whose owner is dead is made what it was first. One whose owner is being removed
         is waited for, if no other will do.
         """
-        reasons: list[str] = []
-        code = Code.INVALID_CONFIG
-        for address in devices.candidates(self._paths, wanted):
-            try:
-                return self._claim_one(address, request, wanted, namespace, host)
-            except _InUse as in_use:
-                code = Code.TRY_AGAIN
-                reasons.append(str(in_use))
-            except Unfit as unfit:
-                code = Code(unfit.code)
-                reasons.append(unfit.message)
-        raise CNIError(code, "; ".join(dict.fromkeys(reasons)))
+        deadline = time.monotonic() + locks.TIMEOUT
+        while True:
+            refusals: list[CNIError] = []
+            settling = False
+            for address in devices.candidates(self._paths, wanted):
+                try:
+                    return self._claim_one(address, request, wanted, namespace, host)
+                except _InUse as in_use:
+                    settling = settling or in_use.settling
+                    refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
+                except CNIError as refusal:
+                    refusals.append(refusal)
+            if not settling or time.monotonic() >= deadline:
+                raise _joined(refusals)
+            interrupts.checkpoint()
+            time.sleep(_PAUSE)
 
     def _claim_one(
         self,
@@ -193,25 +202,16 @@ class Sriov:
         namespace: NetworkNamespace,
         host: Rtnetlink,
     ) -> tuple[Entry, Record, Plan]:
-        patience = locks.TIMEOUT if wanted.device else 0.0
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                with self._journal.device_locked(address):
-                    self._evict_the_dead(address)
-                    if wanted.device:
-                        unrecorded.bring_home(host, self._paths, address)
-                    plan = devices.plan(host, self._paths, address, wanted)
-                    record = record_of(plan, wanted)
-                    boot_id = self._paths.boot_id()
-                    entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
-                    self._journal.write(entry)
-                    return entry, record, plan
-            except _InUse as in_use:
-                if not in_use.settling or time.monotonic() >= deadline:
-                    raise
-            interrupts.checkpoint()
-            time.sleep(_PAUSE)
+        with self._journal.device_locked(address):
+            self._evict_the_dead(address)
+            if wanted.device:
+                unrecorded.bring_home(host, self._paths, address)
+            plan = devices.plan(host, self._paths, address, wanted)
+            record = record_of(plan, wanted)
+            boot_id = self._paths.boot_id()
+            entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
+            self._journal.write(entry)
+        return entry, record, plan
 
     def _evict_the_dead(self, address: str) -> None:
         """Take the device back from attachments whose sandbox is gone. Raises _InUse, CNIError."""
@@ -228,7 +228,11 @@ class Sriov:
                 raise _InUse(owner, settling=True) from None
 
     def _evict(self, owner: Entry) -> None:
-        if self._journal.read(owner.attachment) != owner:
+        try:
+            unchanged = self._journal.read(owner.attachment) == owner
+        except Damaged:
+            unchanged = False
+        if not unchanged:
             raise _InUse(owner, settling=True)  # somebody was faster: look again
         boot_id = self._paths.boot_id()
         if owner.phase == ATTACHED and lives(owner, boot_id):
@@ -262,6 +266,15 @@ class Sriov:
         )
         previous = previous_document(request)
         return results.after_previous(previous or {}, result, request.cni_version)
+
+
+def _joined(refusals: list[CNIError]) -> CNIError:
+    """One error for all candidates; that it may pass, if it may for one of them."""
+    if len(refusals) == 1:
+        return refusals[0]
+    codes = [refusal.code for refusal in refusals]
+    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else codes[0]
+    return CNIError(code, "; ".join(dict.fromkeys(refusal.message for refusal in refusals)))
 
 
 def _refuse_taken_name(pod: Rtnetlink, request: Request) -> None:

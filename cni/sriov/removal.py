@@ -17,7 +17,7 @@ from cni.attachments.removal import await_return
 from cni.spec import interrupts
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import settings, unrecorded
+from cni.sriov import guids, settings, unrecorded
 from cni.sriov.record import Record, Verbs
 from host import pci, placement, rdma, vfs
 from host.errors import HostError, NamespaceGone
@@ -65,13 +65,18 @@ class Devices:
             note(f"device {record.device} of {attachment} is not on this node any more")
             return
         with places_of(request, entry) as places, netlink() as host:
-            failures = [text for verbs in record.rdma if (text := _returned(verbs, places))]
+            failures = [
+                text
+                for verbs in record.rdma
+                if (text := _returned(self._paths, record, verbs, places))
+            ]
             if record.origin is not None:
                 # An address that the PF has set allows a VF no other: it goes back before.
                 _restore_settings(self._paths, host, record, ("mac",))
                 self._bring_home(host, places, entry, record, record.origin)
             _restore_driver(self._paths, record)
             _restore_settings(self._paths, host, record)
+            guids.give_back(host, self._paths, record, Mark(attachment.key))
         if failures:
             raise HostError("; ".join(failures))
 
@@ -144,11 +149,13 @@ def _brought(
         return placement.bring_back(host, pod, ifname, origin, mark)
 
 
-def _returned(verbs: Verbs, places: Sequence[NetworkNamespace]) -> str:
+def _returned(
+    paths: Paths, record: Record, verbs: Verbs, places: Sequence[NetworkNamespace]
+) -> str:
     """Bring an RDMA device home under its name. Answers what went wrong, "" if nothing."""
     deadline = time.monotonic() + RETURN_TIME
     try:
-        while not _is_home(verbs):
+        while not _is_home(paths, record, verbs):
             for place in places:
                 _send_home(verbs, place)
             if time.monotonic() >= deadline:
@@ -160,13 +167,17 @@ def _returned(verbs: Verbs, places: Sequence[NetworkNamespace]) -> str:
     return ""
 
 
-def _is_home(verbs: Verbs) -> bool:
+def _is_home(paths: Paths, record: Record, verbs: Verbs) -> bool:
+    """Whether the host has it, under its name from now on: a pod may have given it another."""
     with rdma.rdma() as host:
-        device = rdma.by_index(host, verbs.index) or rdma.find(host, verbs.name)
-        if device is None:
+        if rdma.find(host, verbs.name) is not None:
+            return True
+        device = rdma.by_index(host, verbs.index)
+        function = pci.find(paths, record.device)
+        # Once a driver is bound anew, its device's index may be that of another adapter's.
+        if device is None or function is None or device.name not in function.rdma:
             return False
-        if device.name != verbs.name:
-            rdma.rename(host, device, verbs.name)
+        rdma.rename(host, device, verbs.name)
     return True
 
 

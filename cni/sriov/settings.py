@@ -21,6 +21,14 @@ from host.vfs import VF
 
 NO_MAC = "00:00:00:00:00:00"
 NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID is given back
+# What a VF has to begin with, where its driver does not report it.
+UNREPORTED = {
+    "spoofchk": True,
+    "trust": False,
+    "link_state": "auto",
+    "node_guid": NO_GUID,
+    "port_guid": NO_GUID,
+}
 ATTEMPTS, PAUSE = 20, 0.1  # of reading back: drivers pass an address on to their firmware
 
 
@@ -96,18 +104,19 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
         changed |= {"vlan": before.vlan, "qos": before.qos, "proto": before.proto}
     if changed.keys() & {"min_tx_rate", "max_tx_rate"}:
         changed |= {"min_tx_rate": before.min_tx_rate, "max_tx_rate": before.max_tx_rate}
-    for guid in changed.keys() & {"node_guid", "port_guid"}:
-        changed[guid] = before.__getattribute__(guid) or NO_GUID
-    for switch in changed.keys() & {"trust"}:
-        # A driver that does not report it has it off to begin with.
-        changed[switch] = bool(before.trust)
+    for name in changed.keys() & UNREPORTED.keys():
+        if changed[name] is None:
+            changed[name] = UNREPORTED[name]
     if len(before.mac) == len(NO_MAC):
         changed["mac"] = before.mac
     return msgspec.structs.replace(now, **changed)
 
 
 def differences(found: VF, right: VF) -> dict[str, tuple[object, object]]:
-    """(found, right) of every setting that differs, by the name of its option."""
+    """(found, right) of every setting that differs, by the name of its option.
+
+    What the driver does not report cannot be compared.
+    """
     pairs = {
         "mac": (found.mac, right.mac),
         "vlan, vlanQoS, vlanProto": (_tag(found), _tag(right)),
@@ -118,10 +127,7 @@ def differences(found: VF, right: VF) -> dict[str, tuple[object, object]]:
         "guid": (found.node_guid, right.node_guid),
         "guid of the port": (found.port_guid, right.port_guid),
     }
-    # What the driver does not report cannot be compared.
-    return {
-        what: pair for what, pair in pairs.items() if pair[0] is not None and pair[1] != pair[0]
-    }
+    return {what: pair for what, pair in pairs.items() if pair[0] not in (None, pair[1])}
 
 
 def _set_mac(host: Rtnetlink, pf: Link, target: VF) -> None:

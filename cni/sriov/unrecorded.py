@@ -17,6 +17,7 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.sriov import options as sriov_options
 from cni.sriov import settings
+from cni.sriov.options import Options
 from host import links, pci, placement, vfs
 from host.errors import NamespaceGone
 from host.links import Link
@@ -156,14 +157,16 @@ def _reset(host: Rtnetlink, paths: Paths, address: str, request: Request) -> Non
         return
     with settings.pf_of(paths, host, function.pf) as pf:
         now = vfs.read(host, pf, function.index)
-        target = settings.restored(now, _fresh(now), settings.wanted(_fresh(now), wanted))
+        fresh = _fresh(now, wanted)
+        target = settings.restored(now, fresh, settings.wanted(fresh, wanted))
         settings.apply(host, pf, now, target)
 
 
-def _fresh(now: VF) -> VF:
+def _fresh(now: VF, wanted: Options) -> VF:
     """A VF as its driver makes it: no VLAN, no limits, not trusted, checked for spoofing."""
     return msgspec.structs.replace(
         now,
+        mac=settings.NO_MAC if wanted.mac else now.mac,
         vlan=0,
         qos=0,
         proto="802.1q",

@@ -22,6 +22,24 @@ collect_ignore = [
 ]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the virtual machine most rows go through an agent only.
+
+    There an interpreter starts in 3 to 5 seconds. The rows that are `as_process` show that a
+    process does the same, and on the host all rows of the other executables are both.
+    """
+    if not IN_VM:
+        return
+    slow = [
+        item
+        for item in items
+        if "[process-" in item.name and item.get_closest_marker("as_process") is None
+    ]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 @pytest.fixture(scope="session", params=[False, True], ids=["process", "agent"])
 def through_agent(request: pytest.FixtureRequest) -> bool:
     """Whether the executables are launchers and an agent does the work: every test runs twice."""

@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]
     *("N1", "N2", "N3", "N4", "N5", "N6", "N7"),
     by=[IPOIB],
 )
+@pytest.mark.as_process
 def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
     node: Node, netns: Path, subject: Subject
 ) -> None:
@@ -171,6 +172,7 @@ def test_second_add_is_an_error_that_takes_nothing_away(
 
 
 @row("I3", by=[IPOIB])
+@pytest.mark.as_process
 def test_del_after_the_namespace_has_gone(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:

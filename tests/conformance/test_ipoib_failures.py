@@ -101,6 +101,7 @@ def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
 
 
 @row("K1", "E2", "E10", by=[IPOIB])
+@pytest.mark.as_process
 def test_every_verb_is_passed_on_as_it_came(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
@@ -225,6 +226,7 @@ def silent_subnet_administrator() -> Iterator[None]:
 
 
 @row("J9", by=[IPOIB])
+@pytest.mark.as_process
 def test_add_that_is_killed_before_the_interface_is_made(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
@@ -243,6 +245,7 @@ def test_add_that_is_killed_before_the_interface_is_made(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["J9", "J10"])
 @row("J9", "J10", by=[IPOIB])
+@pytest.mark.as_process
 def test_add_that_is_ended_after_the_interface_was_moved(
     node: Node, netns: Path, delegate: Delegate, subject: Subject, number: signal.Signals
 ) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.kernel.pods")
+pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards")
 
 from cni.attachments.journal import Journal  # noqa: E402
 from cni.ipoib.removal import Children  # noqa: E402
 from host.paths import Paths  # noqa: E402
-from tests.kernel.pods import Node, pod  # noqa: E402
+from tests.kernel.cards import Card, cards, with_vfs  # noqa: E402
+from tests.kernel.pods import Node, SriovNode, pod  # noqa: E402
 
 
 @pytest.fixture
@@ -26,3 +27,16 @@ def pods() -> Iterator[list[str]]:
     Children(Journal(Paths())).remove_strays()
     with ExitStack() as stack:
         yield [stack.enter_context(pod(f"pod{number}")) for number in range(3)]
+
+
+@pytest.fixture
+def sriov(tmp_path: Path) -> SriovNode:
+    """The plugin `sriov` likewise."""
+    return SriovNode(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[Card]:
+    """The first PF, with three VFs."""
+    with with_vfs(cards()[0], 3) as ready:
+        yield ready

@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cni.attachments.entry import Attachment
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
 from cni.spec.dispatch import answer
+from cni.spec.plugin import Plugin
+from cni.sriov.plugin import Sriov
 from host import links
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -53,7 +55,14 @@ class Reply(NamedTuple):
 
 
 class Node:
-    """The plugin on this machine, with files of its own below `root`."""
+    """The plugin `ipoib` on this machine, with files of its own below `root`."""
+
+    type: ClassVar = "ipoib"
+    defaults: ClassVar[dict[str, Any]] = {"master": "ib0"}
+
+    def plugin(self) -> Plugin:
+        """The plugin as an executable would make it."""
+        return IPoIB(self.paths)
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
@@ -69,7 +78,7 @@ class Node:
         args: str = "",
         **config: Any,  # noqa: ANN401 - keys of a network configuration
     ) -> Reply:
-        """One verb. The configuration is ib0 without addresses unless `config` says more."""
+        """One verb. The configuration is the plugin's defaults unless `config` says more."""
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container_id,
@@ -78,12 +87,12 @@ class Node:
             "CNI_ARGS": args,
             "CNI_PATH": "/opt/cni/bin",
         }
-        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": "ipoib", "master": "ib0"}
-        document |= config
+        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.type}
+        document |= self.defaults | config
         if previous is not None:
             document["prevResult"] = previous.document  # type: ignore[assignment]
         stdin = json.dumps(document).encode()
-        given = answer(lambda: IPoIB(self.paths), environ, lambda: stdin)
+        given = answer(self.plugin, environ, lambda: stdin)
         return Reply(given.exit_code, json.loads(given.document or b"{}"))
 
     def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
@@ -110,7 +119,7 @@ class Node:
         with netlink() as host:
             marked = [
                 f"interface {link.name}"
-                for link in links.every(host, "ipoib")
+                for link in links.every(host)
                 if link.alias.startswith(child.ALIAS_PREFIX)
                 or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
             ]
@@ -130,6 +139,16 @@ class Node:
         key = Attachment(NETWORK, container_id, ifname).key
         (path,) = self.paths.attachments.glob(f"*-{key}.json")
         return path
+
+
+class SriovNode(Node):
+    """The plugin `sriov` likewise; a call names its device."""
+
+    type: ClassVar = "sriov"
+    defaults: ClassVar[dict[str, Any]] = {}
+
+    def plugin(self) -> Plugin:
+        return Sriov(self.paths)
 
 
 def _listing(directory: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from host import announce, namespaces
-from host.netlink import Rtnetlink
+from host.netlink import NetlinkSocket
 
 Action = Callable[[], object]
 
@@ -94,7 +94,7 @@ def _arm(step: int) -> None:
     counted(namespaces, "_setns")
     counted(announce, "_send_arp")
     counted(announce, "_send_advertisement")
-    counted(Rtnetlink, "send")
+    counted(NetlinkSocket, "send")
 
     class Connection(sqlite3.Connection):
         def execute(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401

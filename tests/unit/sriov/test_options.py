@@ -462,3 +462,9 @@ def test_misspelt_key(key: str, meant: str) -> None:
 def test_keys_of_others_pass(key: str) -> None:
     config: dict[str, Any] = {key: {"deep": 1}}
     assert _read(**config) == _read()
+
+
+def test_status_does_not_ask_what_ib_kubernetes_gave_a_pod() -> None:
+    config = json.dumps({"type": "sriov", "ibKubernetesEnabled": True}).encode()
+    request = Request(command="STATUS", config=config, network="n")
+    assert options.read(request, needs_device=False).ib_kubernetes

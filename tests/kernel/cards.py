@@ -1,0 +1,146 @@
+"""The machine's two igb PFs: VFs made and removed, and all that an attachment must not change."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from host import pci
+from host.paths import Paths
+from tests.kernel.pods import IP, run
+
+DEVICES = Path("/sys/bus/pci/devices")
+PATIENCE = 15.0  # seconds for a driver
+# igbvf shows as permanent what address it had when it was last reset.
+VOLATILE = ("ifindex", "stats", "stats64", "operstate", "linkmode", "link_index", "permaddr")
+SET_BY_USERS = {"UP", "PROMISC", "ALLMULTI"}  # of the flags
+
+
+class Card(NamedTuple):
+    """A PF and its VFs."""
+
+    address: str
+    pf: str  # its interface
+    vfs: tuple[str, ...] = ()  # addresses
+
+    def netdev(self, index: int) -> str:
+        """The interface of a VF, while it is on the host."""
+        return netdev_of(self.vfs[index])
+
+
+def cards() -> list[Card]:
+    """Both PFs, up, with no more VFs than they have now."""
+    subprocess.run(["/sbin/modprobe", "--all", "igb", "igbvf"], check=True)
+    addresses = sorted(path.name for path in Path("/sys/bus/pci/drivers/igb").glob("0*"))
+    found = [Card(address, netdev_of(address)) for address in addresses]
+    for card in found:
+        run(IP, "link", "set", card.pf, "up")
+    return found
+
+
+@contextmanager
+def with_vfs(card: Card, number: int) -> Iterator[Card]:
+    """The card with so many VFs, whose driver has made their interfaces."""
+    _set_number(card, number)
+    try:
+        vfs = tuple(function.address for function in pci.vfs(Paths(), card.address))
+        assert len(vfs) == number
+        for vf in vfs:
+            await_netdev(vf)
+        yield card._replace(vfs=vfs)
+    finally:
+        _set_number(card, 0)
+
+
+def netdev_of(address: str) -> str:
+    """The interface of a function on the host, "" if there is none."""
+    directory = DEVICES / address / "net"
+    return next((path.name for path in directory.iterdir()), "") if directory.exists() else ""
+
+
+def await_netdev(address: str) -> str:
+    """The interface of a function, as soon as its driver has made it."""
+    deadline = time.monotonic() + PATIENCE
+    while not (name := netdev_of(address)):
+        assert time.monotonic() < deadline, f"{address} has no interface"
+        time.sleep(0.05)
+    return name
+
+
+def driver_of(address: str) -> str:
+    """The driver that a function is bound to, "" for none."""
+    link = DEVICES / address / "driver"
+    return link.readlink().name if link.exists() else ""
+
+
+@contextmanager
+def at_vfio(address: str, *, back: bool = True) -> Iterator[None]:
+    """A VF whose driver is vfio-pci, then, if `back`, its own again, under its own name."""
+    subprocess.run(["/sbin/modprobe", "vfio-pci"], check=True)
+    own, name = driver_of(address), netdev_of(address)
+    _bind(address, "vfio-pci")
+    try:
+        yield
+    finally:
+        if back:
+            _bind(address, own)
+            made = await_netdev(address)
+            if made != name:
+                run(IP, "link", "set", made, "name", name)
+
+
+def setting(address: str, name: str) -> Any:  # noqa: ANN401 - whatever ip(8) prints
+    """What the PF has set for a VF, by ip's name for it."""
+    pf = (DEVICES / address / "physfn").resolve()
+    index = next(i for i in range(8) if (pf / f"virtfn{i}").resolve().name == address)
+    return shown(netdev_of(pf.name), index).get(name)
+
+
+def shown(pf: str, index: int) -> dict[str, Any]:
+    """A VF as `ip link` shows it at its PF."""
+    (link,) = json.loads(run(IP, "-d", "-j", "link", "show", pf))
+    found: dict[str, Any] = link["vfinfo_list"][index]
+    return found
+
+
+def snapshot() -> dict[str, str]:
+    """Interfaces with all their settings, drivers, RDMA devices: what must be restored."""
+    found: dict[str, str] = {}
+    for link in json.loads(run(IP, "-d", "-j", "link", "show")):
+        vfs = link.pop("vfinfo_list", [])
+        kept = {key: value for key, value in link.items() if key not in VOLATILE}
+        kept["flags"] = sorted(SET_BY_USERS & set(link["flags"]))
+        kept["altnames"] = sorted(link.get("altnames", ()))
+        found |= {f"{link['ifname']} {key}": str(value) for key, value in kept.items()}
+        for vf in vfs:
+            at = f"{link['ifname']} VF {vf['vf']}"
+            found |= {f"{at} {key}": str(value) for key, value in vf.items() if key != "stats"}
+    for pf in DEVICES.glob("*/sriov_numvfs"):
+        for vf in pci.vfs(Paths(), pf.parent.name):
+            found[vf.address] = f"{vf.driver} {netdev_of(vf.address)}"
+    for device in json.loads(run("/usr/bin/rdma", "-j", "dev")):
+        found[f"RDMA device {device['ifname']}"] = "on the host"
+    return found
+
+
+def rdma_mode() -> str:
+    """ "shared" or "exclusive"."""
+    return "shared" if "shared" in run("/usr/bin/rdma", "system", "show") else "exclusive"
+
+
+def _set_number(card: Card, number: int) -> None:
+    (DEVICES / card.address / "sriov_numvfs").write_text("0")
+    if number:
+        (DEVICES / card.address / "sriov_numvfs").write_text(str(number))
+
+
+def _bind(address: str, driver: str) -> None:
+    function = pci.find(Paths(), address)
+    assert function is not None
+    pci.unbind(Paths(), function)
+    unbound = pci.find(Paths(), address)
+    assert unbound is not None
+    pci.bind(Paths(), unbound, driver)

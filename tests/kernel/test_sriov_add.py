@@ -1,0 +1,239 @@
+"""A VF of a real PF in a pod: every option that igb has, read back, and the host as it was."""
+
+from typing import Any
+
+import pytest
+
+from host.links import IFF_ALLMULTI, IFF_PROMISC
+from tests.kernel import cards
+from tests.kernel.cards import Card
+from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, run
+
+MAC = "02:ab:cd:00:00:01"
+
+
+def test_device_goes_into_the_pod_and_comes_back_as_it_was(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    before = cards.snapshot()
+    name = card.netdev(0)
+    reply = sriov.add("c1", pods[0], deviceID=card.vfs[0], ipam=ipam("10.3.0.0/24"))
+    link = link_in(pods[0])
+    assert link is not None
+    assert reply.interface == {
+        "name": "net1",
+        "mac": link.mac,
+        "mtu": 1500,
+        "sandbox": f"/var/run/netns/{pods[0]}",
+        "pciID": card.vfs[0],
+    }
+    assert reply.addresses == ["10.3.0.1"]
+    assert (link.device, link.up) == (card.vfs[0], True)
+    assert name not in link_names()
+    assert sriov.call("CHECK", "c1", pods[0], deviceID=card.vfs[0], previous=reply).exit_code == 0
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0], ipam=ipam("10.3.0.0/24"))
+    assert cards.snapshot() == before
+    assert sriov.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"vlan": 100}, {"vlan_list": [{"vlan": 100}]}),
+        ({"vlan": 100, "vlanQoS": 5}, {"vlan_list": [{"vlan": 100, "qos": 5}]}),
+        ({"vlan": 4094, "vlanProto": "802.1Q"}, {"vlan_list": [{"vlan": 4094}]}),
+        ({"mac": MAC}, {"mac": MAC}),
+        ({"MAC": MAC.upper()}, {"mac": MAC}),
+        ({"spoofchk": "off"}, {"spoofchk": False}),
+        ({"spoofchk": "on"}, {"spoofchk": True}),
+        ({"trust": "on"}, {"trust": True}),
+        ({"trust": "off"}, {"trust": False}),
+        ({"max_tx_rate": 100}, {"rate": {"max_tx": 100, "min_tx": 0}}),
+        ({"runtimeConfig": {"mac": MAC}}, {"mac": MAC}),
+        ({}, {"spoofchk": True, "trust": False, "mac": "00:00:00:00:00:00"}),
+    ],
+    ids=str,
+)
+def test_option_reaches_the_pf_and_goes_again(
+    sriov: SriovNode, pods: list[str], card: Card, config: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    before = cards.snapshot()
+    reply = sriov.add("c1", pods[0], deviceID=card.vfs[1], **config)
+    found = cards.shown(card.pf, 1)
+    assert {key: found.get(key, found.get("address")) for key in shown} == shown
+    if shown.get("mac") == MAC:
+        link = link_in(pods[0])
+        assert link is not None
+        assert (link.mac, reply.interface["mac"]) == (MAC, MAC)
+    assert (
+        sriov.call("CHECK", "c1", pods[0], deviceID=card.vfs[1], previous=reply, **config).exit_code
+        == 0
+    )
+    sriov.delete("c1", pods[0], deviceID=card.vfs[1], **config)
+    assert cards.snapshot() == before
+
+
+def test_options_of_the_interface_reach_the_kernel_and_go_again(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    before = cards.snapshot()
+    config: dict[str, Any] = {
+        "deviceID": card.vfs[0],
+        "mtu": 1400,
+        "allmulti": True,
+        "promisc": True,
+    }
+    reply = sriov.add("c1", pods[0], **config)
+    link = link_in(pods[0])
+    assert link is not None
+    assert (link.mtu, reply.interface["mtu"]) == (1400, 1400)
+    assert link.flags & (IFF_ALLMULTI | IFF_PROMISC) == IFF_ALLMULTI | IFF_PROMISC
+    sriov.delete("c1", pods[0], **config)
+    assert cards.snapshot() == before
+
+
+def test_what_the_pod_changed_is_undone(sriov: SriovNode, pods: list[str], card: Card) -> None:
+    """As DPDK programs and users do: another address, MTU, name; and down (sriov #397, #417)."""
+    name = card.netdev(0)
+    run(IP, "link", "property", "add", "dev", name, "altname", f"{name}-of-old")
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], deviceID=card.vfs[0], trust="on")
+    inside = [IP, "-n", pods[0], "link"]
+    run(*inside, "set", "net1", "down")
+    run(*inside, "set", "net1", "address", "02:ee:ee:ee:ee:ee", "mtu", "1300")
+    run(*inside, "set", "net1", "name", "renamed0")
+    run(*inside, "property", "add", "dev", "renamed0", "altname", "pods-own")
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0])
+    assert cards.snapshot() == before
+    run(IP, "link", "property", "del", "dev", name, "altname", f"{name}-of-old")
+
+
+def test_alternative_names_that_clash_are_taken_off_and_put_back(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    """sriov #250, #445: an altname that is the pod's name, and one that the pod has already."""
+    name = card.netdev(0)
+    for altname in ("net1", "taken0"):
+        run(IP, "link", "property", "add", "dev", name, "altname", altname)
+    run(IP, "-n", pods[0], "link", "add", "taken0", "type", "bridge")
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], deviceID=card.vfs[0])
+    assert link_in(pods[0]) is not None
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0])
+    assert cards.snapshot() == before
+    for altname in ("net1", "taken0"):
+        run(IP, "link", "property", "del", "dev", name, "altname", altname)
+
+
+def test_master_gives_a_free_vf(sriov: SriovNode, pods: list[str], card: Card) -> None:
+    before = cards.snapshot()
+    first = sriov.add("c1", pods[0], master=card.pf)
+    second = sriov.add("c2", pods[1], master=["nowhere0", card.pf][1:])
+    assert [first.interface["pciID"], second.interface["pciID"]] == list(card.vfs[:2])
+    sriov.delete("c1", pods[0], master=card.pf)
+    sriov.delete("c2", pods[1], master=card.pf)
+    assert cards.snapshot() == before
+
+
+def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    reply = sriov.call("ADD", "c1", pods[0], deviceID=card.address, pfOnly=True)
+    assert reply.exit_code == 1
+    assert "sriov_numvfs" in reply.text
+    other = cards.cards()[1]
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], master=other.pf, pfOnly=True)
+    assert other.pf not in link_names()
+    sriov.delete("c1", pods[0], master=other.pf, pfOnly=True)
+    assert cards.snapshot() == before
+
+
+def test_vf_of_a_program_is_configured_and_left_where_it_is(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    """vfio-pci: the PF's settings, no interface; DEL works (hole E) and restores."""
+    with cards.at_vfio(card.vfs[2]):
+        before = cards.snapshot()
+        config: dict[str, Any] = {
+            "deviceID": card.vfs[2],
+            "vlan": 7,
+            "mac": MAC,
+            "vfioPciMode": True,
+        }
+        config["ipam"] = ipam("10.3.1.0/24")
+        reply = sriov.add("c1", pods[0], **config)
+        assert (reply.interface["mac"], reply.interface["mtu"]) == (MAC, 1500)
+        assert reply.addresses == ["10.3.1.1"]
+        assert cards.shown(card.pf, 2)["vlan_list"] == [{"vlan": 7}]
+        assert link_names(pods[0]) == {"lo"}
+        checked = sriov.call("CHECK", "c1", pods[0], previous=reply, **config)
+        assert checked.exit_code == 0, checked
+        sriov.delete("c1", pods[0], **config)
+        assert cards.snapshot() == before
+        assert sriov.leftovers() == []
+
+
+def test_runtime_that_died_with_the_device_at_vfio_gets_it_back(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    """kata #8646: the driver is part of what was there before."""
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], deviceID=card.vfs[2], vlan=7)
+    with cards.at_vfio(card.vfs[2], back=False):
+        pass
+    sriov.delete("c1", pods[0], deviceID=card.vfs[2])
+    assert cards.driver_of(card.vfs[2]) == "igbvf"
+    assert cards.snapshot() == before
+
+
+def test_check_names_what_differs(sriov: SriovNode, pods: list[str], card: Card) -> None:
+    config: dict[str, Any] = {
+        "deviceID": card.vfs[0],
+        "vlan": 100,
+        "trust": "on",
+        "mtu": 1400,
+        "allmulti": True,
+    }
+    reply = sriov.add("c1", pods[0], **config)
+
+    def difference() -> str:
+        checked = sriov.call("CHECK", "c1", pods[0], previous=reply, **config)
+        assert checked.document.get("code") == 102, checked
+        return checked.text
+
+    pf_side = [IP, "link", "set", card.pf, "vf", "0"]
+    run(*pf_side, "vlan", "0")
+    assert "vlan" in difference()
+    run(*pf_side, "vlan", "100")
+    run(*pf_side, "trust", "off")
+    assert "trust" in difference()
+    run(*pf_side, "trust", "on")
+    run(IP, "-n", pods[0], "link", "set", "net1", "mtu", "1300")
+    assert "mtu" in difference()
+    run(IP, "-n", pods[0], "link", "set", "net1", "mtu", "1400", "allmulticast", "off")
+    assert "allmulti" in difference()
+    run(IP, "-n", pods[0], "link", "set", "net1", "allmulticast", "on", "down")
+    assert "administrative state" in difference()
+    run(IP, "-n", pods[0], "link", "set", "net1", "up")
+    assert sriov.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
+    sriov.delete("c1", pods[0], **config)
+
+
+def test_status_says_what_is_missing(sriov: SriovNode, pods: list[str], card: Card) -> None:
+    assert sriov.call("STATUS", "", "").exit_code == 0
+    run(IP, "link", "set", card.pf, "down")
+    try:
+        reply = sriov.call("STATUS", "", "")
+        assert (reply.document["code"], card.pf in reply.text) == (50, True)
+    finally:
+        run(IP, "link", "set", card.pf, "up")
+    other = cards.cards()[1].pf
+    reply = sriov.call("STATUS", "", "", master=other)
+    assert (reply.document["code"], "has no VFs" in reply.text) == (50, True)
+    if cards.rdma_mode() == "shared":
+        reply = sriov.call("STATUS", "", "", rdmaIsolation=True)
+        assert (reply.document["code"], "rdma system set netns exclusive" in reply.text) == (
+            50,
+            True,
+        )

@@ -1,0 +1,93 @@
+"""kill -9 before every single action of ADD and of DEL on a VF: then the host is as it was."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.kernel import cards
+from tests.kernel.cards import Card
+from tests.kernel.pods import SriovNode, ipam, link_names, pod
+from tests.kernel.processes import killed_at
+
+MORE_THAN_ENOUGH = 300  # actions; an ADD has fewer
+
+
+@pytest.fixture
+def config(card: Card) -> dict[str, Any]:
+    """Something of everything: what the PF sets, what the VF sets itself, an address."""
+    return {
+        "deviceID": card.vfs[0],
+        "vlan": 100,
+        "trust": "on",
+        "mac": "02:ab:cd:00:00:02",
+        "mtu": 1400,
+        "ipam": ipam("10.4.0.0/24"),
+    }
+
+
+def test_add_killed_at_every_step_then_delete(
+    sriov: SriovNode, pods: list[str], config: dict[str, Any]
+) -> None:
+    before = cards.snapshot()
+    for step in range(1, MORE_THAN_ENOUGH):
+        killed = killed_at(step, partial(sriov.call, "ADD", "c1", pods[0], **config))
+        sriov.delete("c1", pods[0], **config)
+        assert (step, sriov.leftovers()) == (step, [])
+        assert (step, cards.snapshot()) == (step, before)
+        if not killed:
+            break
+    assert not killed
+    assert step > 30, "the injection counts no actions"
+
+
+def test_delete_killed_at_every_step_then_delete(
+    sriov: SriovNode, pods: list[str], config: dict[str, Any]
+) -> None:
+    before = cards.snapshot()
+    for step in range(1, MORE_THAN_ENOUGH):
+        sriov.add("c1", pods[0], **config)
+        killed = killed_at(step, partial(sriov.call, "DEL", "c1", pods[0], **config))
+        sriov.delete("c1", pods[0], **config)
+        assert (step, sriov.leftovers()) == (step, [])
+        assert (step, cards.snapshot()) == (step, before)
+        if not killed:
+            break
+    assert not killed
+
+
+def test_add_killed_then_the_device_goes_to_another_pod(
+    sriov: SriovNode, pods: list[str], config: dict[str, Any]
+) -> None:
+    """Nobody runs the dead one's DEL before the kubelet gives its device away: then it is late."""
+    before = cards.snapshot()
+    bare = {"deviceID": config["deviceID"], "ipam": config["ipam"]}
+    for step in range(3, MORE_THAN_ENOUGH, 5):
+        with pod("shortlived") as netns:
+            killed = killed_at(step, partial(sriov.call, "ADD", "c1", netns, **config))
+        reply = sriov.add("c2", pods[1], **bare)
+        assert cards.setting(config["deviceID"], "vlan_list") == []
+        sriov.delete("c1", "shortlived", **config)
+        assert (step, link_names(pods[1])) == (step, {"lo", "net1"})
+        checked = sriov.call("CHECK", "c2", pods[1], previous=reply, **bare)
+        assert (step, checked.document) == (step, {})
+        sriov.delete("c2", pods[1], **bare)
+        assert (step, sriov.leftovers()) == (step, [])
+        assert (step, cards.snapshot()) == (step, before)
+        if not killed:
+            break
+    assert not killed
+
+
+def test_namespace_gone_after_a_killed_delete(sriov: SriovNode, config: dict[str, Any]) -> None:
+    before = cards.snapshot()
+    for step in range(2, MORE_THAN_ENOUGH, 6):
+        with pod("shortlived") as netns:
+            sriov.add("c1", netns, **config)
+            killed = killed_at(step, partial(sriov.call, "DEL", "c1", netns, **config))
+        sriov.delete("c1", "shortlived", **config)
+        assert (step, sriov.leftovers()) == (step, [])
+        assert (step, cards.snapshot()) == (step, before)
+        if not killed:
+            break
+    assert not killed

@@ -1,0 +1,186 @@
+"""A made-up node: PFs and VFs in a tree of files, interfaces and RDMA devices in memory.
+
+What `cni.sriov` asks of the kernel goes to it, function by function, and every change is noted in
+`calls`, in order. Nothing leads to this machine's devices.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from host import announce, links, pci, placement, rdma, vfs
+from host.errors import HostError
+from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP, Link
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink
+from host.paths import Paths
+from host.pci import Function
+from host.placement import Mark
+from host.rdma import Device, RdmaNetlink
+from host.vfs import VF
+from tests.unit.host.sysfs import Tree
+
+HOST, POD = cast(Rtnetlink, "host"), cast(Rtnetlink, "pod")
+NAMESPACE = cast(NetworkNamespace, "namespace")
+PF, VF0, VF1 = "0000:af:00.1", "0000:af:06.0", "0000:af:06.1"
+BOOT = "this boot"
+PORT_GUID = "11:22:33:00:00:aa:bb:cc"
+
+
+def link(name: str, device: str, **more: object) -> Link:
+    """An Ethernet interface that is up, but for what is given."""
+    usual: dict[str, object] = {
+        "index": 10,
+        "kind": "",
+        "link_type": ARPHRD_ETHER,
+        "mac": "02:11:22:33:aa:bb",
+        "broadcast": "ff:ff:ff:ff:ff:ff",
+        "mtu": 1500,
+        "flags": IFF_UP,
+    }
+    return Link(name=name, device=device, **{**usual, **more})  # type: ignore[arg-type]
+
+
+def ipoib(name: str, device: str, guid: str = PORT_GUID, **more: object) -> Link:
+    """An IPoIB interface of hardware: not a child of another one."""
+    mac = f"00:00:10:49:fe:80:00:00:00:00:00:00:{guid}"
+    return link(name, device, link_type=ARPHRD_INFINIBAND, kind="ipoib", mac=mac, mtu=2044, **more)
+
+
+def vf(index: int = 0, **more: object) -> VF:
+    """A VF as its driver makes it, but for what is given."""
+    usual: dict[str, object] = {
+        "mac": "02:11:22:33:aa:bb",
+        "vlan": 0,
+        "qos": 0,
+        "proto": "802.1q",
+        "min_tx_rate": 0,
+        "max_tx_rate": 0,
+        "spoofchk": True,
+        "trust": False,
+        "link_state": "auto",
+        "node_guid": None,
+        "port_guid": None,
+    }
+    return VF(index=index, **{**usual, **more})  # type: ignore[arg-type]
+
+
+class Node:
+    """The tree, what netlink would tell, and what was done."""
+
+    def __init__(self, tree: Tree, root: Path) -> None:
+        self.tree = tree
+        self.paths = Paths(
+            sys=tree.root, proc=root / "proc", run=root / "run", state=root / "state"
+        )
+        boot = root / "proc/sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text(BOOT + "\n")
+        self.links: dict[str, Link] = {}
+        self.vfs: dict[int, VF] = {}
+        self.rdma: dict[int, str] = {}  # on the host, by index
+        self.rdma_in_pod: dict[int, str] = {}
+        self.mode = "exclusive"
+        self.calls: list[str] = []
+
+    def stands_for_the_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on the functions that `cni.sriov` calls ask this node."""
+        for module, names in (
+            (links, ("find", "every", "by_index")),
+            (placement, ("move_in", "configure")),
+            (rdma, ("rdma", "devices", "move")),
+        ):
+            for name in names:
+                monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
+        monkeypatch.setattr(vfs, "read", self._read_vf)
+        monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
+        monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
+        monkeypatch.setattr(pci, "unbind", self._unbind)
+        monkeypatch.setattr(pci, "bind", self._bind)
+        monkeypatch.setattr(announce, "announce", lambda *given: self.calls.append("announce"))
+
+    def rebound(self) -> None:
+        """What becomes of the node when a driver is bound anew: for a test to replace."""
+
+    def _find(self, route: Rtnetlink, name: str) -> Link | None:
+        return self.links.get(name)
+
+    def _every(self, route: Rtnetlink, kind: str = "") -> list[Link]:
+        return list(self.links.values())
+
+    def _by_index(self, route: Rtnetlink, index: int) -> Link | None:
+        return next((one for one in self.links.values() if one.index == index), None)
+
+    def _read_vf(self, route: Rtnetlink, pf: Link, index: int) -> VF:
+        if index not in self.vfs:
+            raise HostError(f'"{pf.name}" has no VF {index}')
+        return self.vfs[index]
+
+    def _unbind(self, paths: Paths, function: Function) -> None:
+        self.calls.append(f"unbind {function.address} from {function.driver}")
+        self.tree.bound(function.address, "")
+
+    def _bind(self, paths: Paths, function: Function, driver: str) -> None:
+        self.calls.append(f"bind {function.address} to {driver}")
+        self.tree.bound(function.address, driver)
+        self.rebound()
+
+    def _move_in(
+        self,
+        host: Rtnetlink,
+        pod: Rtnetlink,
+        namespace: NetworkNamespace,
+        moved: Link,
+        name: str,
+        mark: Mark,
+        *,
+        mtu: int = 0,
+        mac: str = "",
+    ) -> Link:
+        assert self.links[moved.name] == moved, "an interface that is there no more"
+        self.calls.append(f"interface {moved.name}, index {moved.index}, to the pod as {name}")
+        return msgspec.structs.replace(
+            moved, name=name, alias=mark.alias, mtu=mtu or moved.mtu, mac=mac or moved.mac
+        )
+
+    def _configure(
+        self,
+        pod: Rtnetlink,
+        namespace: NetworkNamespace,
+        moved: Link,
+        cidrs: Sequence[str],
+        *,
+        modes: tuple[int, int] = (0, 0),
+    ) -> tuple[Link, list[str]]:
+        self.calls.append(f"{moved.name} up")
+        return moved, list(cidrs)
+
+    @contextmanager
+    def _rdma(self, namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
+        yield cast(RdmaNetlink, "host" if namespace is None else "pod")
+
+    def _seen(self, socket: RdmaNetlink) -> dict[int, str]:
+        return self.rdma if cast(str, socket) == "host" else self.rdma_in_pod
+
+    def _devices(self, socket: RdmaNetlink) -> list[Device]:
+        return [_device(index, name) for index, name in self._seen(socket).items()]
+
+    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> Device | None:
+        name = self._seen(socket).get(index)
+        return None if name is None else _device(index, name)
+
+    def _move(self, socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
+        self.calls.append(f"RDMA device {device.name} to the pod")
+        self.rdma_in_pod[device.index] = self.rdma.pop(device.index)
+        self.moved_rdma(device.name)
+
+    def moved_rdma(self, name: str) -> None:
+        """What becomes of the node with an RDMA device: for a test to replace."""
+
+
+def _device(index: int, name: str) -> Device:
+    return Device(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="")

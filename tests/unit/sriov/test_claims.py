@@ -1,0 +1,370 @@
+"""Whose a device is: taken, refused, waited for, or taken back from an attachment that is dead.
+
+The journal and its locks are real, below a directory of the test's own; devices are made up.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from cni.attachments import locks
+from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.requests import attached
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from cni.sriov import options
+from cni.sriov.plugin import Sriov
+from cni.sriov.record import Record
+from cni.sriov.removal import Devices
+from host.namespaces import NetworkNamespace, view
+from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
+
+OWNER = Attachment("fabric", "c0", "net1")
+OWN = f"/proc/{os.getpid()}/ns/net"  # a namespace that lives: this process' own
+MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}
+
+
+class Claims:
+    """The plugin on a made-up node, and what it took back."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = node
+        self.journal = Journal(node.paths)
+        self.sriov = Sriov(node.paths)
+        self.taken_back: list[str] = []
+        monkeypatch.setattr(Devices, "take_back", self._take_back)
+
+    def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
+        """The device that an ADD would get; the journal says whose it is by then."""
+        return self._claim(_request(container_id, **config)).device
+
+    def attach(self, container_id: str, **config: Any) -> str:  # noqa: ANN401
+        """As `claim`, in the attachment's lock, and the ADD comes to its end."""
+        request = _request(container_id, **config)
+        with self.journal.locked(Attachment("fabric", container_id, "net1")):
+            entry = self._claim(request)
+            time.sleep(0.1)
+            self.journal.write(attached(entry, Record(device=entry.device, driver=""), ()))
+        return entry.device
+
+    def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
+        """Why an ADD gets none."""
+        with pytest.raises(CNIError) as caught:
+            self.claim(**config)
+        return caught.value
+
+    def owned(self, owner: Attachment = OWNER, **more: object) -> Entry:
+        """An attachment in the journal that has VF 0, in a namespace that lives."""
+        usual: dict[str, object] = {
+            "plugin": "sriov",
+            "network": owner.network,
+            "container_id": owner.container_id,
+            "ifname": owner.ifname,
+            "netns": OWN,
+            "netns_identity": _identity(),
+            "boot_id": BOOT,
+            "phase": ATTACHED,
+            "since": "2026-01-02T03:04:05+00:00",
+            "device": VF0,
+        }
+        entry = Entry(**{**usual, **more})  # type: ignore[arg-type]
+        self.journal.write(entry)
+        return entry
+
+    def _claim(self, request: Request) -> Entry:
+        with NetworkNamespace.open(OWN) as namespace:
+            wanted = options.read(request)
+            return self.sriov._claim(request, wanted, namespace, HOST)[0]
+
+    def _take_back(self, attachment: Attachment, request: Request, entry: Entry) -> None:
+        self.taken_back.append(str(attachment))
+        self.journal.write(msgspec.structs.replace(entry, device=""))
+
+
+def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
+    document = {"type": "sriov", "deviceID": VF0} | config
+    return Request(
+        command="ADD",
+        container_id=container_id,
+        netns=OWN,
+        ifname="net1",
+        config=msgspec.json.encode(document),
+        network="fabric",
+    )
+
+
+def _identity() -> str:
+    with NetworkNamespace.open(OWN) as namespace:
+        return namespace.identity
+
+
+@pytest.fixture
+def claims(ethernet: Node, monkeypatch: pytest.MonkeyPatch) -> Claims:
+    return Claims(ethernet, monkeypatch)
+
+
+@contextmanager
+def _held(journal: Journal, attachment: Attachment) -> Iterator[threading.Event]:
+    """A call is at work on the attachment until the event is set."""
+    holds, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with journal.locked(attachment):
+            holds.set()
+            ends.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(hold)
+        assert holds.wait(10)
+        try:
+            yield ends
+        finally:
+            ends.set()
+            done.result()
+
+
+GONE: dict[str, Any] = {
+    "netns": "/nowhere/ns",
+    "netns_identity": "cookie:0",
+    "netns_seen_from": view(),
+}
+
+
+def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> None:
+    assert claims.claim() == VF0
+    (entry,) = claims.journal.holders(VF0)
+    assert isinstance(entry, Entry)
+    assert (entry.container_id, entry.phase, entry.device) == ("c1", ADDING, VF0)
+    record = entry.undo_as(Record)
+    assert (record.device, record.driver, record.before) == (VF0, "mlx5_core", claims.node.vfs[0])
+    assert claims.node.calls == []
+
+
+@pytest.mark.parametrize(
+    ("pod", "whose"),
+    [({}, "to container c0"), ({"pod_namespace": "a", "pod_name": "b"}, "to a/b, container c0")],
+)
+def test_device_of_a_living_pod_is_refused_with_the_owners_name(
+    claims: Claims, pod: dict[str, Any], whose: str
+) -> None:  # SC15, SP2, S7
+    owner = claims.owned(**pod)
+    refusal = claims.refusal()
+    assert refusal.code == 11
+    assert refusal.message == (
+        f'device {VF0} is already allocated: {whose}, interface "net1" of network "fabric", '
+        "since 2026-01-02T03:04:05+00:00"
+    )
+    assert list(claims.journal.holders(VF0)) == [owner]
+    assert claims.taken_back == []
+
+
+def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
+    claims.owned()
+    assert claims.claim(deviceID=VF1) == VF1
+
+
+@pytest.mark.parametrize("phase", [ADDING, ATTACHED, LEAVING])
+def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str) -> None:  # SP3
+    claims.owned(phase=phase, **GONE)
+    assert claims.claim() == VF0
+    assert claims.taken_back == [str(OWNER)]
+    owner = claims.journal.read(OWNER)
+    assert owner is not None  # for its addresses, which the DEL to come releases
+    assert owner.device == ""
+
+
+def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims: Claims) -> None:
+    claims.owned(boot_id="another boot")
+    assert claims.claim() == VF0
+    assert claims.taken_back == []
+    owner = claims.journal.read(OWNER)
+    assert owner is not None
+    assert owner.device == ""
+
+
+def test_device_of_a_killed_add_is_taken_back_though_its_pod_lives(claims: Claims) -> None:
+    claims.owned(phase=ADDING)
+    assert claims.claim() == VF0
+    assert claims.taken_back == [str(OWNER)]
+
+
+def test_device_that_was_given_back_is_free(claims: Claims) -> None:
+    claims.owned(device="", config=msgspec.json.encode({"deviceID": VF0}).decode())
+    assert claims.claim() == VF0
+    assert claims.taken_back == []
+
+
+def test_device_that_cannot_be_taken_back_is_not_given(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise OSError("it is stuck")
+
+    monkeypatch.setattr(Devices, "take_back", fail)
+    owner = claims.owned(**GONE)
+    with pytest.raises(OSError, match="it is stuck"):
+        claims.claim()
+    assert list(claims.journal.holders(VF0)) == [owner]
+
+
+def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # SI5
+    claims.owned()
+    with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claims.claim)
+        time.sleep(0.3)
+        assert not claiming.done()
+        claims.journal.remove(OWNER)
+        ends.set()
+        assert claiming.result(10) == VF0
+    assert claims.taken_back == []
+
+
+def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
+    claims: Claims,
+) -> None:  # SI4
+    adding = claims.owned(phase=ADDING)
+    with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claims.refusal)
+        time.sleep(0.3)
+        assert not claiming.done()
+        claims.journal.write(msgspec.structs.replace(adding, phase=ATTACHED))
+        ends.set()
+        refusal = claiming.result(10)
+    assert refusal.code == 11
+    assert "is already allocated: to container c0" in refusal.message
+    assert claims.taken_back == []
+
+
+def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "TIMEOUT", 0.3)
+    claims.owned()
+    with _held(claims.journal, OWNER):
+        started = time.monotonic()
+        assert claims.refusal().code == 11
+        assert 0.3 <= time.monotonic() - started < 10
+
+
+def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
+    claims.owned()
+    with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claims.refusal)
+        time.sleep(0.2)
+        with claims.journal.device_locked(VF0, timeout=5.0):
+            pass
+        ends.set()
+        claiming.result(10)
+
+
+def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> None:
+    entry = claims.owned()
+    path = claims.journal.path_of(entry.attachment)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"net1"', b'"net2"'))
+    refusal = claims.refusal()
+    assert refusal.code == 113
+    assert refusal.message == (
+        f"journal file {path} is damaged: its checksum differs, and it names device {VF0}: run "
+        "DEL for its attachment"
+    )
+    path.write_bytes(content[:-4])
+    assert claims.refusal().code == 113
+
+
+def test_damaged_journal_of_another_device_is_no_hindrance(claims: Claims) -> None:
+    entry = claims.owned(device=VF1)
+    claims.journal.path_of(entry.attachment).write_bytes(b'{"device": "0000:af:06.1"')
+    assert claims.claim() == VF0
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: int) -> None:
+    start = threading.Barrier(2)
+
+    def attach(container_id: str) -> str:
+        start.wait(10)
+        try:
+            return claims.attach(container_id)
+        except CNIError as refusal:
+            assert refusal.code == 11
+            return refusal.message
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = sorted(pool.map(attach, ("c1", "c2")))
+    assert answers[0] == VF0
+    (owner,) = claims.journal.holders(VF0)
+    assert isinstance(owner, Entry)
+    assert f"already allocated: to container {owner.container_id}" in answers[1]
+
+
+def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
+    def attach(container_id: str) -> str:
+        with suppress(CNIError):
+            return claims.attach(container_id, **MASTER)
+        return ""
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(attach, ("c1", "c2", "c3", "c4")))
+    given = [answer for answer in answers if answer]
+    assert len(given) == len(set(given))
+    assert set(given) <= {VF0, VF1}
+    assert given
+
+
+def test_master_skips_vfs_that_are_taken(claims: Claims) -> None:
+    claims.owned()
+    assert claims.claim(**MASTER) == VF1
+
+
+def test_master_skips_vfs_that_do_not_fit(claims: Claims) -> None:
+    claims.node.tree.bound(VF0, "")
+    del claims.node.links["enp175s6"]
+    assert claims.claim(**MASTER) == VF1
+
+
+def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> None:
+    claims.owned()
+    with _held(claims.journal, OWNER):
+        started = time.monotonic()
+        assert claims.claim(**MASTER) == VF1
+        assert time.monotonic() - started < 5
+
+
+def test_master_whose_vfs_are_all_taken_names_every_owner(claims: Claims) -> None:
+    claims.owned()
+    claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
+    refusal = claims.refusal(**MASTER)
+    assert refusal.code == 11
+    for owner in ('container c0, interface "net1"', 'container c9, interface "net2"'):
+        assert owner in refusal.message
+
+
+def test_masters_last_vf_is_waited_for_if_no_other_will_do(claims: Claims) -> None:
+    claims.owned()
+    claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
+    with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claims.claim, **MASTER)
+        time.sleep(0.3)
+        claims.journal.remove(OWNER)
+        ends.set()
+        assert claiming.result(10) == VF0
+
+
+def test_damaged_journal_of_one_vf_does_not_hide_the_others_of_a_master(claims: Claims) -> None:
+    path = claims.journal.path_of(claims.owned().attachment)
+    path.write_bytes(path.read_bytes()[:-4])
+    assert claims.claim(**MASTER) == VF1
+
+
+def test_refusal_that_may_pass_is_told_as_such(claims: Claims) -> None:
+    claims.owned()
+    claims.node.tree.bound(VF1, "")
+    del claims.node.links["enp175s7"]
+    assert claims.refusal(**MASTER).code == 11

@@ -1,0 +1,125 @@
+"""Every attachment definition for `sriov` that we give users, read as Multus would hand it over."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.spec.request import Request
+from cni.sriov import options
+from cni.sriov.options import Options, Vlan
+from ipam import options as ipam_options
+from tests.runtime import CHECKOUT
+
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+BDF = "0000:af:06.1"
+GIVEN = {"mac": "02:00:00:00:00:01", "infinibandGUID": "02:00:00:00:00:00:00:01"}
+FILES = [
+    path
+    for path in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
+    if '"type": "sriov"' in path.read_text()
+]
+
+
+def _documents(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == kind]
+
+
+def _definitions(path: Path) -> list[dict[str, Any]]:
+    return _documents(path, "NetworkAttachmentDefinition")
+
+
+def _named(document: dict[str, Any]) -> str:
+    return str(document["metadata"]["name"])
+
+
+EVERY = {_named(one): one for path in FILES for one in _definitions(path)}
+
+
+def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """The networks of a pod's annotation, in either of its forms."""
+    text = pod["metadata"]["annotations"][NETWORKS].strip()
+    if text.startswith("["):
+        return list(json.loads(text))
+    return [{"name": name.strip()} for name in text.split(",")]
+
+
+def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
+    """Device and what the pod asks for, as far as the definition has the capability for it."""
+    config = json.loads(definition["spec"]["config"])
+    able = {key for key, on in config.get("capabilities", {}).items() if on}
+    runtime = {key: selection[key] for key in GIVEN if key in able and key in selection}
+    config |= {"deviceID": BDF, "pciBusID": BDF, "runtimeConfig": runtime}
+    return Request(
+        command="ADD",
+        container_id="c1",
+        ifname="net1",
+        args="IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c1",
+        config=json.dumps(config).encode(),
+        network=config["name"],
+    )
+
+
+def _read(name: str, selection: dict[str, Any] | None = None) -> Options:
+    return options.read(_as_multus_calls(EVERY[name], selection or {}))
+
+
+def test_there_are_examples() -> None:
+    assert len(FILES) == 6
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_definition_is_accepted(name: str) -> None:
+    definition = EVERY[name]
+    config = json.loads(definition["spec"]["config"])
+    assert (config["name"], config["type"]) == (name, "sriov")
+    read = _read(name, GIVEN)
+    assert (read.device, read.masters, read.pod.name) == (BDF, (), "b")
+    assert "infinibandGUID" not in config.get("capabilities", {}) or read.guid
+    if "ipam" in config:
+        assert read.ipam_type == "podfabric-ipam"
+        assert ipam_options.read(json.dumps(config).encode()).sets
+
+
+def test_definitions_mean_what_their_comments_say() -> None:
+    vlan = _read("sriov-vlan")
+    assert (vlan.vlan, vlan.spoofchk, vlan.max_tx_rate) == (Vlan(100, 3, "802.1q"), True, 10000)
+    trunk = _read("sriov-trunk")
+    assert (trunk.vlan, trunk.trust, trunk.spoofchk) == (None, True, False)
+    assert (trunk.promisc, trunk.allmulti, trunk.ipam_type) == (True, True, "")
+    assert _read("sriov-roce").rdma_isolation
+    dpdk = _read("sriov-dpdk", GIVEN)
+    assert (dpdk.vfio_pci_mode, dpdk.mac, dpdk.ipam_type) == (True, GIVEN["mac"], "")
+    infiniband = _read("sriov-infiniband", GIVEN)
+    assert (infiniband.link_state, infiniband.guid) == ("enable", GIVEN["infinibandGUID"])
+    assert infiniband.rdma_isolation
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
+def test_pods_name_definitions_and_request_a_device_for_each(path: Path) -> None:
+    here = {_named(one): one for one in _definitions(path)}
+    (pod,) = _documents(path, "Pod")
+    selected = _selected(pod)
+    assert {one["name"] for one in selected} == set(here)
+    wanted = Counter(here[one["name"]]["metadata"]["annotations"][RESOURCE] for one in selected)
+    (container,) = pod["spec"]["containers"]
+    for amounts in (container["resources"]["requests"], container["resources"]["limits"]):
+        devices = {key: int(value) for key, value in amounts.items() if "/" in key}
+        assert devices == wanted
+    for one in selected:
+        assert options.read(_as_multus_calls(here[one["name"]], one)).device == BDF
+
+
+def test_rails_are_of_different_resources_and_ranges() -> None:
+    rails = [EVERY[name] for name in ("sriov-rail-0", "sriov-rail-1")]
+    assert len({one["metadata"]["annotations"][RESOURCE] for one in rails}) == 2
+    assert len({json.loads(one["spec"]["config"])["ipam"]["range"] for one in rails}) == 2
+
+
+def test_names_of_networks_are_their_own() -> None:
+    names = [_named(one) for path in FILES for one in _definitions(path)]
+    assert len(names) == len(set(names))
