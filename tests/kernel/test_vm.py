@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernel.igb import ibloop_unloaded, with_hcas
+
 HCAS = ("ibloop0", "ibloop1")
 PARENTS = ("ib0", "ib1")
 INFINIBAND = Path("/sys/class/infiniband")
@@ -174,20 +176,6 @@ def test_kernel_loads_a_link_type_by_itself() -> None:
     ip("link", "delete", "b0")
 
 
-@contextmanager
-def ibloop_unloaded() -> Iterator[None]:
-    """Takes everybody's HCAs away for a while; then they are as the guest began."""
-    subprocess.run(["/sbin/modprobe", "--remove", "ibloop"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["/sbin/modprobe", "--remove", "ibloop"], check=True)
-        subprocess.run(["/sbin/modprobe", "ibloop"], check=True)
-        for parent in PARENTS:
-            ip("link", "set", parent, "up")
-    assert becomes(lambda: all(has_carrier(parent) for parent in PARENTS))
-
-
 def test_zy_module_goes_and_comes_back_under_live_interfaces() -> None:
     ip("netns", "add", "orphan")
     try:
@@ -203,8 +191,7 @@ def test_zy_module_goes_and_comes_back_under_live_interfaces() -> None:
 
 def test_zz_hca_registers_under_a_pci_function() -> None:
     function = min(Path("/sys/bus/pci/devices").iterdir())
-    with ibloop_unloaded():
-        subprocess.run(["/sbin/modprobe", "ibloop", f"parents={function.name}"], check=True)
+    with with_hcas(function.name):
         assert (function / "infiniband/ibloop0").is_dir()
         assert (function / "infiniband_verbs").is_dir()
         assert becomes((function / "net/ib0").is_dir)

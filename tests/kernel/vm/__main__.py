@@ -44,6 +44,7 @@ def prepare() -> None:
         for leftover in layout.BUILD.glob(f"{layout.UNFINISHED}*"):
             shutil.rmtree(leftover)  # of a prepare that was killed
         debian.install(debian.TOOLS)
+        debian.install_qemu()
         debian.unpack_kernel()
         debian.install(debian.compiler())
         module.build()

@@ -1,6 +1,7 @@
 """Debian's packages: the tools a run needs, and one kernel with its headers, unpacked only."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,11 +20,17 @@ TOOLS: Mapping[str, str] = {
     "libelf-dev": "/usr/include/libelf.h",  # the headers package's own programs are linked with it
     "make": "/usr/bin/make",
     "perl": "/usr/bin/corelist",  # kernel-doc, which W=1 runs, wants more than perl-base
-    "qemu-system-x86": "/usr/bin/qemu-system-x86_64",
     "util-linux": "/usr/bin/setpriv",
     "zstd": "/usr/bin/zstd",
 }
 """Package: a file of it. Installed on the host, and so there in the guest too."""
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+QEMU_PACKAGE = "qemu-system-x86"
+QEMU_OLDEST = 8
+"""The first major version that has `igb`, the network card with virtual functions."""
+BACKPORTS_SOURCE = Path("/etc/apt/sources.list.d/podfabric-backports.sources")
+DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 KERNEL_METAPACKAGES = ("linux-image-amd64", "linux-headers-amd64")
 
@@ -32,9 +39,14 @@ def install(packages: Mapping[str, str]) -> None:
     """Installs those of `packages` (name: a file of it) whose file is missing. Needs root."""
     missing = [package for package, path in packages.items() if not Path(path).exists()]
     if missing:
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        command = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
-        _with_fresh_lists(lambda: subprocess.run(command, check=True, env=environment))
+        _with_fresh_lists(lambda: _apt_get_install(*missing))
+
+
+def install_qemu() -> None:
+    """Installs QEMU, unless it is there and new enough; Debian 12's comes from its backports."""
+    if Path(QEMU).exists() and _major_version(_output(QEMU, "--version")) >= QEMU_OLDEST:
+        return
+    _with_fresh_lists(_install_newer_qemu)
 
 
 def unpack_kernel() -> None:
@@ -65,13 +77,72 @@ def headers_directory() -> Path:
     return layout.KERNEL.resolve() / "usr/src" / f"linux-headers-{kernel_version()}"
 
 
+def _apt_get_install(*arguments: str) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *arguments]
+    subprocess.run(command, check=True, env=environment)
+
+
+def _install_newer_qemu() -> None:
+    policy = _output("apt-cache", "policy", QEMU_PACKAGE)
+    candidate = re.search(r"Candidate: \d+:(\S+)", policy)
+    if not candidate:
+        raise LookupError(f"apt knows no {QEMU_PACKAGE}")
+    if _major_version(candidate.group(1)) >= QEMU_OLDEST:
+        _apt_get_install(QEMU_PACKAGE)
+    else:
+        _apt_get_install(QEMU_PACKAGE, "--target-release", _backports())
+
+
+def _backports() -> str:
+    """The name of the distribution's backports, which become a source of apt if they are none."""
+    codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    backports = f"{codename}-backports"
+    # apt itself says where it gets the distribution from, however its sources are written, and
+    # under which code name, which a source need not have: it may say "stable".
+    wanted = "$(CODENAME) $(COMPONENT) $(REPO_URI) $(ORIGIN)"
+    listed = _output("apt-get", "indextargets", "--format", wanted, "Created-By: Packages")
+    addresses = {
+        suite: address
+        for suite, component, address, origin in (
+            line.split(" ", 3) for line in listed.splitlines()
+        )
+        if component == "main" and origin.startswith("Debian")
+    }
+    if backports not in addresses:
+        if codename not in addresses:
+            raise LookupError(
+                f"{QEMU_PACKAGE} {QEMU_OLDEST} or later is in {backports}, and no source of apt "
+                f"has {codename} itself, to find that beside it: add {backports} to the sources"
+            )
+        BACKPORTS_SOURCE.write_text(
+            "# Written by podfabric's virtual machine (tests/kernel/vm) for its QEMU.\n"
+            f"Types: deb\nURIs: {addresses[codename]}\nSuites: {backports}\nComponents: main\n"
+            f"Signed-By: {DEBIAN_KEYS}\n"
+        )
+        subprocess.run(["apt-get", "update", "--quiet"], check=True)
+    return backports
+
+
+def _major_version(text: str) -> int:
+    found = re.search(r"\d+", text)
+    return int(found.group()) if found else 0
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def _with_fresh_lists(action: Callable[[], object]) -> None:
     """Tries once more after `apt-get update`: a new container image has no lists, or old ones."""
     try:
         action()
     except (subprocess.CalledProcessError, LookupError):
         subprocess.run(["apt-get", "update", "--quiet"], check=True)
-        action()
+        try:
+            action()
+        except LookupError as error:
+            raise SystemExit(f"vm: {error}") from error
 
 
 def _unpack_newest_kernel() -> None:
@@ -101,8 +172,7 @@ def _unpack_newest_kernel() -> None:
 
 
 def _depends(package: str) -> list[str]:
-    command = ["apt-cache", "depends", "--important", package]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    printed = _output("apt-cache", "depends", "--important", package)
     return re.findall(r"^ *\|?Depends: (\S+)$", printed, re.MULTILINE)
 
 

@@ -1,0 +1,100 @@
+"""What tests of VFs need beyond `cards`: addresses that stay, InfiniBand on VFs, exclusive RDMA."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from tests.kernel import cards
+from tests.kernel.cards import DEVICES, Card
+from tests.kernel.pods import IP, run
+
+PARENTS = ("ib0", "ib1")
+RDMA = "/usr/bin/rdma"
+PATIENCE = 30.0  # seconds
+
+
+@contextmanager
+def with_addressed_vfs(card: Card, number: int) -> Iterator[Card]:
+    """`cards.with_vfs`, where the PF has given every VF an address and has carrier again.
+
+    igb gives none. Then igbvf makes one up at each bind, the PF shows it as if it were set once
+    the VF has been up, and the first carrier takes six seconds.
+    """
+    with cards.with_vfs(card, number) as made:
+        for index, vf in enumerate(made.vfs):
+            address = f"02:1b:10:01:{card.address[5:7]}:{index:02x}"
+            run(IP, "link", "set", card.pf, "vf", str(index), "mac", address)
+            (DEVICES / vf / "driver/unbind").write_text(vf)  # the driver asks when it is bound
+            Path("/sys/bus/pci/drivers_probe").write_text(vf)
+            cards.await_netdev(vf)
+        await_carrier(card.pf)
+        yield made
+
+
+@contextmanager
+def ibloop_unloaded() -> Iterator[None]:
+    """Takes everybody's HCAs away for a while; then they are as the guest began."""
+    _modprobe("--remove", "ibloop")
+    try:
+        yield
+    finally:
+        _modprobe("--remove", "ibloop")
+        _modprobe("ibloop")
+        for parent in PARENTS:
+            run(IP, "link", "set", parent, "up")
+    for parent in PARENTS:
+        await_carrier(parent)
+
+
+@contextmanager
+def with_hcas(*functions: str) -> Iterator[None]:
+    """ibloop0 under the first of these PCI functions, ibloop1 under the second, and so on.
+
+    Each has an IPoIB interface. A function bound to no driver has no other.
+    """
+    with ibloop_unloaded():
+        _modprobe("ibloop", f"parents={','.join(functions)}")
+        for function in functions:
+            await_true(partial(_has_ipoib, function), f"IPoIB interface of {function}")
+        yield
+
+
+@contextmanager
+def exclusive_rdma() -> Iterator[None]:
+    """Every RDMA device in one namespace. Refused while there is a namespace but the host's."""
+    run(RDMA, "system", "set", "netns", "exclusive")
+    command = [RDMA, "system", "set", "netns", "shared"]
+    try:
+        yield
+    finally:  # a deleted namespace goes a little later
+        await_true(
+            lambda: not subprocess.run(command, capture_output=True).returncode, "shared mode"
+        )
+
+
+def await_carrier(interface: str, netns: str = "") -> None:
+    """Waits for the carrier of an interface that is up."""
+    where = ("-n", netns) if netns else ()
+    await_true(
+        lambda: "LOWER_UP" in run(IP, *where, "-brief", "link", "show", interface),
+        f"carrier of {interface}",
+    )
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    """Fails after half a minute."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.1)
+
+
+def _has_ipoib(function: str) -> bool:
+    return any((path / "pkey").exists() for path in (DEVICES / function / "net").glob("*"))
+
+
+def _modprobe(*arguments: str) -> None:
+    subprocess.run(["/sbin/modprobe", *arguments], check=True)
