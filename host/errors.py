@@ -5,7 +5,12 @@ import os
 
 
 class HostError(Exception):
-    """The kernel refused, or something is not there. The text says what, on what, and why."""
+    """The kernel refused, or something is not there. The text says what, on what, and why.
+
+    `code` is the kernel's errno, 0 if it did not say one.
+    """
+
+    code = 0
 
 
 class NamespaceGone(HostError):
@@ -21,4 +26,6 @@ def explained(what: str, code: int, words: str = "") -> HostError:
     # Of two names for one number, Python has the one that the kernel does not use.
     name = "EOPNOTSUPP" if code == errno.EOPNOTSUPP else errno.errorcode.get(code, code)
     reason = f"{os.strerror(code)} ({name})"
-    return HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")
+    error = HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")
+    error.code = code
+    return error

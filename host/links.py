@@ -273,6 +273,13 @@ def up(link: Link) -> Change:
     return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
+def down(link: Link) -> Change:
+    """Set an interface down."""
+    request = _settings(link)
+    request["flags"], request["change"] = 0, IFF_UP
+    return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
+
+
 def flagged(link: Link, flags: int, among: int) -> Change:
     """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
     request = _settings(link)

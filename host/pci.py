@@ -134,6 +134,11 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
     return _address_under(paths, "infiniband", rdma)
 
 
+def is_software(paths: Paths, rdma: str) -> bool:
+    """Whether an RDMA device is a program on a netdev, such as Soft-RoCE, and no hardware."""
+    return _is_virtual(paths.sys / "class/infiniband" / rdma)
+
+
 def uverbs_of(paths: Paths, rdma: str) -> str:
     """The character device's name ("uverbs0") of an RDMA device, "" if it has none.
 

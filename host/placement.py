@@ -4,6 +4,7 @@ A name proves nothing, so a moved interface bears a mark: an alias that is made 
 attachment's key. A pod may overwrite that, so what it cannot change counts too.
 """
 
+import errno
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -98,27 +99,41 @@ def move_in(
     mark: Mark,
     *,
     mtu: int = 0,
-    mac: str = "",
 ) -> Link:
     """Move an interface into the pod under its name there. Answers it as it is in the pod.
 
-    Its MTU and hardware address are set with the move, if they are given: it is down then.
+    Its MTU is set with the move, if it is given.
 
     The caller has seen that the name is free. The interface is looked up afresh, because the
     kernel may renumber it, without a wait for the next one's move; `configure` asks for its mark.
     """
     _drop_clashing_altnames(host, pod, link, name)
     with _moving:
-        links.move(host, link, namespace, name, mark.alias, mtu=mtu, mac=mac)
+        links.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.glance(pod, name)
     flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
-    moved = msgspec.structs.replace(
-        link, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu, mac=mac or link.mac
-    )
-    # Some drivers show an address that they were given only after a while.
-    if seen is None or not (seen.is_of(moved) or seen.is_of(link)):
+    if seen is None or not seen.is_of(link):
         raise LinkMissing(f'"{name}" in the pod is another interface than was moved')
-    return msgspec.structs.replace(moved, index=seen.index)
+    return msgspec.structs.replace(
+        link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
+    )
+
+
+def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
+    """Give an interface a hardware address, of 6 bytes.
+
+    A VF whose PF has set its address, and that is not trusted, may set none, not even that one
+    (igb). It takes it over when its driver resets it, which going down is.
+    """
+    try:
+        links.set_mac(route, link, mac)
+    except HostError as refusal:
+        if refusal.code not in (errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES):
+            raise
+        again = [links.up(link)] if link.up else []
+        now = links.by_index(route, link.index, after=[links.up(link), links.down(link), *again])
+        if now is None or now.mac != mac:
+            raise
 
 
 def configure(
@@ -230,7 +245,7 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
         links.rename(host, link, origin.name)
     mac = _address_to_restore(link, origin)
     if mac:
-        links.set_mac(host, link, mac)
+        set_address(host, link, mac)
     if link.mtu != origin.mtu:
         links.set_mtu(host, link, origin.mtu)
     if (link.flags ^ origin.flags) & MODES:

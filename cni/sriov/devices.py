@@ -13,6 +13,7 @@ from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
 from host.paths import Paths
 from host.pci import Function
+from host.rdma import Device
 from host.vfs import VF
 
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
@@ -28,7 +29,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     function: Function
     link: Link | None  # its interface on the host; None if a program's own driver has it
     vf: VF | None  # what its PF shows of it; None if it is no VF
-    rdma: tuple[rdma.Device, ...]  # to be moved with it, or lost and made again
+    rdma: tuple[Device, ...] = ()  # to be moved with it
+    soft: tuple[Device, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
 
     @property
     def infiniband(self) -> bool:
@@ -73,9 +75,9 @@ def plan(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
     _require_kind(paths, function, options)
     link = None if function.userspace else interface_of(host, function)
     vf = _vf(host, paths, function, link) if function.is_vf else None
-    found = Plan(function=function, link=link, vf=vf, rdma=())
+    found = Plan(function=function, link=link, vf=vf)
     _require_link_layer(found, options)
-    return msgspec.structs.replace(found, rdma=_rdma_devices(paths, function, options))
+    return _with_rdma_devices(paths, found, options)
 
 
 def interface_of(host: Rtnetlink, function: Function) -> Link:
@@ -196,24 +198,33 @@ def _require_link_layer(plan: Plan, options: Options) -> None:
             )
 
 
-def _rdma_devices(paths: Paths, function: Function, options: Options) -> tuple[rdma.Device, ...]:
+def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
+    address, names = plan.function.address, plan.function.rdma
     if options.rdma_isolation:
         require_isolation()
-    if not function.rdma:
-        if options.rdma_isolation:
+        if not names:
             raise Unfit(
-                f'"rdmaIsolation": device {function.address} has no RDMA device: load the '
-                "driver's RDMA module, or leave the option out"
+                f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
+                "module, or leave the option out"
             )
-        return ()
-    if not options.rdma_isolation:
-        return ()
+    if not names:
+        return plan
     with rdma.rdma() as socket:
-        devices = {device.name: device for device in rdma.devices(socket)}
-    missing = [name for name in function.rdma if name not in devices]
-    if missing:
-        raise Unfit(f"RDMA device {missing[0]} of {function.address} has gone", Code.TRY_AGAIN)
-    return tuple(devices[name] for name in function.rdma)
+        there = {device.name: device for device in rdma.devices(socket)}
+    found = [there[name] for name in names if name in there]
+    soft = tuple(device for device in found if pci.is_software(paths, device.name))
+    if not options.rdma_isolation:
+        return msgspec.structs.replace(plan, soft=soft)
+    for name in names:
+        if name not in there:
+            raise Unfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
+    if soft:
+        raise Unfit(
+            f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software, which the '
+            "kernel destroys with its interface's move and cannot give to a pod: leave the option "
+            "out, or delete it"
+        )
+    return msgspec.structs.replace(plan, rdma=tuple(found))
 
 
 def require_isolation() -> None:

@@ -13,7 +13,7 @@ from cni.attachments.entry import Attachment
 from cni.attachments.requests import hops
 from cni.spec import interrupts
 from cni.spec.result import Result
-from cni.sriov import guids, settings
+from cni.sriov import guids, settings, soft
 from cni.sriov.devices import Plan
 from cni.sriov.record import Record, Verbs
 from host import announce, links, placement, rdma
@@ -56,10 +56,9 @@ def place(
     if plan.infiniband and record.rdma:
         _move_verbs(record, namespace)
         link = guids.made_anew(host, plan.function.address, link)
+    soft.take_off(record)
     mark = Mark(attachment.key)
-    moved = placement.move_in(
-        host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu, mac=record.mac
-    )
+    moved = placement.move_in(host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu)
     moved = _with_its_address(pod, moved, record)
     cidrs = [ip.address for ip in answer.ips]
     ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
@@ -67,6 +66,7 @@ def place(
         add_route(pod, ready, hop)
     if not plan.infiniband:
         _move_verbs(record, namespace)
+    soft.put_on(record, ready.name, namespace)
     if given:
         ready = carrier.awaited(pod, ready, CARRIER_WAIT)
         if ready.carrier:
@@ -86,8 +86,9 @@ def _of_the_pf(host: Rtnetlink, paths: Paths, record: Record) -> tuple[str, int]
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: Record) -> Link:
     """Drivers pass an address on to their PF: it may show only after a while, or never."""
-    if not record.mac:
+    if record.mac in ("", moved.mac):
         return moved
+    placement.set_address(pod, moved, record.mac)
     deadline = time.monotonic() + PATIENCE
     while True:
         now = links.by_index(pod, moved.index)

@@ -239,7 +239,7 @@ class Sriov:
             raise _InUse(owner, settling=False)
         note(f"device {owner.device} is taken back from {owner.attachment}, whose sandbox is gone")
         if owner.boot_id == boot_id:
-            self._devices.take_back(owner.attachment, request_of(owner), owner)
+            self._devices.take_back_locked(owner.attachment, request_of(owner), owner)
         else:  # no kernel state outlives a boot
             self._journal.write(msgspec.structs.replace(owner, device=""))
 

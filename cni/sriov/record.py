@@ -7,14 +7,23 @@ from cni.sriov import settings
 from cni.sriov.devices import Plan
 from cni.sriov.options import Options
 from host import links
-from host.placement import MODES, Mark, Origin, origin_of
+from host.placement import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
 from host.vfs import VF
+
+_SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
 
 
 class Verbs(msgspec.Struct, frozen=True):
     """An RDMA device that goes with the interface."""
 
     index: int
+    name: str
+
+
+class Soft(msgspec.Struct, frozen=True):
+    """A software RDMA device on the interface, which is made anew wherever that goes."""
+
+    kind: str  # "rxe", "siw"
     name: str
 
 
@@ -32,6 +41,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: set, among those asked for
     infiniband: bool = False
     rdma: tuple[Verbs, ...] = ()
+    soft: tuple[Soft, ...] = ()
 
 
 def record_of(plan: Plan, options: Options) -> Record:
@@ -49,7 +59,7 @@ def record_of(plan: Plan, options: Options) -> Record:
         device=function.address,
         driver=function.driver,
         pf=function.pf,
-        origin=origin_of(plan.link) if plan.link is not None else None,
+        origin=_origin(plan),
         before=plan.vf,
         applied=settings.wanted(plan.vf, options) if plan.vf is not None else None,
         mac=options.mac if plan.link is not None else "",
@@ -57,7 +67,22 @@ def record_of(plan: Plan, options: Options) -> Record:
         modes=(on & MODES, among & MODES),
         infiniband=plan.infiniband,
         rdma=tuple(Verbs(device.index, device.name) for device in plan.rdma),
+        soft=tuple(Soft(_SOFT_KINDS[device.protocol], device.name) for device in plan.soft),
     )
+
+
+def _origin(plan: Plan) -> Origin | None:
+    """What the interface is to be again. Not what an attachment that nobody knows made of it."""
+    if plan.link is None:
+        return None
+    origin = origin_of(plan.link)
+    if origin.alias.startswith(ALIAS_PREFIX):
+        origin = msgspec.structs.replace(origin, alias="")
+    if plan.vf is not None and not plan.infiniband and plan.vf.mac != settings.NO_MAC:
+        # An address that the PF has set is the VF's, at the latest when its driver is reset; and
+        # a VF that is not trusted may have no other.
+        origin = msgspec.structs.replace(origin, mac=plan.vf.mac)
+    return origin
 
 
 def mark_of(attachment: Attachment) -> Mark:

@@ -17,7 +17,7 @@ from cni.attachments.removal import await_return
 from cni.spec import interrupts
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, settings, unrecorded
+from cni.sriov import guids, settings, soft, unrecorded
 from cni.sriov.record import Record, Verbs
 from host import pci, placement, rdma, vfs
 from host.errors import HostError, NamespaceGone
@@ -42,14 +42,19 @@ class Devices:
         """Make the attachment's device what it was, unless it has been given back already."""
         if entry is None:
             unrecorded.give_back(self._journal, self._paths, attachment, request)
-            return
-        if not entry.device:
-            return
+        elif entry.device:
+            with self._journal.device_locked(entry.device):
+                self.take_back_locked(attachment, request, entry)
+
+    def take_back_locked(self, attachment: Attachment, request: Request, entry: Entry) -> None:
+        """As `take_back`, for a caller that has the device's lock."""
         try:
             record = entry.undo_as(Record)
         except Damaged as damage:
             note(f"{damage}: going by what the device itself shows")
-            unrecorded.give_back(self._journal, self._paths, attachment, request)
+            unrecorded.give_back_locked(
+                self._journal, self._paths, attachment, request, entry.device
+            )
         else:
             self._give_back(attachment, request, entry, record)
         self._journal.write(msgspec.structs.replace(entry, device=""))
@@ -73,7 +78,9 @@ class Devices:
             if record.origin is not None:
                 # An address that the PF has set allows a VF no other: it goes back before.
                 _restore_settings(self._paths, host, record, ("mac",))
+                soft.take_off(record)
                 self._bring_home(host, places, entry, record, record.origin)
+                soft.put_on(record, record.origin.name)
             _restore_driver(self._paths, record)
             _restore_settings(self._paths, host, record)
             guids.give_back(host, self._paths, record, Mark(attachment.key))

@@ -36,21 +36,33 @@ def give_back(journal: Journal, paths: Paths, attachment: Attachment, request: R
     Nothing is done to a device that another attachment has by now, and nothing without a mark
     unless a damaged file of this attachment is there.
     """
-    mark = Mark(attachment.key)
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
     with netlink() as host:
-        found = _marked(host, mark) or _in_the_pod(request, mark, device if damaged else "")
-        address = device if found is None else found.device
-        if not address or (found is None and not damaged):
-            return
+        found = _found(host, attachment, request, device if damaged else "")
+    address = found.device if found is not None else device if damaged else ""
+    if address:
         with journal.device_locked(address):
-            owners = [one for one in journal.holders(address) if isinstance(one, Entry)]
-            if any(owner.attachment != attachment for owner in owners):
-                return
-            if found is not None:
-                _bring_home(host, request, attachment, found)
-            _reset(host, paths, address, request)
+            give_back_locked(journal, paths, attachment, request, address)
+
+
+def give_back_locked(
+    journal: Journal, paths: Paths, attachment: Attachment, request: Request, address: str
+) -> None:
+    """As `give_back`, of that device, whose lock the caller has."""
+    owners = [one for one in journal.holders(address) if isinstance(one, Entry)]
+    if any(owner.attachment != attachment for owner in owners):
+        return
+    with netlink() as host:
+        found = _found(host, attachment, request, address)
+        if found is not None:
+            _bring_home(host, request, attachment, found)
+        _reset(host, paths, address, request)
+
+
+def _found(host: Rtnetlink, attachment: Attachment, request: Request, device: str) -> Link | None:
+    mark = Mark(attachment.key)
+    return _marked(host, mark) or _in_the_pod(request, mark, device)
 
 
 def bring_home(host: Rtnetlink, paths: Paths, address: str) -> None:

@@ -11,7 +11,8 @@ pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards")
 from cni.attachments.journal import Journal  # noqa: E402
 from cni.ipoib.removal import Children  # noqa: E402
 from host.paths import Paths  # noqa: E402
-from tests.kernel.cards import Card, cards, with_vfs  # noqa: E402
+from tests.kernel.cards import Card, cards  # noqa: E402
+from tests.kernel.igb import with_addressed_vfs  # noqa: E402
 from tests.kernel.pods import Node, SriovNode, pod  # noqa: E402
 
 
@@ -37,6 +38,6 @@ def sriov(tmp_path: Path) -> SriovNode:
 
 @pytest.fixture(scope="module")
 def card() -> Iterator[Card]:
-    """The first PF, with three VFs."""
-    with with_vfs(cards()[0], 3) as ready:
+    """The first PF, with three VFs, which have addresses of its."""
+    with with_addressed_vfs(cards()[0], 3) as ready:
         yield ready

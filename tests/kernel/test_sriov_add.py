@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from host import links
 from host.links import IFF_ALLMULTI, IFF_PROMISC
+from host.netlink import netlink
 from tests.kernel import cards
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, run
@@ -50,7 +52,7 @@ def test_device_goes_into_the_pod_and_comes_back_as_it_was(
         ({"trust": "off"}, {"trust": False}),
         ({"max_tx_rate": 100}, {"rate": {"max_tx": 100, "min_tx": 0}}),
         ({"runtimeConfig": {"mac": MAC}}, {"mac": MAC}),
-        ({}, {"spoofchk": True, "trust": False, "mac": "00:00:00:00:00:00"}),
+        ({}, {"spoofchk": True, "trust": False}),
     ],
     ids=str,
 )
@@ -237,3 +239,29 @@ def test_status_says_what_is_missing(sriov: SriovNode, pods: list[str], card: Ca
             50,
             True,
         )
+
+
+def test_vf_that_the_pf_gave_no_address(sriov: SriovNode, pods: list[str], card: Card) -> None:
+    """Its driver makes one up, and the PF shows that once the VF is up: it is no setting."""
+    run(IP, "link", "set", card.pf, "vf", "2", "mac", "00:00:00:00:00:00")
+    config: dict[str, Any] = {"deviceID": card.vfs[2]}
+    reply = sriov.add("c1", pods[0], **config)
+    assert sriov.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
+    sriov.delete("c1", pods[0], **config)
+    assert cards.shown(card.pf, 2)["address"] == "00:00:00:00:00:00"
+
+
+def test_address_that_the_pf_set_is_the_vfs_afterwards(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    """The driver takes it at its next reset, and may not go back to the one that it had."""
+    mac = "02:1b:10:99:00:01"
+    run(IP, "link", "set", card.pf, "vf", "0", "mac", mac)
+    name = card.netdev(0)
+    sriov.add("c1", pods[0], deviceID=card.vfs[0], mac=MAC)
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0])
+    with netlink() as host:
+        link = links.find(host, name)
+    assert link is not None
+    assert link.mac == mac
+    assert cards.shown(card.pf, 0)["address"] == mac

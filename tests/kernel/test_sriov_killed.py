@@ -66,7 +66,7 @@ def test_add_killed_then_the_device_goes_to_another_pod(
         with pod("shortlived") as netns:
             killed = killed_at(step, partial(sriov.call, "ADD", "c1", netns, **config))
         reply = sriov.add("c2", pods[1], **bare)
-        assert cards.setting(config["deviceID"], "vlan_list") == []
+        assert cards.setting(config["deviceID"], "vlan_list") == [{}]
         sriov.delete("c1", "shortlived", **config)
         assert (step, link_names(pods[1])) == (step, {"lo", "net1"})
         checked = sriov.call("CHECK", "c2", pods[1], previous=reply, **bare)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import cards
+from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, pings, pod, run
 from tests.kernel.processes import in_processes
@@ -20,7 +20,9 @@ ALL = 7  # of igb's VFs at each PF
 def both() -> Iterator[tuple[Card, Card]]:
     """Both PFs with all the VFs that they can have."""
     with ExitStack() as stack:
-        first, second = (stack.enter_context(cards.with_vfs(card, ALL)) for card in cards.cards())
+        first, second = (
+            stack.enter_context(igb.with_addressed_vfs(card, ALL)) for card in cards.cards()
+        )
         yield first, second
 
 

@@ -91,7 +91,7 @@ class Node:
         """From now on the functions that `cni.sriov` calls ask this node."""
         for module, names in (
             (links, ("find", "every", "by_index")),
-            (placement, ("move_in", "configure")),
+            (placement, ("move_in", "set_address", "configure")),
             (rdma, ("rdma", "devices", "move")),
         ):
             for name in names:
@@ -139,13 +139,13 @@ class Node:
         mark: Mark,
         *,
         mtu: int = 0,
-        mac: str = "",
     ) -> Link:
         assert self.links[moved.name] == moved, "an interface that is there no more"
         self.calls.append(f"interface {moved.name}, index {moved.index}, to the pod as {name}")
-        return msgspec.structs.replace(
-            moved, name=name, alias=mark.alias, mtu=mtu or moved.mtu, mac=mac or moved.mac
-        )
+        return msgspec.structs.replace(moved, name=name, alias=mark.alias, mtu=mtu or moved.mtu)
+
+    def _set_address(self, route: Rtnetlink, moved: Link, mac: str) -> None:
+        self.calls.append(f"address {mac}")
 
     def _configure(
         self,

@@ -40,7 +40,7 @@ class Claims:
         self.journal = Journal(node.paths)
         self.sriov = Sriov(node.paths)
         self.taken_back: list[str] = []
-        monkeypatch.setattr(Devices, "take_back", self._take_back)
+        monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
         """The device that an ADD would get; the journal says whose it is by then."""
@@ -208,7 +208,7 @@ def test_device_that_cannot_be_taken_back_is_not_given(
     def fail(*given: object) -> None:
         raise OSError("it is stuck")
 
-    monkeypatch.setattr(Devices, "take_back", fail)
+    monkeypatch.setattr(Devices, "take_back_locked", fail)
     owner = claims.owned(**GONE)
     with pytest.raises(OSError, match="it is stuck"):
         claims.claim()

@@ -294,9 +294,17 @@ def test_rdma_device_that_has_gone_meanwhile(ethernet: Node) -> None:
 
 
 def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
+    ethernet.tree.rdma(VF0, "mlx5_3")
+    ethernet.rdma[5] = "mlx5_3"
+    assert [device.name for device in _plan(ethernet, **ISOLATED).rdma] == ["mlx5_2", "mlx5_3"]
+
+
+def test_soft_roce_is_made_anew_where_its_interface_is_and_never_isolated(ethernet: Node) -> None:
     ethernet.tree.soft_rdma("rxe0", "enp175s6")
     ethernet.rdma[5] = "rxe0"
-    assert [device.name for device in _plan(ethernet, **ISOLATED).rdma] == ["mlx5_2", "rxe0"]
+    plan = _plan(ethernet)
+    assert ([device.name for device in plan.soft], plan.rdma) == (["rxe0"], ())
+    assert '"rdmaIsolation": RDMA device rxe0' in _unfit(ethernet, **ISOLATED).message
 
 
 def test_scalable_functions_rdma_device(ethernet: Node) -> None:  # R4
