@@ -111,12 +111,16 @@ def move_in(
     with _moving:
         links.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.glance(pod, name)
-    flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
-    if seen is None or not seen.is_of(link):
+    if seen is not None and seen.is_of(link):
+        flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
+        return msgspec.structs.replace(
+            link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
+        )
+    # A VF that is set down, as it is for a move, takes over the address that its PF has set.
+    moved = links.by_index(pod, seen.index) if seen is not None else None
+    if moved is None or moved.alias != mark.alias:
         raise LinkMissing(f'"{name}" in the pod is another interface than was moved')
-    return msgspec.structs.replace(
-        link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
-    )
+    return moved
 
 
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:

@@ -102,8 +102,10 @@ class Sriov:
                 if ipam is not None:
                     undo.register("the addresses", ipam.undo)
                     answer = ipam.add()
+                # Its path may be gone by then, while the descriptor keeps it and the device alive.
+                inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
                 undo.register(
-                    "the device", lambda: self._devices.take_back(attachment, request, entry)
+                    "the device", lambda: self._devices.take_back(attachment, inside, entry)
                 )
                 self._apply_settings(host, record)
                 if guids.needs_binding(plan.link, record):

@@ -14,8 +14,18 @@ from tests.kernel.pods import IP, run
 
 DEVICES = Path("/sys/bus/pci/devices")
 PATIENCE = 15.0  # seconds for a driver
-# igbvf shows as permanent what address it had when it was last reset.
-VOLATILE = ("ifindex", "stats", "stats64", "operstate", "linkmode", "link_index", "permaddr")
+# igbvf shows as permanent what address it had when it was last reset. A move takes the queueing
+# discipline off, and the next up gives the default one.
+VOLATILE = (
+    "ifindex",
+    "stats",
+    "stats64",
+    "operstate",
+    "linkmode",
+    "link_index",
+    "permaddr",
+    "qdisc",
+)
 SET_BY_USERS = {"UP", "PROMISC", "ALLMULTI"}  # of the flags
 
 

@@ -98,3 +98,13 @@ def _has_ipoib(function: str) -> bool:
 
 def _modprobe(*arguments: str) -> None:
     subprocess.run(["/sbin/modprobe", *arguments], check=True)
+
+
+def unbind(function: str) -> None:
+    """Takes a VF's driver off."""
+    (DEVICES / function / "driver/unbind").write_text(function)
+
+
+def bind(function: str, driver: str) -> None:
+    """Gives a VF a driver."""
+    Path(f"/sys/bus/pci/drivers/{driver}/bind").write_text(function)

@@ -5,6 +5,7 @@ seconds on an emulated CPU. `test_examples`, the demonstration and the conforman
 the executables themselves.
 """
 
+import fcntl
 import json
 import subprocess
 from collections.abc import Iterator
@@ -124,7 +125,12 @@ class Node:
                 or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
             ]
         journal = [f"journal {path.name}" for path in _listing(self.paths.attachments)]
-        locks = [f"lock {path.name}" for path in _listing(self.paths.locks)]
+        # One file for each device and PF may stay: nobody holds it.
+        locks = [
+            f"lock {path.name}"
+            for path in _listing(self.paths.locks)
+            if path.name.startswith("attachment-") or _is_held(path)
+        ]
         return marked + journal + locks + [f"address {held}" for held in self.reservations()]
 
     def reservations(self) -> list[str]:
@@ -149,6 +155,15 @@ class SriovNode(Node):
 
     def plugin(self) -> Plugin:
         return Sriov(self.paths)
+
+
+def _is_held(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _listing(directory: Path) -> list[Path]:

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from host import links
+from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
+from host.paths import Paths
 from tests.kernel import cards
 from tests.kernel.cards import Card
+from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, run
 
 MAC = "02:ab:cd:00:00:01"
@@ -265,3 +267,30 @@ def test_address_that_the_pf_set_is_the_vfs_afterwards(
     assert link is not None
     assert link.mac == mac
     assert cards.shown(card.pf, 0)["address"] == mac
+
+
+def test_shared_mode_is_refused_with_what_to_set(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    assert cards.rdma_mode() == "shared"
+    reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], rdmaIsolation=True)
+    assert "rdma system set netns exclusive" in reply.text
+    assert "netns_mode=0" in reply.text
+
+
+def test_soft_roce_is_made_anew_in_the_pod_and_on_the_host(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    """No move leaves one alive (rxe_notify); in shared mode the pod can have one of its own."""
+    name = card.netdev(0)
+    run("/sbin/modprobe", "rdma_rxe")
+    run(RDMA, "link", "add", "rxe0", "type", "rxe", "netdev", name)
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], deviceID=card.vfs[0])
+    inside = run(IP, "netns", "exec", pods[0], RDMA, "link", "show", "rxe0/1")
+    assert "netdev net1" in inside
+    sriov.delete("c1", pods[0], deviceID=card.vfs[0])
+    assert f"netdev {name}" in run(RDMA, "link", "show", "rxe0/1")
+    assert cards.snapshot() == before
+    assert "rxe0" in pci.find(Paths(), card.vfs[0]).rdma  # type: ignore[union-attr]
+    run(RDMA, "link", "delete", "rxe0")

@@ -1,0 +1,130 @@
+"""RDMA devices on VFs: with the pod in exclusive mode, and back; Soft-RoCE made anew."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kernel import cards, igb
+from tests.kernel.cards import Card
+from tests.kernel.igb import RDMA
+from tests.kernel.pods import IP, SriovNode, link_in, link_names, pod, run
+
+
+@pytest.fixture(scope="module")
+def isolated(card: Card) -> Iterator[Card]:
+    """Exclusive mode, and an HCA on each of two VFs: beside igbvf, and in its place."""
+    igb.unbind(card.vfs[1])
+    with igb.with_hcas(card.vfs[0], card.vfs[1]), igb.exclusive_rdma():
+        yield card
+    igb.bind(card.vfs[1], "igbvf")
+
+
+def devices_in(netns: str) -> list[str]:
+    """The RDMA devices that a pod has."""
+    shown = run(IP, "netns", "exec", netns, RDMA, "dev")
+    return [line.split()[1].rstrip(":") for line in shown.splitlines()]
+
+
+def uverbs(address: str) -> list[str]:
+    """The uverbs devices of a function, which the kernel shows everywhere."""
+    return sorted(path.name for path in (cards.DEVICES / address / "infiniband_verbs").iterdir())
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["Ethernet", "InfiniBand"])
+def test_rdma_device_goes_with_the_interface_and_comes_back(
+    sriov: SriovNode, isolated: Card, which: int
+) -> None:
+    before, vf = cards.snapshot(), isolated.vfs[which]
+    numbers = uverbs(vf)
+    config: dict[str, Any] = {"deviceID": vf, "rdmaIsolation": True}
+    with pod("isolated") as netns:
+        reply = sriov.add("c1", netns, **config)
+        assert devices_in(netns) == [f"ibloop{which}"]
+        assert f"ibloop{which}" not in run(RDMA, "dev")
+        link = link_in(netns)
+        assert link is not None
+        assert link.link_type_name == ("ether", "infiniband")[which]
+        assert uverbs(vf) == numbers
+        checked = sriov.call("CHECK", "c1", netns, previous=reply, **config)
+        assert checked.exit_code == 0, checked
+        sriov.delete("c1", netns, **config)
+    assert settled() == settled(before)
+    assert uverbs(vf) == numbers
+    assert sriov.leftovers() == []
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["Ethernet", "InfiniBand"])
+def test_hole_r1_rdma_device_comes_home_from_a_namespace_that_is_gone(
+    sriov: SriovNode, isolated: Card, which: int
+) -> None:
+    before, vf = cards.snapshot(), isolated.vfs[which]
+    config: dict[str, Any] = {"deviceID": vf, "rdmaIsolation": True}
+    with pod("isolated") as netns:
+        sriov.add("c1", netns, **config)
+    sriov.delete("c1", "isolated", **config)
+    assert settled() == settled(before)
+    assert sriov.leftovers() == []
+
+
+def test_rdma_device_renamed_in_the_pod_comes_home_under_its_name(
+    sriov: SriovNode, isolated: Card
+) -> None:
+    before, vf = cards.snapshot(), isolated.vfs[0]
+    config: dict[str, Any] = {"deviceID": vf, "rdmaIsolation": True}
+    for gone in (False, True):
+        with pod("isolated") as netns:
+            sriov.add("c1", netns, **config)
+            run(IP, "netns", "exec", netns, RDMA, "dev", "set", "ibloop0", "name", "mine0")
+            if not gone:
+                sriov.delete("c1", netns, **config)
+        if gone:
+            sriov.delete("c1", "isolated", **config)
+        assert settled() == settled(before)
+
+
+def test_rdma_device_that_left_the_pod_is_found_by_check(sriov: SriovNode, isolated: Card) -> None:
+    config: dict[str, Any] = {"deviceID": isolated.vfs[0], "rdmaIsolation": True}
+    with pod("isolated") as netns:
+        reply = sriov.add("c1", netns, **config)
+        inside = [IP, "netns", "exec", netns, RDMA, "dev", "set", "ibloop0", "netns"]
+        with pod("other") as other:
+            run(*inside, other)
+            checked = sriov.call("CHECK", "c1", netns, previous=reply, **config)
+            assert checked.document["code"] == 102, checked
+            assert "RDMA device ibloop0" in checked.text
+        igb.await_true(lambda: "ibloop0" in run(RDMA, "dev"), "ibloop0 on the host")
+        sriov.delete("c1", netns, **config)
+    assert sriov.leftovers() == []
+
+
+def test_device_without_an_rdma_device_cannot_be_isolated(sriov: SriovNode, isolated: Card) -> None:
+    with pod("isolated") as netns:
+        reply = sriov.refused("c1", netns, deviceID=isolated.vfs[2], rdmaIsolation=True)
+        assert "has no RDMA device" in reply.text
+
+
+def test_failure_after_the_move_brings_all_of_it_home(sriov: SriovNode, isolated: Card) -> None:
+    """An MTU that the kernel refuses, once the RDMA device is in the pod."""
+    before = cards.snapshot()
+    config: dict[str, Any] = {"deviceID": isolated.vfs[1], "rdmaIsolation": True, "mtu": 65000}
+    with pod("isolated") as netns:
+        reply = sriov.call("ADD", "c1", netns, **config)
+        assert reply.exit_code == 1, reply
+        assert devices_in(netns) == []
+        assert link_names(netns) == {"lo"}
+    assert settled() == settled(before)
+    assert sriov.leftovers() == []
+
+
+def settled(snapshot: dict[str, str] | None = None) -> dict[str, str]:
+    """A snapshot without what every move of an RDMA device changes.
+
+    The IPoIB interface is made anew, with another queue pair in its address.
+    """
+    found = cards.snapshot() if snapshot is None else snapshot
+    return {
+        key: value
+        for key, value in found.items()
+        if not (key.startswith("ib") and key.endswith((" address", " broadcast")))
+    }
