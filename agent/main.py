@@ -29,6 +29,7 @@ from agent.settings import Settings, SettingsError
 from agent.workers import Workers
 from cni.attachments.entry import Damaged
 from cni.attachments.journal import Journal
+from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
@@ -77,7 +78,7 @@ class Agent:
         self._sriov = Sriov(paths, self._addresses)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(
-            plugins=(OURS, "ipoib", "sriov"),
+            plugins=(OURS, "ipoib", "sriov", "ib-sriov"),
             usage=self._addresses.usage,
             attachments=self._attachments,
         )
@@ -122,6 +123,7 @@ class Agent:
         return {
             "ipoib": lambda environ: self._ipoib,
             "sriov": lambda environ: self._sriov,
+            "ib-sriov": lambda environ: self._sriov,
             OURS: lambda environ: self._addresses,
             TAKEN_OVER: lambda environ: self._addresses,
         }
@@ -184,7 +186,7 @@ class Agent:
         """What a kill or a reboot left behind, before anybody asks for it."""
         started = time.monotonic()
         try:
-            done = [*self._ipoib.sweep(), *self._sriov.sweep()]
+            done = sweep_all(self._ipoib.sweep, self._sriov.sweep)
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))

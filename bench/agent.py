@@ -19,7 +19,7 @@ from host.paths import Paths
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LAUNCHER = CHECKOUT / "build/cni/launcher"
-NAMES = ("podfabric-ipam", "moved")
+NAMES = ("podfabric-ipam", "moved", "sriov")
 START_TIME = 30.0
 
 

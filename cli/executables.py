@@ -15,6 +15,7 @@ from pathlib import Path
 from host.files import sync_directory
 
 PLUGINS = {
+    "ib-sriov": "cni.sriov",  # the name that InfiniBand's definitions have it by
     "ipoib": "cni.ipoib",
     "podfabric-ipam": "ipam",
     "sriov": "cni.sriov",

@@ -6,6 +6,7 @@ import signal
 import sys
 
 from cli import attached, install
+from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
@@ -58,7 +59,7 @@ def _agent(arguments: argparse.Namespace) -> int:
 def _sweep(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
-        done = [*IPoIB(paths).sweep(), *Sriov(paths).sweep()]
+        done = sweep_all(IPoIB(paths).sweep, Sriov(paths).sweep)
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

@@ -134,6 +134,20 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
     return _address_under(paths, "infiniband", rdma)
 
 
+def verbs_of(paths: Paths, address: str) -> tuple[str, ...]:
+    """The hardware RDMA devices of a function by the names that they have now, sorted.
+
+    Their uverbs devices are shown in every namespace, so also of those that are in another one.
+    """
+    entries = _entries(_device(paths, canonical(address) or address) / "infiniband_verbs")
+    return tuple(sorted({name for entry in entries if (name := _text(entry / "ibdev"))}))
+
+
+def netdev_of_software(paths: Paths, rdma: str) -> str:
+    """The interface that a software RDMA device is on, by its name there; "" for none."""
+    return _netdev_of_soft(paths.sys / "class/infiniband" / rdma)
+
+
 def is_software(paths: Paths, rdma: str) -> bool:
     """Whether an RDMA device is a program on a netdev, such as Soft-RoCE, and no hardware."""
     return _is_virtual(paths.sys / "class/infiniband" / rdma)

@@ -178,25 +178,29 @@ def configure(
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """The interface in a namespace, where it most likely has one of these names.
 
-    It is known by its mark. Without that, by what does not change: its hardware device, or else
-    its name, kind and address together, which another interface may each have.
+    Hardware is known by its device, which nobody can give to another interface: of two that one
+    function has, by its mark or its address. Anything else is known by its mark; without that by
+    its name, kind and address together, which another interface may each have. A pod may write
+    marks as it likes.
     """
     for name in names:
         link = links.find(route, name) if links.has_name(route, name) else None
-        if link is not None and (link.alias == mark.alias or _is_unmarked(link, origin)):
+        if link is None or (origin.device and not _is_of_device(link, origin)):
+            continue
+        if link.alias == mark.alias or _is_unmarked(link, origin):
             return link
     present = links.every(route)
-    for link in present:
-        if link.alias == mark.alias:
-            return link
-    if not origin.device:
+    if origin.device:
+        same = [link for link in present if _is_of_device(link, origin)]
+        for wanted in (
+            [link for link in same if link.alias == mark.alias],
+            [link for link in same if link.mac == origin.mac],
+            same,
+        ):
+            if len(wanted) == 1:
+                return wanted[0]
         return None
-    others = [link for link in present if not link.alias.startswith(ALIAS_PREFIX)]
-    # An IPoIB child names its parent's device, too.
-    same_kind = [link for link in others if link.kind == origin.kind and not link.parent]
-    same_device = [link for link in same_kind if link.device == origin.device]
-    same = [link for link in same_device if link.mac == origin.mac]
-    return (same or same_device)[0] if 1 in (len(same), len(same_device)) else None
+    return next((link for link in present if link.alias == mark.alias), None)
 
 
 def bring_back(
@@ -241,6 +245,10 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
     if link is None:
         return False
     if link.name != origin.name:
+        if origin.name in link.altnames:  # udev gives one back by its policy for names
+            links.drop_altname(host, link, origin.name)
+            kept = tuple(name for name in link.altnames if name != origin.name)
+            link = msgspec.structs.replace(link, altnames=kept)
         if links.has_name(host, origin.name):
             raise NameTaken(
                 f'"{origin.name}" on the host is another interface now, so the one that came '
@@ -265,6 +273,11 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
     if link.alias != origin.alias:
         links.set_alias(host, link, origin.alias)
     return True
+
+
+def _is_of_device(link: Link, origin: Origin) -> bool:
+    """Whether it is an interface of that hardware; an IPoIB child names its parent's, too."""
+    return link.device == origin.device and link.kind == origin.kind and not link.parent
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:

@@ -176,6 +176,25 @@ class Remover:
         return entry.plugin == self._interfaces.plugin and network in ("", entry.network)
 
 
+def sweep_all(*sweeps: Callable[[], list[str]]) -> list[str]:
+    """The sweeps of several plugins: one that fails does not keep the others from theirs.
+
+    Raises the first failure at the end. What several tell, a damaged file, is told once.
+    """
+    done: dict[str, None] = {}
+    failure: CNIError | None = None
+    for sweep in sweeps:
+        try:
+            done |= dict.fromkeys(sweep())
+        except CNIError as error:
+            failure = failure or error
+    if failure is not None and not done:
+        raise failure
+    if failure is not None:
+        done[f"sweep: {failure}"] = None
+    return list(done)
+
+
 def lives(entry: Entry, boot_id: str) -> bool:
     """Whether the sandbox of an attachment may still be there."""
     return entry.boot_id == boot_id and namespace_lives(entry)
@@ -202,8 +221,8 @@ def namespace_lives(entry: Entry) -> bool:
         return True
 
 
-def await_return(journal: Journal, entry: Entry) -> None:
-    """The interface is neither in the pod nor on the host: its namespace is being torn down.
+def await_return(journal: Journal, entry: Entry, what: str) -> None:
+    """It is neither in the pod nor on the host: its namespace is being torn down.
 
     Until it has come back its address is in use: HostError. The kernel may also have destroyed
     it with the namespace, so the waiting has an end, when this returns.
@@ -213,7 +232,7 @@ def await_return(journal: Journal, entry: Entry) -> None:
         entry = msgspec.structs.replace(entry, phase=LEAVING, since=now.isoformat())
         journal.write(entry)
     if entry.phase == LEAVING and now - datetime.fromisoformat(entry.since) < PATIENCE:
-        raise HostError(f'the namespace is gone and "{entry.ifname}" has not come back from it yet')
+        raise HostError(f"the namespace is gone and {what} has not come back from it yet")
 
 
 def _key(entry: Entry) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from cni.attachments.entry import Damaged
+from cni.attachments.locks import Busy
 from cni.spec import interrupts
 from cni.spec.errors import CNIError
 from cni.spec.notes import note
@@ -41,7 +43,7 @@ class Undo:
 def _tried(what: str, step: Callable[[], object]) -> bool:
     try:
         step()
-    except (CNIError, HostError, OSError) as error:
+    except (CNIError, HostError, OSError, Busy, Damaged) as error:
         note(f"undoing {what}: {error}")
         return False
     return True

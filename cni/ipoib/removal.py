@@ -40,7 +40,7 @@ class Children:
             elif not _removed_from_nameless(attachment, entry, mac) and not (
                 child.remove_when_returned(host, attachment, mac, child.RETURN_TIME)
             ):
-                await_return(self._journal, entry)
+                await_return(self._journal, entry, f'"{entry.ifname}"')
 
     def remove_strays(self) -> list[str]:
         """Delete the children that dead namespaces gave back. Answers their names."""

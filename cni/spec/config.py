@@ -74,7 +74,7 @@ def resembling(key: str, known: Collection[str]) -> str:
     folded = {_folded(one): one for one in sorted(known)}
     if _folded(key) in folded:
         return folded[_folded(key)]
-    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.75)
+    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.76)
     return folded[nearest[0]] if nearest else ""
 
 

@@ -26,7 +26,12 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
     function = pci.find(paths, record.device)
     if function is None:
         raise differs(f"device {record.device} is gone from this node")
-    compare(f"device {record.device}", {"driver": (function.driver, record.driver)})
+    where = (function.pf, function.index if record.applied is not None else None)
+    wanted = (record.pf, record.applied.index if record.applied is not None else None)
+    compare(
+        f"device {record.device}",
+        {"driver": (function.driver, record.driver), "PF and number": (where, wanted)},
+    )
     with namespace_of(request) as namespace, netlink() as host, netlink(namespace) as pod:
         _compare_settings(paths, host, record)
         _compare_verbs(namespace, record)
@@ -67,7 +72,7 @@ def _compare_link(link: Link, attachment: Attachment, record: Record, interface:
         {
             "device": (link.device, record.device),
             "alias": (link.alias, Mark(attachment.key).alias),
-            "mtu": (link.mtu, interface.mtu or link.mtu),
+            "mtu": (link.mtu, record.mtu or interface.mtu or link.mtu),
             "mac": (link.mac, interface.mac or link.mac),
             "promisc, allmulti": (link.flags & among, on),
             "administrative state": (comparison.up(link.up), "up"),

@@ -1,13 +1,13 @@
 """Which device an attachment gets, and what it is now: nothing is changed here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from cni.spec.errors import CNIError, Code
 from cni.sriov import settings
 from cni.sriov.options import Options
-from host import links, pci, rdma, vfs
+from host import addresses, links, pci, rdma, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
@@ -16,6 +16,7 @@ from host.pci import Function
 from host.rdma import Device
 from host.vfs import VF
 
+SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 _ASK_THE_KUBELET = (
     'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
@@ -73,16 +74,22 @@ def plan(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
     if function is None:
         raise Unfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
     _require_kind(paths, function, options)
-    link = None if function.userspace else interface_of(host, function)
+    link = None if function.userspace else interface_of(host, paths, function)
+    if link is not None:
+        _require_unused(host, paths, link, options)
     vf = _vf(host, paths, function, link) if function.is_vf else None
     found = Plan(function=function, link=link, vf=vf)
     _require_link_layer(found, options)
     return _with_rdma_devices(paths, found, options)
 
 
-def interface_of(host: Rtnetlink, function: Function) -> Link:
+def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
     """The interface of a device on the host. Raises Unfit where it has none."""
-    for name in function.netdevs:
+    names: Sequence[str] = function.netdevs
+    if not function.is_vf and ":" in function.address:
+        # A PF in switchdev mode has its VFs' and SFs' representors beside its own.
+        names = [name] if (name := pci.pf_netdev(paths, function.address)) else []
+    for name in names:
         link = links.find(host, name)
         if link is not None and not link.parent and link.device in ("", function.address):
             return link
@@ -95,6 +102,27 @@ def interface_of(host: Rtnetlink, function: Function) -> Link:
         "either it is in another network namespace, or its driver makes none",
         Code.TRY_AGAIN,
     )
+
+
+def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: Options) -> None:
+    """The host's own interfaces are no pod's: those of a bond or bridge, and PFs with addresses.
+
+    A VF that was named by the device plugin may have an address that some service gave it.
+    """
+    master = paths.sys / "class/net" / link.name / "master"
+    if master.is_symlink():
+        raise Unfit(
+            f'"{link.name}" of device {link.device} belongs to "{master.resolve().name}" on the '
+            "host: take it out of that first"
+        )
+    if options.device and not options.pf_only:
+        return
+    own = [cidr for cidr in addresses.of(host, link) if not cidr.startswith("fe80:")]
+    if own:
+        raise Unfit(
+            f'"{link.name}" of device {link.device} is used by the host, which has {min(own)} on '
+            "it: choose another device, or remove that address"
+        )
 
 
 def guid_of(link: Link) -> str:
@@ -205,7 +233,8 @@ def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
         if not names:
             raise Unfit(
                 f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-                "module, or leave the option out"
+                "module, or leave the option out",
+                Code.TRY_AGAIN,  # it may be on its way back from a pod
             )
     if not names:
         return plan
@@ -214,7 +243,8 @@ def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
     found = [there[name] for name in names if name in there]
     soft = tuple(device for device in found if pci.is_software(paths, device.name))
     if not options.rdma_isolation:
-        return msgspec.structs.replace(plan, soft=soft)
+        known = tuple(device for device in soft if device.protocol in SOFT_KINDS)
+        return msgspec.structs.replace(plan, soft=known)
     for name in names:
         if name not in there:
             raise Unfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)

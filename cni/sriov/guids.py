@@ -11,7 +11,8 @@ import msgspec
 
 from cni.spec import interrupts
 from cni.spec.errors import CNIError, Code
-from cni.sriov import settings
+from cni.spec.notes import note
+from cni.sriov.binding import bind
 from cni.sriov.devices import Plan, guid_of
 from cni.sriov.record import Record, Verbs
 from host import links, pci, placement, rdma
@@ -39,10 +40,9 @@ def bind_anew(host: Rtnetlink, paths: Paths, plan: Plan, record: Record) -> tupl
     if link is None:
         return plan, record
     before = [pci.uverbs_of(paths, name) for name in plan.function.rdma]
-    with settings.pf_of(paths, host, record.pf):  # two at once would swap their numbers
-        _bind(paths, plan.function.address, record.driver)
-        link = made_anew(host, plan.function.address, link, anywhere=True)
-        function = pci.find(paths, plan.function.address)
+    bind(paths, plan.function.address, record.driver)
+    link = made_anew(host, plan.function.address, link, anywhere=True)
+    function = pci.find(paths, plan.function.address)
     if function is None:
         raise HostError(f"device {plan.function.address} has gone while its driver was bound")
     after = [pci.uverbs_of(paths, name) for name in function.rdma]
@@ -73,9 +73,12 @@ def give_back(host: Rtnetlink, paths: Paths, record: Record, mark: Mark) -> None
     link = placement.find(host, (record.origin.name,), record.origin, mark)
     if link is None or guid_of(link) != record.applied.port_guid:
         return
-    with settings.pf_of(paths, host, record.pf):
-        _bind(paths, record.device, record.driver)
-        made_anew(host, record.device, link, anywhere=True)
+    before = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    bind(paths, record.device, record.driver)
+    made_anew(host, record.device, link, anywhere=True)
+    after = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    if before != after:
+        note(f"uverbs of {record.device}: {_listed(before)} became {_listed(after)}")
     placement.bring_back(host, None, record.origin.name, record.origin, mark)
 
 
@@ -91,14 +94,6 @@ def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = Fals
             raise HostError(f'"{old.name}" of device {address} did not come back to the host')
         interrupts.checkpoint()
         time.sleep(0.02)
-
-
-def _bind(paths: Paths, address: str, driver: str) -> None:
-    function = pci.find(paths, address)
-    if function is None:
-        raise HostError(f"device {address} has gone from this node")
-    pci.unbind(paths, function)
-    pci.bind(paths, msgspec.structs.replace(function, driver=""), driver)
 
 
 def _devices_of(names: tuple[str, ...]) -> tuple[rdma.Device, ...]:

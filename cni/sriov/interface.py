@@ -13,10 +13,10 @@ from cni.attachments.entry import Attachment
 from cni.attachments.requests import hops
 from cni.spec import interrupts
 from cni.spec.result import Result
-from cni.sriov import guids, settings, soft
+from cni.sriov import guids, settings, soft, verbs
 from cni.sriov.devices import Plan
-from cni.sriov.record import Record, Verbs
-from host import announce, links, placement, rdma
+from cni.sriov.record import Record
+from host import announce, links, placement
 from host.addresses import add_route
 from host.errors import HostError, LinkMissing
 from host.links import Link
@@ -25,7 +25,6 @@ from host.netlink import Rtnetlink
 from host.paths import Paths
 from host.placement import Mark
 
-APPEARANCE = 5.0  # seconds for an interface that its driver makes anew
 CARRIER_WAIT = 0.2  # seconds, for the announcement only: a VF's link may be down for good
 PATIENCE = 2.0  # seconds, as others have it (20 tries in sriov-cni)
 
@@ -54,9 +53,9 @@ def place(
         return Placed(*_of_the_pf(host, paths, record), bdf)
     link = plan.link
     if plan.infiniband and record.rdma:
-        _move_verbs(record, namespace)
+        verbs.move_in(record, namespace)
         link = guids.made_anew(host, plan.function.address, link)
-    soft.take_off(record)
+    soft.take_off(paths, record, (link.name,))
     mark = Mark(attachment.key)
     moved = placement.move_in(host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu)
     moved = _with_its_address(pod, moved, record)
@@ -65,13 +64,23 @@ def place(
     for hop in hops(answer):
         add_route(pod, ready, hop)
     if not plan.infiniband:
-        _move_verbs(record, namespace)
+        verbs.move_in(record, namespace)
     soft.put_on(record, ready.name, namespace)
     if given:
         ready = carrier.awaited(pod, ready, CARRIER_WAIT)
         if ready.carrier:
             announce.announce(namespace, ready, given)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
+
+
+def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
+    """Addresses and routes of an IPAM plugin that needed the interface to get them (dhcp)."""
+    cidrs = [ip.address for ip in answer.ips]
+    ready, given = placement.configure(pod, namespace, links.require(pod, name), cidrs)
+    for hop in hops(answer):
+        add_route(pod, ready, hop)
+    if ready.carrier:
+        announce.announce(namespace, ready, given)
 
 
 def _of_the_pf(host: Rtnetlink, paths: Paths, record: Record) -> tuple[str, int]:
@@ -102,24 +111,3 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: Record) -> Link:
             )
         interrupts.checkpoint()
         time.sleep(0.02)
-
-
-def _move_verbs(record: Record, namespace: NetworkNamespace) -> None:
-    for verbs in record.rdma:
-        with rdma.rdma() as host:
-            device = rdma.by_index(host, verbs.index)
-            if device is None or device.name != verbs.name:
-                raise HostError(f"RDMA device {verbs.name} has gone from the host")
-            rdma.move(host, device, namespace)
-        _await_verbs(verbs, namespace)
-
-
-def _await_verbs(verbs: Verbs, namespace: NetworkNamespace) -> None:
-    """For some milliseconds a device that is moved is in no namespace."""
-    deadline = time.monotonic() + APPEARANCE
-    with rdma.rdma(namespace) as pod:
-        while rdma.by_index(pod, verbs.index) is None:
-            if time.monotonic() >= deadline:
-                raise HostError(f"RDMA device {verbs.name} did not arrive in the pod")
-            interrupts.checkpoint()
-            time.sleep(0.005)

@@ -123,6 +123,13 @@ class _Given(NamedTuple):
     value: str
 
 
+def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys that are ours but for upper and lower case, which Go's decoder does not tell apart."""
+    ours = {key.lower(): key for key in sorted(KNOWN)}
+    folded = {ours.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN}
+    return folded | {key: value for key, value in keys.items() if key in KNOWN}
+
+
 class _OnlyDevice(msgspec.Struct):
     deviceID: str | None = None
     pciBusID: str | None = None
@@ -134,8 +141,9 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
 
     A STATUS is about no pod, so it `needs_device` not: nobody has chosen one yet.
     """
-    written = config.decode(request.config, _Config)
-    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
+    keys = _in_our_case(config.decode(request.config, dict[str, Any]))
+    config.refuse_misspelt(keys, KNOWN)
+    written = config.convert(keys, _Config, "$")
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     device = _device(written)
     masters = _masters(written.master)
@@ -230,7 +238,7 @@ def _masters(master: str | list[str] | None) -> tuple[str, ...]:
 def _vlan(vlan: int | None, qos: int | None, proto: str | None) -> Vlan | None:
     if vlan is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
-            if value is not None:
+            if value not in (None, ""):
                 raise invalid_config(f'"{key}" needs "vlan": set that as well, or remove "{key}"')
         return None
     if not 0 <= vlan <= HIGHEST_VLAN:
@@ -241,7 +249,7 @@ def _vlan(vlan: int | None, qos: int | None, proto: str | None) -> Vlan | None:
     qos = qos or 0
     if not 0 <= qos <= HIGHEST_QOS:
         raise invalid_config(f'"vlanQoS": {qos} is out of range: 0 to {HIGHEST_QOS}')
-    proto = VLAN_PROTOCOLS[0] if proto is None else proto.lower()
+    proto = proto.lower() if proto else VLAN_PROTOCOLS[0]
     if proto not in VLAN_PROTOCOLS:
         raise invalid_config(f'"vlanProto": "{proto}" is not {_either(VLAN_PROTOCOLS)}')
     if vlan == 0 and qos:
@@ -367,7 +375,9 @@ def _pkey(given: int | str | None) -> int | None:
 
 
 def _mtu(given: int | None) -> int | None:
-    if given is not None and not SMALLEST_MTU <= given <= LARGEST_MTU:
+    if not given:  # as in ipoib, 0 is "as it comes"
+        return None
+    if not SMALLEST_MTU <= given <= LARGEST_MTU:
         raise invalid_config(
             f'"mtu": {given} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
             "what the PF allows"

@@ -40,19 +40,18 @@ from cni.spec.request import Request
 from cni.spec.result import Interface, Result
 from cni.sriov import check, devices, guids, options, settings, unrecorded
 from cni.sriov.devices import Plan
-from cni.sriov.interface import Placed, place
+from cni.sriov.interface import Placed, give_addresses, place
 from cni.sriov.options import Options
 from cni.sriov.record import Record, record_of
 from cni.sriov.removal import Devices
-from host import placement
+from host import pci, placement
+from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from host.placement import NameTaken
 from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
 from ipam.plugin import AddressPlugin
-
-_PAUSE = 0.05  # seconds between two looks at a device whose owner is being removed
 
 
 class _InUse(Exception):
@@ -99,7 +98,8 @@ class Sriov:
                 undo.last(lambda: self._journal.remove(attachment))
                 entry, record, plan = self._claim(request, wanted, namespace, host)
                 ipam, answer = self._ipam(request), Result()
-                if ipam is not None:
+                needs_interface = wanted.ipam_type == "dhcp"
+                if ipam is not None and not needs_interface:
                     undo.register("the addresses", ipam.undo)
                     answer = ipam.add()
                 # Its path may be gone by then, while the descriptor keeps it and the device alive.
@@ -113,6 +113,11 @@ class Sriov:
                     entry = with_record(entry, record)
                     self._journal.write(entry)
                 placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
+                if ipam is not None and needs_interface:
+                    undo.register("the addresses", ipam.undo)
+                    answer = ipam.add()
+                    if plan.link is not None:
+                        give_addresses(pod, namespace, request.ifname, answer)
                 require_still_there(namespace)
                 document = self._document(request, wanted, answer, placed)
                 interrupts.hold()  # what is attached now is answered as attached
@@ -180,6 +185,7 @@ class Sriov:
         is waited for, if no other will do.
         """
         deadline = time.monotonic() + locks.TIMEOUT
+        pause = 0.05
         while True:
             refusals: list[CNIError] = []
             settling = False
@@ -189,12 +195,18 @@ class Sriov:
                 except _InUse as in_use:
                     settling = settling or in_use.settling
                     refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
+                except Busy as busy:
+                    settling = True
+                    refusals.append(CNIError(Code.TRY_AGAIN, str(busy)))
+                except HostError as error:
+                    refusals.append(CNIError(Code.KERNEL, str(error)))
                 except CNIError as refusal:
                     refusals.append(refusal)
             if not settling or time.monotonic() >= deadline:
                 raise _joined(refusals)
             interrupts.checkpoint()
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
 
     def _claim_one(
         self,
@@ -204,7 +216,7 @@ class Sriov:
         namespace: NetworkNamespace,
         host: Rtnetlink,
     ) -> tuple[Entry, Record, Plan]:
-        with self._journal.device_locked(address):
+        with self._journal.device_locked(address, timeout=0.0):
             self._evict_the_dead(address)
             if wanted.device:
                 unrecorded.bring_home(host, self._paths, address)
@@ -247,6 +259,11 @@ class Sriov:
 
     def _apply_settings(self, host: Rtnetlink, record: Record) -> None:
         if record.before is not None and record.applied not in (None, record.before):
+            function = pci.find(self._paths, record.device)
+            if function is None or function.index != record.before.index:
+                raise CNIError(
+                    Code.TRY_AGAIN, f"the VFs of {record.pf} were made anew meanwhile: try again"
+                )
             with settings.pf_of(self._paths, host, record.pf) as pf:
                 settings.apply(host, pf, record.before, record.applied)
 

@@ -4,13 +4,11 @@ import msgspec
 
 from cni.attachments.entry import Attachment
 from cni.sriov import settings
-from cni.sriov.devices import Plan
+from cni.sriov.devices import SOFT_KINDS, Plan
 from cni.sriov.options import Options
 from host import links
 from host.placement import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
 from host.vfs import VF
-
-_SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
 
 
 class Verbs(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ def record_of(plan: Plan, options: Options) -> Record:
         modes=(on & MODES, among & MODES),
         infiniband=plan.infiniband,
         rdma=tuple(Verbs(device.index, device.name) for device in plan.rdma),
-        soft=tuple(Soft(_SOFT_KINDS[device.protocol], device.name) for device in plan.soft),
+        soft=tuple(Soft(SOFT_KINDS[device.protocol], device.name) for device in plan.soft),
     )
 
 

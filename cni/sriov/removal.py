@@ -6,20 +6,22 @@ journal forgets whose it was before anything else happens, and nobody touches it
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import msgspec
 
 from cni.attachments.entry import Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
+from cni.attachments.locks import Busy
 from cni.attachments.removal import await_return
 from cni.spec import interrupts
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, settings, soft, unrecorded
-from cni.sriov.record import Record, Verbs
-from host import pci, placement, rdma, vfs
+from cni.sriov import guids, settings, soft, unrecorded, verbs
+from cni.sriov.binding import bind
+from cni.sriov.record import Record
+from host import pci, placement, vfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
@@ -66,26 +68,50 @@ class Devices:
     def _give_back(
         self, attachment: Attachment, request: Request, entry: Entry, record: Record
     ) -> None:
+        """Every step is tried, whatever becomes of the others, with one exception.
+
+        A VF that is still in a pod keeps its settings.
+        """
         if pci.find(self._paths, record.device) is None:
             note(f"device {record.device} of {attachment} is not on this node any more")
             return
+        failures = Failures()
         with places_of(request, entry) as places, netlink() as host:
-            failures = [
-                text
-                for verbs in record.rdma
-                if (text := _returned(self._paths, record, verbs, places))
-            ]
+            if record.rdma:
+                failures.of(lambda: self._bring_verbs_home(places, entry, record))
             if record.origin is not None:
-                # An address that the PF has set allows a VF no other: it goes back before.
-                _restore_settings(self._paths, host, record, ("mac",))
-                soft.take_off(record)
-                self._bring_home(host, places, entry, record, record.origin)
-                soft.put_on(record, record.origin.name)
-            _restore_driver(self._paths, record)
-            _restore_settings(self._paths, host, record)
-            guids.give_back(host, self._paths, record, Mark(attachment.key))
-        if failures:
-            raise HostError("; ".join(failures))
+                origin = record.origin
+                if _address_was_set(record):
+                    # One that the PF has set allows a VF no other: it goes back before.
+                    failures.of(lambda: _restore_settings(self._paths, host, record, ("mac",)))
+                soft.take_off(self._paths, record, (entry.ifname, origin.name))
+                failures.of(lambda: self._bring_home(host, places, entry, record, origin))
+            if failures and _is_away(self._paths, record):
+                failures.report()
+            failures.of(lambda: _restore_driver(self._paths, record))
+            failures.of(lambda: _restore_settings(self._paths, host, record))
+            mark = Mark(attachment.key)
+            failures.of(lambda: guids.give_back(host, self._paths, record, mark))
+            if record.origin is not None:
+                name = record.origin.name
+                failures.of(lambda: soft.put_on(record, name))
+            failures.report()
+
+    def _bring_verbs_home(
+        self, places: Sequence[NetworkNamespace], entry: Entry, record: Record
+    ) -> None:
+        """Raises HostError while a dying namespace has an RDMA device, or anything fails."""
+        if verbs.brought_home(self._paths, record, places, RETURN_TIME):
+            return
+        for place in NetworkNamespace.every():
+            with place:
+                verbs.send_home(self._paths, record, place)
+        if verbs.brought_home(self._paths, record, (), 0.0):
+            return
+        await_return(self._journal, entry, f"RDMA device of {record.device}")
+        # No namespace that we see has it: its driver makes it anew, on the host.
+        note(f"device {record.device} has no RDMA device: its driver is bound again")
+        bind(self._paths, record.device, record.driver)
 
     def _bring_home(
         self,
@@ -118,13 +144,34 @@ class Devices:
         if function is None:
             return
         if function.driver == record.driver:
-            await_return(self._journal, entry)
+            await_return(self._journal, entry, f'"{entry.ifname}"')
         # No namespace has it: the driver makes it anew, on the host.
         note(f"device {record.device} has no interface: its driver is bound again")
-        pci.unbind(self._paths, function)
-        pci.bind(self._paths, msgspec.structs.replace(function, driver=""), record.driver)
+        bind(self._paths, record.device, record.driver)
         if not placement.bring_back(host, None, entry.ifname, origin, mark):
             raise HostError(f"device {record.device} has no interface, though its driver is bound")
+
+
+class Failures:
+    """What went wrong in steps of which each is tried."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def of(self, step: Callable[[], object]) -> None:
+        """Try a step."""
+        try:
+            step()
+        except (HostError, OSError, Busy) as error:
+            self._texts.append(str(error))
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def report(self) -> None:
+        """Raise HostError if anything went wrong."""
+        if self._texts:
+            raise HostError("; ".join(self._texts))
 
 
 @contextmanager
@@ -156,44 +203,15 @@ def _brought(
         return placement.bring_back(host, pod, ifname, origin, mark)
 
 
-def _returned(
-    paths: Paths, record: Record, verbs: Verbs, places: Sequence[NetworkNamespace]
-) -> str:
-    """Bring an RDMA device home under its name. Answers what went wrong, "" if nothing."""
-    deadline = time.monotonic() + RETURN_TIME
-    try:
-        while not _is_home(paths, record, verbs):
-            for place in places:
-                _send_home(verbs, place)
-            if time.monotonic() >= deadline:
-                note(f"RDMA device {verbs.name} is in no namespace any more")
-                break
-            time.sleep(0.02)
-    except HostError as error:
-        return str(error)
-    return ""
+def _is_away(paths: Paths, record: Record) -> bool:
+    """Whether the interface is in another namespace than the host's."""
+    function = pci.find(paths, record.device)
+    return record.origin is not None and function is not None and not function.netdevs
 
 
-def _is_home(paths: Paths, record: Record, verbs: Verbs) -> bool:
-    """Whether the host has it, under its name from now on: a pod may have given it another."""
-    with rdma.rdma() as host:
-        if rdma.find(host, verbs.name) is not None:
-            return True
-        device = rdma.by_index(host, verbs.index)
-        function = pci.find(paths, record.device)
-        # Once a driver is bound anew, its device's index may be that of another adapter's.
-        if device is None or function is None or device.name not in function.rdma:
-            return False
-        rdma.rename(host, device, verbs.name)
-    return True
-
-
-def _send_home(verbs: Verbs, place: NetworkNamespace) -> None:
-    with rdma.rdma(place) as pod:
-        device = rdma.by_index(pod, verbs.index)
-        if device is not None:
-            with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
-                rdma.move(pod, device, home)
+def _address_was_set(record: Record) -> bool:
+    before, applied = record.before, record.applied
+    return before is not None and applied is not None and before.mac != applied.mac
 
 
 def _restore_driver(paths: Paths, record: Record) -> None:
@@ -201,8 +219,7 @@ def _restore_driver(paths: Paths, record: Record) -> None:
     function = pci.find(paths, record.device)
     if function is not None and record.driver and function.driver != record.driver:
         note(f'device {record.device} has driver "{function.driver}": back to {record.driver}')
-        pci.unbind(paths, function)
-        pci.bind(paths, msgspec.structs.replace(function, driver=""), record.driver)
+        bind(paths, record.device, record.driver)
 
 
 def _restore_settings(
@@ -211,9 +228,16 @@ def _restore_settings(
     """What the PF had set for the VF, as far as it differs."""
     if record.before is None or record.applied is None:
         return
+    function = pci.find(paths, record.device)
+    if function is None or function.index is None or function.pf != record.pf:
+        note(f"device {record.device} is no VF of {record.pf} any more: its settings went with it")
+        return
+    # VFs that were made anew meanwhile may be numbered in another way.
+    before = msgspec.structs.replace(record.before, index=function.index)
+    applied = msgspec.structs.replace(record.applied, index=function.index)
     with settings.pf_of(paths, host, record.pf) as pf:
-        now = vfs.read(host, pf, record.before.index)
-        target = settings.restored(now, record.before, record.applied)
+        now = vfs.read(host, pf, function.index)
+        target = settings.restored(now, before, applied)
         if only:
             target = msgspec.structs.replace(now, **{name: getattr(target, name) for name in only})
-        settings.apply(host, pf, now, target)
+        settings.apply(host, pf, now, target, all_of_it=True)

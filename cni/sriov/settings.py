@@ -5,7 +5,7 @@ at the same time.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -70,30 +70,48 @@ def wanted(before: VF, options: Options) -> VF:
     return msgspec.structs.replace(after, **set_ones)
 
 
-def apply(host: Rtnetlink, pf: Link, now: VF, target: VF) -> None:
-    """Write what differs. The address first: with spoofchk on, the wrong one's frames drop."""
+def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
+    """Write what differs. The address first: with spoofchk on, the wrong one's frames drop.
+
+    HostError for the first refusal; if `all_of_it` is to be tried, for all of them at the end.
+    """
+    failures = []
+    for change in _changes(host, pf, now, target):
+        try:
+            change()
+        except HostError as error:
+            if not all_of_it:
+                raise
+            failures.append(str(error))
+    if failures:
+        raise HostError("; ".join(failures))
+
+
+def _changes(host: Rtnetlink, pf: Link, now: VF, target: VF) -> Iterator[Callable[[], None]]:
     index = target.index
     if now.mac != target.mac:
-        _set_mac(host, pf, target)
+        yield lambda: _set_mac(host, pf, target)
     if _tag(now) != _tag(target):
-        vfs.set_vlan(host, pf, index, target.vlan, target.qos, target.proto)
+        yield lambda: vfs.set_vlan(host, pf, index, target.vlan, target.qos, target.proto)
     if _rates(now) != _rates(target):
-        vfs.set_rate(host, pf, index, target.min_tx_rate, target.max_tx_rate)
-    if target.spoofchk is not None and now.spoofchk != target.spoofchk:
-        vfs.set_spoofchk(host, pf, index, target.spoofchk)
-    if target.trust is not None and now.trust != target.trust:
-        vfs.set_trust(host, pf, index, target.trust)
-    if target.link_state is not None and now.link_state != target.link_state:
-        vfs.set_link_state(host, pf, index, target.link_state)
+        yield lambda: vfs.set_rate(host, pf, index, target.min_tx_rate, target.max_tx_rate)
+    spoofchk, trust, state = target.spoofchk, target.trust, target.link_state
+    if spoofchk is not None and now.spoofchk != spoofchk:
+        yield lambda: vfs.set_spoofchk(host, pf, index, spoofchk)
+    if trust is not None and now.trust != trust:
+        yield lambda: vfs.set_trust(host, pf, index, trust)
+    if state is not None and now.link_state != state:
+        yield lambda: vfs.set_link_state(host, pf, index, state)
     if _guids(now) != _guids(target):
-        vfs.set_guids(host, pf, index, target.node_guid, target.port_guid)
+        yield lambda: vfs.set_guids(host, pf, index, target.node_guid, target.port_guid)
 
 
 def restored(now: VF, before: VF, applied: VF) -> VF:
     """The settings to go back to: as before in all that was applied, and in the address.
 
-    The rest stays as it is now: an administrator may have changed it meanwhile. The address goes
-    back in any case, since a VF's driver may change it, too.
+    The rest stays as it is now: an administrator may have changed it meanwhile. An address that
+    the PF had goes back in any case, since a VF that is trusted changes it. One that is all
+    zeros is none: the PF shows a VF's own there once that is up.
     """
     changed = {
         name: getattr(before, name)
@@ -107,7 +125,7 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
     for name in changed.keys() & UNREPORTED.keys():
         if changed[name] is None:
             changed[name] = UNREPORTED[name]
-    if len(before.mac) == len(NO_MAC):
+    if len(before.mac) == len(NO_MAC) and before.mac != NO_MAC:
         changed["mac"] = before.mac
     return msgspec.structs.replace(now, **changed)
 

@@ -6,22 +6,26 @@ the host whoever makes it (Linux 6.1), so the pod gets none; the host has its ow
 """
 
 import time
+from collections.abc import Sequence
 
 from cni.spec import interrupts
 from cni.sriov.record import Record, Soft
-from host import rdma
+from host import pci, rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
+from host.paths import Paths
 
 PATIENCE = 5.0  # seconds: the kernel destroys one in the background, its name is taken until then
 
 
-def take_off(record: Record) -> None:
-    """Delete the host's devices, as the move of their interface would."""
+def take_off(paths: Paths, record: Record, netdevs: Sequence[str]) -> None:
+    """Delete the devices on an interface, which may have one of these names, as its move would."""
+    if not record.soft:
+        return
     with rdma.rdma() as host:
         for soft in record.soft:
             device = rdma.find(host, soft.name)
-            if device is not None:
+            if device is not None and pci.netdev_of_software(paths, soft.name) in netdevs:
                 rdma.delete_soft(host, device)
 
 

@@ -16,8 +16,10 @@ from cni.spec.errors import CNIError
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.sriov import options as sriov_options
-from cni.sriov import settings
+from cni.sriov import settings, verbs
+from cni.sriov.binding import bind
 from cni.sriov.options import Options
+from cni.sriov.record import Record
 from host import links, pci, placement, vfs
 from host.errors import NamespaceGone
 from host.links import Link
@@ -54,6 +56,7 @@ def give_back_locked(
     if any(owner.attachment != attachment for owner in owners):
         return
     with netlink() as host:
+        _bring_verbs_home(paths, request, address)
         found = _found(host, attachment, request, address)
         if found is not None:
             _bring_home(host, request, attachment, found)
@@ -63,6 +66,17 @@ def give_back_locked(
 def _found(host: Rtnetlink, attachment: Attachment, request: Request, device: str) -> Link | None:
     mark = Mark(attachment.key)
     return _marked(host, mark) or _in_the_pod(request, mark, device)
+
+
+def _bring_verbs_home(paths: Paths, request: Request, address: str) -> None:
+    if not pci.verbs_of(paths, address):
+        return
+    record = Record(device=address, driver="")
+    try:
+        with NetworkNamespace.open(request.netns, request.netns_descriptor) as place:
+            verbs.brought_home(paths, record, (place,), verbs.ARRIVAL)
+    except NamespaceGone:
+        verbs.brought_home(paths, record, (), verbs.ARRIVAL)
 
 
 def bring_home(host: Rtnetlink, paths: Paths, address: str) -> None:
@@ -171,7 +185,9 @@ def _reset(host: Rtnetlink, paths: Paths, address: str, request: Request) -> Non
         now = vfs.read(host, pf, function.index)
         fresh = _fresh(now, wanted)
         target = settings.restored(now, fresh, settings.wanted(fresh, wanted))
-        settings.apply(host, pf, now, target)
+        settings.apply(host, pf, now, target, all_of_it=True)
+    if now.port_guid != target.port_guid and function.driver and not function.userspace:
+        bind(paths, address, function.driver)  # or the interface keeps the old one
 
 
 def _fresh(now: VF, wanted: Options) -> VF:

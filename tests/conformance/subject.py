@@ -43,6 +43,13 @@ IPOIB = Subject(
     keys={"master": "ib0"},
 )
 
-EVERY = (NOOP, IPAM, IPOIB)
-OURS = (IPAM, IPOIB)
+SRIOV = Subject(
+    "sriov",
+    "podfabric sriov: moves an SR-IOV virtual function into a pod",
+    adds=False,
+    keys={"deviceID": "0000:ff:1f.7"},
+)
+
+EVERY = (NOOP, IPAM, IPOIB, SRIOV)
+OURS = (IPAM, IPOIB, SRIOV)
 ADDING = tuple(subject for subject in EVERY if subject.adds)

@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from host import announce, links, pci, placement, rdma, vfs
+from host import addresses, announce, links, pci, placement, rdma, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP, Link
 from host.namespaces import NetworkNamespace
@@ -85,6 +85,7 @@ class Node:
         self.rdma: dict[int, str] = {}  # on the host, by index
         self.rdma_in_pod: dict[int, str] = {}
         self.mode = "exclusive"
+        self.addresses: dict[str, set[str]] = {}  # by interface
         self.calls: list[str] = []
 
     def stands_for_the_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +98,7 @@ class Node:
             for name in names:
                 monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(vfs, "read", self._read_vf)
+        monkeypatch.setattr(addresses, "of", lambda route, one: self.addresses.get(one.name, set()))
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
         monkeypatch.setattr(pci, "unbind", self._unbind)
@@ -183,4 +185,4 @@ class Node:
 
 
 def _device(index: int, name: str) -> Device:
-    return Device(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="")
+    return Device(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce")

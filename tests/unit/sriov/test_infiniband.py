@@ -16,10 +16,10 @@ from cni.attachments.journal import Journal
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import devices, guids, interface, options, removal
+from cni.sriov import devices, guids, interface, options, removal, soft
 from cni.sriov.interface import Placed
 from cni.sriov.record import Record, record_of
-from host import placement, vfs
+from host import placement, rdma, vfs
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -304,3 +304,32 @@ def test_address_that_never_shows_is_an_error(
     expected = '"net1" still has address 02:11:22:33:aa:bb after 02:00:00:00:00:01 was set'
     assert str(caught.value) == expected
     assert "net1 up" not in ethernet.calls
+
+
+def test_node_without_rdma_netlink_is_not_asked_for_it(
+    ethernet: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*given: object) -> None:
+        raise HostError("opening an RDMA netlink socket: Protocol not supported")
+
+    plan, record = _planned(ethernet)
+    bare = msgspec.structs.replace(record, soft=(), rdma=())
+    monkeypatch.setattr(rdma, "rdma", absent)
+    interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
+    soft.take_off(ethernet.paths, bare, ("net1",))
+    assert ethernet.calls[-1] == "net1 up"
+
+
+def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
+    ethernet: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VFs that were made anew may be numbered in another way: the number is another pod's."""
+    _, record = _planned(ethernet, vlan=100)
+    (ethernet.tree.device(PF) / "virtfn0").rename(ethernet.tree.device(PF) / "virtfn5")
+    ethernet.vfs = {5: vf(5, vlan=100), 0: vf(0, vlan=100)}
+    written: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        vfs, "set_vlan", lambda route, pf, index, vlan, *rest: written.append((index, vlan))
+    )
+    removal._restore_settings(ethernet.paths, HOST, record)
+    assert written == [(5, 0)]

@@ -409,14 +409,9 @@ def test_what_ipam_and_others_read_passes() -> None:
         ("max-tx-rate", "max_tx_rate"),
         ("minTxRate", "min_tx_rate"),
         ("linkState", "link_state"),
-        ("vlanQos", "vlanQoS"),
-        ("Vlan", "vlan"),
         ("vlanId", "vlan"),
         ("spoofCheck", "spoofchk"),
         ("trusted", "trust"),
-        ("deviceId", "deviceID"),
-        ("Mac", "mac"),
-        ("GUID", "guid"),
         ("pkeys", "pkey"),
         ("rdma_isolation", "rdmaIsolation"),
         ("vfio-pci-mode", "vfioPciMode"),
@@ -468,3 +463,22 @@ def test_status_does_not_ask_what_ib_kubernetes_gave_a_pod() -> None:
     config = json.dumps({"type": "sriov", "ibKubernetesEnabled": True}).encode()
     request = Request(command="STATUS", config=config, network="n")
     assert options.read(request, needs_device=False).ib_kubernetes
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        ({"VLAN": 100}, "vlan", Vlan(100, 0, "802.1q")),
+        ({"spoofChk": "off"}, "spoofchk", False),
+        ({"Trust": "on"}, "trust", True),
+        ({"Mac": "02:00:00:00:00:01"}, "mac", "02:00:00:00:00:01"),
+        ({"GUID": "02:00:00:00:00:00:00:01"}, "guid", "02:00:00:00:00:00:00:01"),
+        ({"vlan": 5, "VLAN": 6}, "vlan", Vlan(5, 0, "802.1q")),
+        ({"vlan": 5, "vlanProto": ""}, "vlan", Vlan(5, 0, "802.1q")),
+        ({"mtu": 0}, "mtu", None),
+        ({"uuid": "of another plugin"}, "guid", ""),
+    ],
+    ids=str,
+)
+def test_what_gos_decoder_takes_is_taken(config: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(_read(**config), field) == value
