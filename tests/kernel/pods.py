@@ -79,7 +79,10 @@ class Node:
         args: str = "",
         **config: Any,  # noqa: ANN401 - keys of a network configuration
     ) -> Reply:
-        """One verb. The configuration is the plugin's defaults unless `config` says more."""
+        """One verb. The configuration is the plugin's defaults unless `config` says more.
+
+        None takes a key out.
+        """
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container_id,
@@ -88,10 +91,11 @@ class Node:
             "CNI_ARGS": args,
             "CNI_PATH": "/opt/cni/bin",
         }
-        document = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.type}
-        document |= self.defaults | config
+        least = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.type}
+        every = {**least, **self.defaults, **config}
+        document = {key: value for key, value in every.items() if value is not None}
         if previous is not None:
-            document["prevResult"] = previous.document  # type: ignore[assignment]
+            document["prevResult"] = previous.document
         stdin = json.dumps(document).encode()
         given = answer(self.plugin, environ, lambda: stdin)
         return Reply(given.exit_code, json.loads(given.document or b"{}"))

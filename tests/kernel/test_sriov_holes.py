@@ -33,8 +33,8 @@ def test_hole_a_setting_that_fails_takes_the_earlier_ones_back(
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ({"vlanProto": "802.1ad"}, "its driver cannot do 802.1ad: use 802.1q"),
-        ({"min_tx_rate": 10}, "many drivers (Intel's among them) cannot do min_tx_rate"),
+        ({"vlanProto": "802.1ad"}, "its driver cannot do 802.1ad, only 802.1q"),
+        ({"min_tx_rate": 10}, "many drivers, Intel's among them, cannot do min_tx_rate"),
     ],
 )
 def test_hole_a_what_the_driver_cannot_do_is_named(
