@@ -111,6 +111,8 @@ def glance(route: Rtnetlink, name: str) -> Glance | None:
     encoded = name.encode(errors="surrogateescape")
     if len(encoded) >= IFNAMSIZ:
         raise HostError(f'looking up interface "{name}": its name is too long')
+    if not has_name(route, name):
+        return None
     request = encoded.ljust(_IFREQ.size, b"\0")
     try:
         index = _IFREQ.unpack(fcntl.ioctl(route, SIOCGIFINDEX, request))[1]
@@ -123,10 +125,23 @@ def glance(route: Rtnetlink, name: str) -> Glance | None:
 
 
 def has_name(route: Rtnetlink, name: str) -> bool:
-    """Whether an interface of the socket's namespace has that name, or alternative name."""
-    if len(name.encode(errors="surrogateescape")) >= IFNAMSIZ:  # one that ioctl(2) cannot take
+    """Whether an interface of the socket's namespace has that name, or alternative name.
+
+    Asked by binding the socket to it, for a moment. That takes no lock, while of a name that
+    nothing has ioctl(2) thinks it is a module's, and starts modprobe(8) twice (dev_load,
+    net/core/dev_ioctl.c): 200 ms on a slow machine.
+    """
+    encoded = name.encode(errors="surrogateescape")
+    if len(encoded) >= IFNAMSIZ:  # one that the socket option cannot take
         return find(route, name) is not None
-    return glance(route, name) is not None
+    try:
+        route.bind_to_device(encoded)
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return False
+        raise explained(f'looking up interface "{name}"', error.errno or errno.EIO) from None
+    route.bind_to_device(b"")
+    return True
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:

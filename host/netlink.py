@@ -38,6 +38,8 @@ ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length with this header, type
 NLA_TYPE_MASK = 0x3FFF  # the rest is NLA_F_NESTED, NLA_F_NET_BYTEORDER
 IFINFOMSG = struct.Struct("=BxHiII")  # linux/rtnetlink.h: family, type, index, flags, change
 
+SO_BINDTODEVICE = 25  # asm-generic/socket.h
+
 PATIENCE = 10  # seconds for an answer, which only a loss can delay
 # No attribute exceeds 64 KiB, and the largest of a link, its list of VFs, is one. Less than what
 # malloc(3) gets from mmap(2), so that it costs nothing.
@@ -125,6 +127,10 @@ class NetlinkSocket:
     def fileno(self) -> int:
         """For ioctl(2), which asks about the socket's namespace, too."""
         return self._socket.fileno()
+
+    def bind_to_device(self, name: bytes) -> None:
+        """Bind the socket to an interface, which netlink does not heed; b"" to none. OSError."""
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
         """Give the socket back."""
