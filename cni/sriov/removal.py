@@ -84,7 +84,8 @@ class Devices:
                 if _address_was_set(record):
                     # One that the PF has set allows a VF no other: it goes back before.
                     failures.of(lambda: _restore_settings(self._paths, host, record, ("mac",)))
-                soft.take_off(self._paths, record, (entry.ifname, origin.name))
+                on = (entry.ifname, origin.name)
+                failures.of(lambda: soft.take_off(self._paths, record, on))
                 failures.of(lambda: self._bring_home(host, places, entry, record, origin))
             if failures and _is_away(self._paths, record):
                 failures.report()
