@@ -25,12 +25,9 @@ ROWS = {
 }
 
 NOT_APPLICABLE = {
-    "E19": "no plugin of ours can meet a changed MAC: an IPoIB address cannot be set",
     "H2": "tuning is not ours",
     "H8": "no plugin of ours only works behind another",
     "H9": "no plugin of ours only works behind another",
-    "I7": "no plugin of ours takes a PCI device",
-    "J7": "no plugin of ours moves a device that was there before",
     "M5": "covered by tests/host/ipam: 400 ADDs at once",
 }
 

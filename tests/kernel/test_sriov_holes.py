@@ -334,10 +334,10 @@ def test_pf_without_an_interface_does_not_keep_the_vf_in_the_pod(
 
 def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: Card) -> None:
     name = card.netdev(0)
-    run(IP, "link", "add", "br7", "type", "bridge")
-    run(IP, "link", "set", name, "master", "br7")
-    assert '"br7"' in sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
-    run(IP, "link", "delete", "br7")
+    run(IP, "link", "add", "vrf7", "type", "vrf", "table", "7")
+    run(IP, "link", "set", name, "master", "vrf7")
+    assert '"vrf7"' in sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
+    run(IP, "link", "delete", "vrf7")
     other = cards.cards()[1].pf
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
