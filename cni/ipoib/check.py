@@ -1,10 +1,10 @@
 """CHECK: everything that ADD set, compared with what the kernel shows now."""
 
-from cni.attachments import comparison
-from cni.attachments.comparison import compare, differs
+from cni.attachments import results
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.requests import namespace_of
+from cni.attachments.results import compare, differs
 from cni.ipoib import child
 from cni.spec.request import Request
 from cni.spec.result import Interface
@@ -15,8 +15,8 @@ from host.netlink import netlink
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
     """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
-    expected = comparison.expected(request)
-    record = comparison.recorded(journal, attachment, child.Record)
+    expected = results.expected(request)
+    record = results.recorded(journal, attachment, child.Record)
     with (
         namespace_of(request) as namespace,
         netlink() as host,
@@ -46,7 +46,7 @@ def _compare_link(
             "umcast": (link.umcast, record.umcast),
             "mtu": (link.mtu, interface.mtu or record.mtu),
             "mac": (link.mac, interface.mac or link.mac),
-            "administrative state": (comparison.up(link.up), "up"),
-            "carrier": (comparison.up(link.carrier), "up"),
+            "administrative state": (results.up(link.up), "up"),
+            "carrier": (results.up(link.carrier), "up"),
         },
     )

@@ -1,10 +1,10 @@
 """What a network configuration of type `ipoib` may say, checked before anything is touched."""
 
-import re
 from typing import Any
 
 import msgspec
 
+from cni.attachments import pkeys
 from cni.spec import arguments, config
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -118,21 +118,9 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
 
 
 def _pkey(given: int | str | None) -> int | None:
-    if given is None:
-        return None
-    text = str(given)
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
-        raise invalid_config(
-            f'"pkey": "{text}" is no P_Key: write it as a string such as "0x8001", or a number'
-        )
-    pkey = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
-    if pkey & 0x7FFF == 0 or pkey > 0xFFFF:
-        raise invalid_config(
-            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
-            "bit of a full member"
-        )
+    pkey = pkeys.read(given)
     # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
-    return pkey | 0x8000
+    return None if pkey is None else pkey | 0x8000
 
 
 def _mode(given: str | None) -> str | None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments import carrier
-from cni.attachments.comparison import previous_document
+from cni.attachments import carrier, results
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.removal import Remover
@@ -32,11 +31,10 @@ from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
 from cni.ipoib.removal import Children
 from cni.spec import interrupts
-from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from cni.spec.result import Interface, Result
+from cni.spec.result import Interface, Result, require_convertible
 from host import announce, infiniband, links
 from host.addresses import add_route
 from host.links import Link
@@ -60,8 +58,8 @@ class IPoIB:
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
-        previous_document(request)
+        require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
+        results.previous_document(request)
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             pod_namespace = opened.enter_context(namespace_of(request))
@@ -96,7 +94,8 @@ class IPoIB:
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
                 require_still_there(pod_namespace)
-                document = self._document(request, wanted, answer, ready, plan)
+                interface = _interface(request, ready, plan)
+                document = results.document(request, interface, answer, wanted.dns)
                 interrupts.hold()  # what is attached now is answered as attached
                 record = msgspec.structs.replace(record, mac=ready.mac)
                 self._journal.write(attached(entry, record, cidrs))
@@ -165,20 +164,11 @@ class IPoIB:
             f'{reason} (or set "wait_carrier": 0 to attach without)',
         )
 
-    def _document(
-        self, request: Request, wanted: Options, answer: Result, ready: Link, plan: Plan
-    ) -> dict[str, Any]:
-        interface = Interface(
-            name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns, pciID=plan.bdf
-        )
-        result = Result(
-            interfaces=(interface,),
-            ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
-            routes=answer.routes,
-            dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
-        )
-        previous = previous_document(request)
-        return results.after_previous(previous or {}, result, request.cni_version)
+
+def _interface(request: Request, ready: Link, plan: Plan) -> Interface:
+    return Interface(
+        name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns, pciID=plan.bdf
+    )
 
 
 def _record(plan: Plan, wanted: Options) -> child.Record:

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from cni.attachments import comparison
-from cni.attachments.comparison import compare, differs
+from cni.attachments import results
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.requests import namespace_of
+from cni.attachments.results import compare, differs
 from cni.spec.request import Request
 from cni.spec.result import Interface
 from cni.sriov import settings
@@ -21,8 +21,8 @@ from host.placement import Mark
 
 def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
     """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
-    expected = comparison.expected(request)
-    record = comparison.recorded(journal, attachment, Record)
+    expected = results.expected(request)
+    record = results.recorded(journal, attachment, Record)
     function = pci.find(paths, record.device)
     if function is None:
         raise differs(f"device {record.device} is gone from this node")
@@ -75,6 +75,6 @@ def _compare_link(link: Link, attachment: Attachment, record: Record, interface:
             "mtu": (link.mtu, record.mtu or interface.mtu or link.mtu),
             "mac": (link.mac, interface.mac or link.mac),
             "promisc, allmulti": (link.flags & among, on),
-            "administrative state": (comparison.up(link.up), "up"),
+            "administrative state": (results.up(link.up), "up"),
         },
     )

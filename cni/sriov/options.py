@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cni.attachments import pkeys
 from cni.spec import arguments, config
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -170,7 +171,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
         min_tx_rate=min_tx_rate,
         max_tx_rate=max_tx_rate,
         guid=_guid(guid),
-        pkey=_pkey(written.pkey),
+        pkey=pkeys.read(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         ib_kubernetes=bool(written.ibKubernetesEnabled),
         vfio_pci_mode=written.vfioPciMode,
@@ -355,23 +356,6 @@ def _rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | N
             'unless "max_tx_rate" is 0 for no limit'
         )
     return lowest, highest
-
-
-def _pkey(given: int | str | None) -> int | None:
-    if given is None or given == "":
-        return None
-    text = str(given)
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
-        raise invalid_config(
-            f'"pkey": "{text}" is no P_Key: write it as a string such as "0x8001", or a number'
-        )
-    pkey = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
-    if pkey & 0x7FFF == 0 or pkey > 0xFFFF:
-        raise invalid_config(
-            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
-            "bit of a full member"
-        )
-    return pkey
 
 
 def _mtu(given: int | None) -> int | None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments import locks
-from cni.attachments.comparison import previous_document
+from cni.attachments import locks, results
 from cni.attachments.entry import ATTACHED, Damaged, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.locks import Busy
@@ -32,12 +31,11 @@ from cni.attachments.requests import (
 )
 from cni.attachments.undo import Undo
 from cni.spec import interrupts
-from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.spec.result import Interface, Result
+from cni.spec.result import Interface, Result, require_convertible
 from cni.sriov import check, devices, guids, options, settings, unrecorded
 from cni.sriov.devices import Plan
 from cni.sriov.interface import Placed, give_addresses, place
@@ -82,8 +80,8 @@ class Sriov:
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        results.require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
-        previous_document(request)
+        require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
+        results.previous_document(request)
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             namespace = opened.enter_context(namespace_of(request))
@@ -119,7 +117,8 @@ class Sriov:
                     if plan.link is not None:
                         give_addresses(pod, namespace, request.ifname, answer)
                 require_still_there(namespace)
-                document = self._document(request, wanted, answer, placed)
+                interface = _interface(request, placed)
+                document = results.document(request, interface, answer, wanted.dns)
                 interrupts.hold()  # what is attached now is answered as attached
                 addresses = [ip.address for ip in answer.ips]
                 self._journal.write(attached(entry, record, addresses))
@@ -267,24 +266,15 @@ class Sriov:
             with settings.pf_of(self._paths, host, record.pf) as pf:
                 settings.apply(host, pf, record.before, record.applied)
 
-    def _document(
-        self, request: Request, wanted: Options, answer: Result, placed: Placed
-    ) -> dict[str, Any]:
-        interface = Interface(
-            name=request.ifname,
-            mac=placed.mac,
-            mtu=placed.mtu,
-            sandbox=request.netns,
-            pciID=placed.bdf,
-        )
-        result = Result(
-            interfaces=(interface,),
-            ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
-            routes=answer.routes,
-            dns=wanted.dns if wanted.dns != results.DNS() else answer.dns,
-        )
-        previous = previous_document(request)
-        return results.after_previous(previous or {}, result, request.cni_version)
+
+def _interface(request: Request, placed: Placed) -> Interface:
+    return Interface(
+        name=request.ifname,
+        mac=placed.mac,
+        mtu=placed.mtu,
+        sandbox=request.netns,
+        pciID=placed.bdf,
+    )
 
 
 def _joined(refusals: list[CNIError]) -> CNIError:

@@ -1,4 +1,4 @@
-"""CHECK: the parts that every plugin with an interface shares."""
+"""Results: an ADD's, made; and a CHECK's, compared with what there is now."""
 
 from typing import Any, TypeVar
 
@@ -7,10 +7,10 @@ import msgspec
 from cni.attachments.entry import Attachment, Damaged
 from cni.attachments.journal import Journal
 from cni.spec import config
-from cni.spec import result as results
+from cni.spec import result as protocol
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
-from cni.spec.result import Interface, Result
+from cni.spec.result import DNS, Interface, Result
 from host import addresses
 from host.links import Link
 from host.netlink import Rtnetlink
@@ -49,8 +49,23 @@ def previous_document(request: Request) -> dict[str, Any] | None:
     raw = _raw(request)
     if raw is None:
         return None
-    results.decode(raw, request.cni_version)
+    protocol.decode(raw, request.cni_version)
     return config.decode(raw, dict[str, Any])
+
+
+def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
+    """The result of an ADD in the request's version, behind those of earlier plugins.
+
+    The addresses are the interface's; `dns` counts more than the IPAM plugin's.
+    """
+    result = Result(
+        interfaces=(interface,),
+        ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
+        routes=answer.routes,
+        dns=dns if dns != DNS() else answer.dns,
+    )
+    previous = previous_document(request)
+    return protocol.after_previous(previous or {}, result, request.cni_version)
 
 
 def expected(request: Request) -> Expected:
@@ -58,7 +73,7 @@ def expected(request: Request) -> Expected:
     raw = _raw(request)
     if raw is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
-    previous = results.decode(raw, request.cni_version)
+    previous = protocol.decode(raw, request.cni_version)
     for position, interface in enumerate(previous.interfaces):
         if interface.name == request.ifname and interface.sandbox:
             if interface.sandbox != request.netns:
