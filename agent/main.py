@@ -31,6 +31,7 @@ from cni.attachments.entry import Damaged
 from cni.attachments.journal import Journal
 from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
+from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from host.paths import Paths
@@ -76,9 +77,10 @@ class Agent:
         self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id))
         self._ipoib = IPoIB(paths, self._addresses)
         self._sriov = Sriov(paths, self._addresses)
+        self._rdma = Rdma(paths)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(
-            plugins=(OURS, "ipoib", "sriov", "ib-sriov"),
+            plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=self._attachments,
         )
@@ -124,6 +126,7 @@ class Agent:
             "ipoib": lambda environ: self._ipoib,
             "sriov": lambda environ: self._sriov,
             "ib-sriov": lambda environ: self._sriov,
+            "rdma": lambda environ: self._rdma,
             OURS: lambda environ: self._addresses,
             TAKEN_OVER: lambda environ: self._addresses,
         }

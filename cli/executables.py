@@ -18,6 +18,7 @@ PLUGINS = {
     "ib-sriov": "cni.sriov",  # the name that InfiniBand's definitions have it by
     "ipoib": "cni.ipoib",
     "podfabric-ipam": "ipam",
+    "rdma": "cni.rdma",
     "sriov": "cni.sriov",
 }
 """The module of each plugin, by the name its executable has."""

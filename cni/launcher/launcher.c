@@ -81,6 +81,7 @@ static const char *const versions[] = {"0.1.0", "0.2.0", "0.3.0", "0.3.1",
 static const char *const abouts[][2] = {
     {"ib-sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
     {"ipoib", "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"},
+    {"rdma", "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it"},
     {"sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
     {"podfabric-ipam", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
 };

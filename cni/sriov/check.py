@@ -9,11 +9,10 @@ from cni.attachments.requests import namespace_of
 from cni.attachments.results import compare, differs
 from cni.spec.request import Request
 from cni.spec.result import Interface
-from cni.sriov import settings
+from cni.sriov import settings, verbs
 from cni.sriov.record import Record
-from host import links, pci, rdma, vfs
+from host import links, pci, vfs
 from host.links import Link
-from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from host.placement import Mark
@@ -34,7 +33,7 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
     )
     with namespace_of(request) as namespace, netlink() as host, netlink(namespace) as pod:
         _compare_settings(paths, host, record)
-        _compare_verbs(namespace, record)
+        verbs.require_in(namespace, record)
         if record.origin is None:
             return
         link = links.find(pod, request.ifname)
@@ -54,15 +53,6 @@ def _compare_settings(paths: Paths, host: Rtnetlink, record: Record) -> None:
         found = msgspec.structs.replace(found, mac=record.applied.mac)
     different = settings.differences(found, record.applied)
     compare(f'VF {record.applied.index} of "{pf.name}"', different)
-
-
-def _compare_verbs(namespace: NetworkNamespace, record: Record) -> None:
-    if not record.rdma:
-        return
-    with rdma.rdma(namespace) as pod:
-        for verbs in record.rdma:
-            if rdma.by_index(pod, verbs.index) is None:
-                raise differs(f"RDMA device {verbs.name} is gone from the pod")
 
 
 def _compare_link(link: Link, attachment: Attachment, record: Record, interface: Interface) -> None:

@@ -8,6 +8,7 @@ bound anew makes a new device.
 import time
 from collections.abc import Sequence
 
+from cni.attachments.results import differs
 from cni.spec import interrupts
 from cni.sriov.record import Record, Verbs
 from host import pci, rdma
@@ -27,6 +28,16 @@ def move_in(record: Record, namespace: NetworkNamespace) -> None:
                 raise HostError(f"RDMA device {verbs.name} has gone from the host")
             rdma.move(host, device, namespace)
         _await(verbs, namespace)
+
+
+def require_in(namespace: NetworkNamespace, record: Record) -> None:
+    """Raise CNIError 102 for a device that is not in the pod."""
+    if not record.rdma:
+        return
+    with rdma.rdma(namespace) as pod:
+        for verbs in record.rdma:
+            if rdma.by_index(pod, verbs.index) is None:
+                raise differs(f"RDMA device {verbs.name} is gone from the pod")
 
 
 def brought_home(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance import fabric
 from tests.conformance.node import CNI_BIN, Delegate, Node, ip, namespace
-from tests.conformance.subject import EVERY, OURS
+from tests.conformance.subject import EVERY, OURS, RDMA
 from tests.conftest import IN_VM
 from tests.plugins import CHECKOUT, install_noop
 from tests.plugins.service import Service, install_launchers
@@ -52,12 +52,12 @@ def executables(through_agent: bool, tmp_path_factory: pytest.TempPathFactory) -
 
     Going through an agent, all of them are launchers.
     """
-    if not all((CNI_BIN / subject.name).exists() for subject in OURS):
+    if not all((CNI_BIN / subject.name).exists() for subject in (*OURS, RDMA)):
         command = [sys.executable, "-m", "tools.make_cni", str(CNI_BIN)]
         subprocess.run(command, check=True, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
     doubles = tmp_path_factory.mktemp("doubles")
     if through_agent:
-        install_launchers(doubles, [subject.name for subject in EVERY])
+        install_launchers(doubles, [subject.name for subject in (*EVERY, RDMA)])
         return (doubles,)
     install_noop(doubles)
     return CNI_BIN, doubles

@@ -50,6 +50,13 @@ SRIOV = Subject(
     keys={"deviceID": "0000:ff:1f.7"},
 )
 
+RDMA = Subject(
+    "rdma",
+    "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it",
+    adds=False,
+)
+"""Works behind `sriov` only, so that the tables' S0 is no configuration of it."""
+
 EVERY = (NOOP, IPAM, IPOIB, SRIOV)
 OURS = (IPAM, IPOIB, SRIOV)
 ADDING = tuple(subject for subject in EVERY if subject.adds)

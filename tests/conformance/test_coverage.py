@@ -26,8 +26,6 @@ ROWS = {
 
 NOT_APPLICABLE = {
     "H2": "tuning is not ours",
-    "H8": "no plugin of ours only works behind another",
-    "H9": "no plugin of ours only works behind another",
     "M5": "covered by tests/host/ipam: 400 ADDs at once",
 }
 

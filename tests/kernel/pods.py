@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from cni.attachments.entry import Attachment
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
+from cni.rdma.plugin import Rdma
 from cni.spec.dispatch import answer
 from cni.spec.plugin import Plugin
 from cni.sriov.plugin import Sriov
@@ -159,6 +160,15 @@ class SriovNode(Node):
 
     def plugin(self) -> Plugin:
         return Sriov(self.paths)
+
+
+class RdmaNode(SriovNode):
+    """The plugin `rdma` likewise, behind it in a chain."""
+
+    type: ClassVar = "rdma"
+
+    def plugin(self) -> Plugin:
+        return Rdma(self.paths)
 
 
 def _is_held(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """RDMA devices on VFs: with the pod in exclusive mode, and back; Soft-RoCE made anew."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
-from tests.kernel.pods import IP, SriovNode, link_in, link_names, pod, run
+from tests.kernel.pods import IP, RdmaNode, SriovNode, link_in, link_names, pod, run
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,48 @@ def test_rdma_device_that_left_the_pod_is_found_by_check(sriov: SriovNode, isola
             assert checked.document["code"] == 102, checked
             assert "RDMA device ibloop0" in checked.text
         igb.await_true(lambda: "ibloop0" in run(RDMA, "dev"), "ibloop0 on the host")
+        sriov.delete("c1", netns, **config)
+    assert sriov.leftovers() == []
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["alive", "gone"])
+def test_chain_with_rdma_is_as_good(
+    sriov: SriovNode, isolated: Card, tmp_path: Path, gone: bool
+) -> None:
+    """Definitions for sriov-cni and rdma-cni: DEL runs in reverse, and nothing blocks it (R1)."""
+    chained = RdmaNode(tmp_path)
+    before, vf = cards.snapshot(), isolated.vfs[0]
+    with pod("isolated") as netns:
+        first = sriov.add("c1", netns, deviceID=vf)
+        assert devices_in(netns) == []
+        second = chained.add("c1", netns, deviceID=vf, previous=first)
+        assert second == first
+        assert devices_in(netns) == ["ibloop0"]
+        assert chained.add("c1", netns, deviceID=vf, previous=first) == first  # a second time
+        for node in (sriov, chained):
+            checked = node.call("CHECK", "c1", netns, deviceID=vf, previous=first)
+            assert checked.exit_code == 0, checked
+        if not gone:
+            chained.delete("c1", netns, deviceID=vf)
+            sriov.delete("c1", netns, deviceID=vf)
+    if gone:
+        chained.delete("c1", "isolated", deviceID=vf)
+        sriov.delete("c1", "isolated", deviceID=vf)
+    assert settled() == settled(before)
+    assert sriov.leftovers() == []
+
+
+def test_chain_with_rdma_is_refused_for_infiniband_with_what_to_set(
+    sriov: SriovNode, isolated: Card, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = {"deviceID": isolated.vfs[1]}
+    with pod("isolated") as netns:
+        first = sriov.add("c1", netns, **config)
+        refused = RdmaNode(tmp_path).call("ADD", "c1", netns, previous=first, **config)
+        assert (refused.document["code"], '"rdmaIsolation": true' in refused.text) == (7, True)
+        other = {"deviceID": isolated.vfs[0]}
+        refused = RdmaNode(tmp_path).call("ADD", "c1", netns, previous=first, **other)
+        assert "is not the device of this attachment" in refused.text
         sriov.delete("c1", netns, **config)
     assert sriov.leftovers() == []
 

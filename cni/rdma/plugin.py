@@ -1,0 +1,113 @@
+"""The verbs of `rdma`: ADD moves the devices and writes down that it did; `sriov` does the rest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cni.attachments import results
+from cni.attachments.entry import Damaged, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.requests import attachment_of, explained, namespace_of, with_record
+from cni.attachments.undo import Undo
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Request
+from cni.sriov import devices, verbs
+from cni.sriov.options import device_of
+from cni.sriov.record import Record, Verbs
+from host import pci, rdma
+from host.paths import Paths
+
+
+class Rdma:
+    """The plugin on one node, whose files are where `paths` says."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._journal = Journal(paths)
+
+    def add(self, request: Request) -> dict[str, Any]:
+        """Move the RDMA devices of the VF that `sriov` has moved. Answers prevResult as it is."""
+        previous = results.previous_document(request)
+        if previous is None:
+            raise invalid_config(
+                'prevResult missing: "rdma" is for a chain, behind "sriov", whose VF it completes'
+            )
+        attachment = attachment_of(request)
+        with explained(), self._journal.locked(attachment), namespace_of(request) as namespace:
+            entry = self._entry(request)
+            record = entry.undo_as(Record)
+            if record.rdma:
+                return previous
+            found = self._devices(record)
+            moved = msgspec.structs.replace(
+                record, rdma=tuple(Verbs(device.index, device.name) for device in found)
+            )
+            with Undo() as undo:
+                undo.last(lambda: self._journal.write(entry))
+                self._journal.write(with_record(entry, moved))
+                undo.register(
+                    "the RDMA devices",
+                    lambda: verbs.brought_home(self._paths, moved, (namespace,), verbs.ARRIVAL),
+                )
+                verbs.move_in(moved, namespace)
+        return previous
+
+    def delete(self, request: Request) -> None:
+        """Nothing: the DEL of `sriov` follows, and brings the devices home whatever happened."""
+
+    def check(self, request: Request) -> None:
+        """Whether the devices are in the pod. CNIError 102 if not."""
+        with explained(), namespace_of(request) as namespace:
+            record = results.recorded(self._journal, attachment_of(request), Record)
+            verbs.require_in(namespace, record)
+
+    def gc(self, request: Request) -> None:
+        """Nothing: the attachments are those of `sriov`."""
+
+    def status(self, request: Request) -> None:
+        """Whether RDMA devices can be moved on this node."""
+        try:
+            devices.require_isolation()
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message) from None
+
+    def _entry(self, request: Request) -> Entry:
+        attachment = attachment_of(request)
+        try:
+            entry = self._journal.read(attachment)
+        except Damaged as damage:
+            raise CNIError(
+                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
+            ) from None
+        if entry is None or entry.plugin != "sriov" or not entry.device:
+            raise invalid_config(
+                f'"rdma" completes what "sriov" of podfabric has attached, and there is no such '
+                f"attachment {attachment}: put it behind that plugin"
+            )
+        device = device_of(request)
+        if device and device != entry.device:
+            raise invalid_config(
+                f'"deviceID": {device} is not the device of this attachment, {entry.device}'
+            )
+        return entry
+
+    def _devices(self, record: Record) -> list[rdma.Device]:
+        devices.require_isolation()
+        if record.infiniband:
+            raise invalid_config(
+                f"the link layer of device {record.device} is InfiniBand, whose RDMA device must "
+                'go before its interface: set "rdmaIsolation": true for "sriov" in place of "rdma"'
+            )
+        names = pci.verbs_of(self._paths, record.device)
+        with rdma.rdma() as host:
+            found = [device for name in names if (device := rdma.find(host, name)) is not None]
+        if not found:
+            raise invalid_config(
+                f"device {record.device} has no RDMA device: load the driver's RDMA module, or "
+                'take "rdma" out of the chain'
+            )
+        return found
