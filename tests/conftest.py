@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Helpers that assert, too: what they compare is to be shown.
+pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
+
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards")
-
-from cni.attachments.journal import Journal  # noqa: E402
-from cni.ipoib.removal import Children  # noqa: E402
-from host.paths import Paths  # noqa: E402
-from tests.kernel.cards import Card, cards  # noqa: E402
-from tests.kernel.igb import with_addressed_vfs  # noqa: E402
-from tests.kernel.pods import Node, SriovNode, pod  # noqa: E402
+from cni.attachments.journal import Journal
+from cni.ipoib.removal import Children
+from host.paths import Paths
+from tests.kernel.cards import Card, cards
+from tests.kernel.igb import with_addressed_vfs
+from tests.kernel.pods import Node, SriovNode, pod
 
 
 @pytest.fixture
