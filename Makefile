@@ -34,10 +34,9 @@ test-host: setup cni ## tests in namespaces of this machine
 test-kernel: setup cni ## tests with real InfiniBand drivers, in a virtual machine
 	$(PY) -m tests.kernel.vm prepare
 	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
-		pytest -q tests/kernel --ignore tests/kernel/test_agent_killed.py \
-			--ignore-glob 'tests/kernel/test_sriov_*' --ignore tests/kernel/test_igb.py \
-		--and -q tests/conformance tests/kernel/test_agent_killed.py \
-			tests/kernel/test_igb.py tests/kernel/test_sriov_*.py
+		pytest -q tests/kernel --ignore-glob 'tests/kernel/test_sriov_*' \
+			--ignore tests/kernel/test_igb.py \
+		--and -q tests/conformance tests/kernel/test_igb.py tests/kernel/test_sriov_*.py
 
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)

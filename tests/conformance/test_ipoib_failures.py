@@ -101,7 +101,6 @@ def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
 
 
 @row("K1", "E2", "E10", by=[IPOIB])
-@pytest.mark.as_process
 def test_every_verb_is_passed_on_as_it_came(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:

@@ -27,7 +27,6 @@ def card() -> Iterator[Card]:
 
 
 @row("E19", by=[SRIOV])
-@pytest.mark.as_process
 def test_check_goes_by_the_result_that_a_later_plugin_changed(
     node: Node, netns: Path, subject: Subject, card: Card
 ) -> None:
@@ -55,6 +54,7 @@ def test_error_after_the_move_brings_the_device_back_as_it_was(
     """Of one message the kernel refuses the MTU when the VF is in the pod, without its new name."""
     name = card.netdev(0)
     ip("link", "set", name, "alias", "the host's own", "up")
+    igb.await_carrier(name)
     config = subject.config(deviceID=card.vfs[0], mtu=60_000, **WITH_IPAM)
     with unchanged_host():
         failed = node.call(subject, "ADD", config, CNI_NETNS=str(netns))

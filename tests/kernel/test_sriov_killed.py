@@ -91,3 +91,25 @@ def test_namespace_gone_after_a_killed_delete(sriov: SriovNode, config: dict[str
         if not killed:
             break
     assert not killed
+
+
+def test_add_killed_then_added_again(
+    sriov: SriovNode, pods: list[str], config: dict[str, Any]
+) -> None:
+    """A runtime that tries again without a DEL gets a whole attachment, and one only."""
+    before = cards.snapshot()
+    for step in range(4, MORE_THAN_ENOUGH, 7):
+        killed = killed_at(step, partial(sriov.call, "ADD", "c1", pods[0], **config))
+        if not killed:
+            sriov.delete("c1", pods[0], **config)
+            break
+        reply = sriov.call("ADD", "c1", pods[0], **config)
+        if reply.exit_code == 1:  # it died after the last step that counts: attached
+            assert (step, reply.document["code"]) == (step, 103)
+        else:
+            assert sorted(sriov.reservations()) == sorted(reply.addresses)
+        assert link_names(pods[0]) == {"lo", "net1"}
+        sriov.delete("c1", pods[0], **config)
+        assert (step, sriov.leftovers()) == (step, [])
+        assert (step, cards.snapshot()) == (step, before)
+    assert not killed
