@@ -17,6 +17,8 @@ from cni.sriov import devices, verbs
 from cni.sriov.options import device_of
 from cni.sriov.record import Record, Verbs
 from host import pci, rdma
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
 from host.paths import Paths
 
 
@@ -41,7 +43,9 @@ class Rdma:
             entry = self._entry(request)
             record = entry.undo_as(Record)
             if record.rdma:
-                return previous
+                if verbs.are_in(namespace, record):
+                    return previous
+                self._bring_home(record, namespace)  # an earlier ADD died halfway
             found = self._devices(record)
             moved = msgspec.structs.replace(
                 record, rdma=tuple(Verbs(device.index, device.name) for device in found)
@@ -51,7 +55,7 @@ class Rdma:
                 self._journal.write(with_record(entry, moved))
                 undo.register(
                     "the RDMA devices",
-                    lambda: verbs.brought_home(self._paths, moved, (namespace,), verbs.ARRIVAL),
+                    lambda: self._bring_home(moved, namespace),
                 )
                 verbs.move_in(moved, namespace)
         return previous
@@ -63,6 +67,8 @@ class Rdma:
         """Whether the devices are in the pod. CNIError 102 if not."""
         with explained(), namespace_of(request) as namespace:
             record = results.recorded(self._journal, attachment_of(request), Record)
+            if not record.rdma:
+                raise results.differs(f"no RDMA device of {record.device} was moved into the pod")
             verbs.require_in(namespace, record)
 
     def gc(self, request: Request) -> None:
@@ -74,6 +80,10 @@ class Rdma:
             devices.require_isolation()
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
+
+    def _bring_home(self, record: Record, namespace: NetworkNamespace) -> None:
+        if not verbs.brought_home(self._paths, record, (namespace,), verbs.ARRIVAL):
+            raise HostError(f"the RDMA device of {record.device} does not come home from the pod")
 
     def _entry(self, request: Request) -> Entry:
         attachment = attachment_of(request)

@@ -2,8 +2,9 @@
 
 `options` is what a network configuration may say, `plugin` are the verbs. `devices` looks for what
 an attachment gets and changes nothing; `settings` is what the PF sets for its VF, `interface` the
-way into the pod, `record` what the journal keeps of it. `removal` gives a device back from that
-record, `unrecorded` without one; `check` compares.
+way into the pod, with `verbs` (RDMA devices), `soft` (Soft-RoCE) and `guids` (InfiniBand's, which
+take a `binding` of the driver); `record` is what the journal keeps of it. `removal` gives a device
+back from that record, `unrecorded` without one; `check` compares.
 """
 
 TYPE_CHECKING = False

@@ -30,14 +30,22 @@ def move_in(record: Record, namespace: NetworkNamespace) -> None:
         _await(verbs, namespace)
 
 
+def are_in(namespace: NetworkNamespace, record: Record) -> bool:
+    """Whether all devices of the record are in the pod."""
+    return not _missing(namespace, record)
+
+
 def require_in(namespace: NetworkNamespace, record: Record) -> None:
     """Raise CNIError 102 for a device that is not in the pod."""
+    for name in _missing(namespace, record):
+        raise differs(f"RDMA device {name} is gone from the pod")
+
+
+def _missing(namespace: NetworkNamespace, record: Record) -> list[str]:
     if not record.rdma:
-        return
+        return []
     with rdma.rdma(namespace) as pod:
-        for verbs in record.rdma:
-            if rdma.by_index(pod, verbs.index) is None:
-                raise differs(f"RDMA device {verbs.name} is gone from the pod")
+        return [one.name for one in record.rdma if rdma.by_index(pod, one.index) is None]
 
 
 def brought_home(

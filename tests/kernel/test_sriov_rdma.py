@@ -1,6 +1,7 @@
 """RDMA devices on VFs: with the pod in exclusive mode, and back; Soft-RoCE made anew."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, RdmaNode, SriovNode, link_in, link_names, pod, run
+from tests.kernel.processes import killed_at
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,30 @@ def test_chain_with_rdma_is_as_good(
         sriov.delete("c1", "isolated", deviceID=vf)
     assert settled() == settled(before)
     assert sriov.leftovers() == []
+
+
+def test_chain_with_rdma_killed_at_every_step(
+    sriov: SriovNode, isolated: Card, tmp_path: Path
+) -> None:
+    """Then ADD again moves the device, or the DEL of `sriov` brings it home."""
+    chained, vf = RdmaNode(tmp_path), isolated.vfs[0]
+    before = cards.snapshot()
+    with pod("isolated") as netns:
+        for step in range(1, 100):
+            first = sriov.add("c1", netns, deviceID=vf)
+            call = partial(chained.call, "ADD", "c1", netns, deviceID=vf, previous=first)
+            killed = killed_at(step, call)
+            if step % 2:
+                assert chained.add("c1", netns, deviceID=vf, previous=first) == first
+                assert (step, devices_in(netns)) == (step, ["ibloop0"])
+                assert chained.call("CHECK", "c1", netns, previous=first).exit_code == 0
+            sriov.delete("c1", netns, deviceID=vf)
+            assert (step, sriov.leftovers()) == (step, [])
+            assert (step, settled()) == (step, settled(before))
+            if not killed:
+                break
+        assert not killed
+        assert step > 5, "the injection counts no actions"
 
 
 def test_chain_with_rdma_is_refused_for_infiniband_with_what_to_set(
