@@ -107,7 +107,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     guid: str  # "00:11:22:33:44:55:66:77", lower case
     pkey: int | None  # as written: to be found in the port's table, which only the SM fills
     rdma_isolation: bool
-    ib_kubernetes: bool
     vfio_pci_mode: bool | None  # None: as the device is
     mtu: int | None
     allmulti: bool | None
@@ -173,7 +172,6 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
         guid=_guid(guid),
         pkey=pkeys.read(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
-        ib_kubernetes=bool(written.ibKubernetesEnabled),
         vfio_pci_mode=written.vfioPciMode,
         mtu=_mtu(written.mtu),
         allmulti=written.allmulti,

@@ -48,7 +48,6 @@ def test_nothing_given_leaves_everything_untouched() -> None:
         guid="",
         pkey=None,
         rdma_isolation=False,
-        ib_kubernetes=False,
         vfio_pci_mode=None,
         mtu=None,
         allmulti=None,
@@ -388,7 +387,7 @@ def test_ib_kubernetes_with_everything_it_sets() -> None:
         rdmaIsolation=True,
         args={"cni": {**CONFIGURED, "guid": GUIDS[1], "someone's": {"deep": [1]}, "n": 5}},
     )
-    assert (read.ib_kubernetes, read.rdma_isolation, read.guid) == (True, True, GUIDS[1])
+    assert (read.rdma_isolation, read.guid) == (True, GUIDS[1])
 
 
 def test_what_ipam_and_others_read_passes() -> None:
@@ -462,7 +461,7 @@ def test_keys_of_others_pass(key: str) -> None:
 def test_status_does_not_ask_what_ib_kubernetes_gave_a_pod() -> None:
     config = json.dumps({"type": "sriov", "ibKubernetesEnabled": True}).encode()
     request = Request(command="STATUS", config=config, network="n")
-    assert options.read(request, needs_device=False).ib_kubernetes
+    assert options.read(request, needs_device=False).device == ""
 
 
 @pytest.mark.parametrize(
