@@ -1,9 +1,9 @@
 # podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
 
 PY := .venv/bin/python
-SOURCES := agent cni host ipam cli tests bench tools
+SOURCES := agent cni deviceplugin host ipam cli tests bench tools
 
-.PHONY: help demo test cni setup check test-host test-kernel format bench clean
+.PHONY: help demo test cni setup check test-host test-kernel format protos bench clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -41,6 +41,10 @@ test-kernel: setup cni ## tests with real InfiniBand drivers, in a virtual machi
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)
 	.venv/bin/ruff check --fix $(SOURCES)
+
+protos: setup ## make the modules of the kubelet's APIs from their .proto files
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. --pyi_out=. \
+		deviceplugin/api/*.proto
 
 bench: setup cni ## measure against the reference plugins
 	$(PY) -m bench

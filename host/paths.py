@@ -11,13 +11,17 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
     run: Path = Path("/run/podfabric")
     state: Path = Path("/var/lib/podfabric")
     etc: Path = Path("/etc/podfabric")
+    kubelet: Path = Path("/var/lib/kubelet")
+    cdi: Path = Path("/var/run/cdi")
+    devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The roots that PODFABRIC_SYS, _PROC, _RUN, _STATE and _ETC name, the usual ones else."""
+        """The roots that PODFABRIC_SYS, _PROC and so on name, one per field; else the usual."""
         given = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
@@ -34,6 +38,26 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     def ipam(self) -> Path:
         """The address store, its log and its lock."""
         return self.state / "ipam"
+
+    @property
+    def devices(self) -> Path:
+        """What the device plugin has handed out, and what the CNI plugins made of it."""
+        return self.state / "devices"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The allocation checkpoint (deviceplugin/checkpoint.py)."""
+        return self.devices / "checkpoint.json"
+
+    @property
+    def device_plugins(self) -> Path:
+        """Where the kubelet and its device plugins have their sockets."""
+        return self.kubelet / "device-plugins"
+
+    @property
+    def pod_resources(self) -> Path:
+        """The socket of the kubelet's PodResources API."""
+        return self.kubelet / "pod-resources/kubelet.sock"
 
     @property
     def locks(self) -> Path:
