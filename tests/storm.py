@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 60.0  # seconds until a DEL must have succeeded
+FIRST = 240.0  # seconds until somebody must have been attached, before any kill
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Client:
     netns: str = "/none"
     ifname: str = "net1"
     pause: float = 0.05  # seconds before a DEL is tried again
+    patience: float = PATIENCE
 
     def run_until(self, over: Callable[[], bool]) -> None:
         cycle = 0
@@ -79,7 +81,7 @@ class Client:
             if random.random() < 0.5:
                 self._call("CHECK", container, {"prevResult": document})
         self.seen.leaving(container)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while self._call("DEL", container)[0] != 0:
             if time.monotonic() > deadline:
                 self.seen.amiss(f"{container} could not be removed")
@@ -130,20 +132,33 @@ def kill_often(
 ) -> None:
     """Kill the agent so many times at random moments while the clients are at work.
 
-    `pause` are the shortest and the longest time between two kills, in seconds.
+    `pause` are the shortest and the longest time between two kills, in seconds. The longest is
+    more where this machine takes longer for a first attachment: else every kill would find an
+    agent that has done nothing yet.
     """
     over = threading.Event()
     with ThreadPoolExecutor(len(clients)) as pool:
         running = [pool.submit(client.run_until, over.is_set) for client in clients]
         try:
+            shortest, longest = pause
+            longest = max(longest, 2 * _first_attachment(clients[0].seen))
             killed = 0
             for _ in range(kills):
-                time.sleep(random.uniform(*pause))
+                time.sleep(random.uniform(shortest, longest))
                 killed = _kill_another(pid_file, killed)
         finally:
             over.set()
         for one in running:
             one.result()
+
+
+def _first_attachment(seen: Seen) -> float:
+    """Seconds until one client had a result."""
+    started = time.monotonic()
+    while not seen.results:
+        assert time.monotonic() < started + FIRST, f"nobody was attached: errors {seen.errors}"
+        time.sleep(0.002)
+    return time.monotonic() - started
 
 
 def _kill_another(pid_file: Path, before: int) -> int:

@@ -52,7 +52,8 @@ def test_killed_agent_leaves_nothing_behind(service: Service, tmp_path: Path) ->
                 seen,
                 f"/var/run/netns/{(one, other)[number % 2]}",
                 ifname=f"net{number}",
-                pause=0.5,
+                pause=2.0,
+                patience=240.0,
             )
             for number in range(CLIENTS)
         ]
