@@ -18,6 +18,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: Path = Path("/var/lib/kubelet")
     cdi: Path = Path("/var/run/cdi")
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
+    cni_conf: Path = Path("/etc/cni/net.d")
+    cni_bin: Path = Path("/opt/cni/bin")
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":

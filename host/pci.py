@@ -55,7 +55,17 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
         Besides vfio-pci there are vendors' variants of it (drivers/vfio/pci: mlx5_vfio_pci).
         """
-        return self.driver in _UIO or self.driver.replace("-", "_").endswith("vfio_pci")
+        return for_userspace(self.driver)
+
+
+def for_userspace(driver: str) -> bool:
+    """Whether what this driver is bound to is a program's own, and no interface (VFIO, UIO)."""
+    return driver in _UIO or driver.replace("-", "_").endswith("vfio_pci")
+
+
+def is_representor(phys_port_name: str) -> bool:
+    """Whether a netdev's port name says that it stands for a function, as switchdev's do."""
+    return _REPRESENTOR.fullmatch(phys_port_name) is not None
 
 
 def canonical(text: str) -> str | None:
@@ -109,7 +119,7 @@ def pf_netdev(paths: Paths, pf: str) -> str:
     uplinks = []
     for netdev in _netdevs(_device(paths, known)):
         port = _text(netdev / "phys_port_name")  # EOPNOTSUPP outside switchdev mode
-        if not _REPRESENTOR.fullmatch(port):
+        if not is_representor(port):
             # Anything else that has a name, such as "0" of older mlx5's representors, comes last.
             foreign = _UPLINK.fullmatch(port) is None
             uplinks.append((foreign, _number(netdev / "dev_port"), netdev.name))
@@ -162,6 +172,17 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
         if _text(uverbs / "ibdev") == rdma:
             return uverbs.name
     return ""
+
+
+def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
+    """The character device of each RDMA device by its name: ("uverbs0", 231, 192)."""
+    found = {}
+    for uverbs in _entries(paths.sys / "class/infiniband_verbs"):
+        major, colon, minor = _text(uverbs / "dev").partition(":")
+        name = _text(uverbs / "ibdev")
+        if name and colon and major.isdecimal() and minor.isdecimal():
+            found[name] = (uverbs.name, int(major), int(minor))
+    return found
 
 
 def unbind(paths: Paths, function: Function) -> None:

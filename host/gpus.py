@@ -1,0 +1,102 @@
+"""NVIDIA GPUs by what the driver shows in /proc, and the ids that device plugins give them.
+
+Sources: the driver's README, "The /proc interface" (gpus/*/information); the device plugins of
+NVIDIA, GKE, Deepomatic, Alnair and HAMi for their ids.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from host import pci
+from host.paths import Paths
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_GPU = re.compile(rf"GPU-{_UUID}", re.IGNORECASE)
+# NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3"; of old drivers
+# "MIG-GPU-…/1/0". "MIG-…" alone does not tell its GPU.
+_BY_UUID = re.compile(
+    rf"(?:(GPU-{_UUID})(?:(?:::|_|-)[0-9]+)?|MIG-(GPU-{_UUID})/[0-9]+/[0-9]+(?:::[0-9]+)?)",
+    re.IGNORECASE,
+)
+# GKE's "nvidia0", "nvidia0/gi1", "nvidia0/vgpu3", "nvidia0/gi1/vgpu0"; Deepomatic's "nvidia0-_-7"
+_BY_MINOR = re.compile(r"nvidia([0-9]+)(?:(?:/gi[0-9]+)?(?:/vgpu[0-9]+)?|-_-[0-9]+)")
+
+
+class GPU(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of the NVIDIA driver's."""
+
+    uuid: str  # "GPU-…"; "" while the driver has not set the GPU up yet
+    address: str  # "0000:1a:00.0"
+    minor: int | None  # of /dev/nvidiaN
+    numa: int | None  # None where the kernel does not know
+
+
+def gpus(paths: Paths) -> list[GPU]:
+    """The GPUs of the node by address; [] without the driver. A broken one hides no other."""
+    found = []
+    for directory in _entries(_directory(paths)):
+        lines = (line.partition(":") for line in _text(directory / "information").splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+        address = pci.canonical(fields.get("Bus Location", "")) or pci.canonical(directory.name)
+        if address is None:
+            continue
+        uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
+        numa = _text(paths.sys / "bus/pci/devices" / address / "numa_node")
+        found.append(
+            GPU(
+                uuid=uuid if _GPU.fullmatch(uuid) else "",  # "GPU-????????-…" until it is set up
+                address=address,
+                minor=int(minor) if minor.isdecimal() else None,
+                numa=int(numa) if numa.isdecimal() else None,
+            )
+        )
+    return sorted(found, key=lambda gpu: gpu.address)
+
+
+class GPUs:
+    """The GPUs of the node, read again only if there are others, or one is not set up yet."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._names: set[str] = set()
+        self._found: list[GPU] = []
+
+    def found(self) -> list[GPU]:
+        """As `gpus`."""
+        names = {entry.name for entry in _entries(_directory(self._paths))}
+        if names != self._names or not all(gpu.uuid for gpu in self._found):
+            self._found = gpus(self._paths)
+            self._names = names
+        return self._found
+
+
+def address_of(gpus: Iterable[GPU], device_id: str) -> str:
+    """The address of the GPU that a device plugin's id means; "" if that cannot be told."""
+    if by_uuid := _BY_UUID.fullmatch(device_id):
+        uuid = (by_uuid[1] or by_uuid[2]).lower()
+        return next((gpu.address for gpu in gpus if gpu.uuid.lower() == uuid), "")
+    if by_minor := _BY_MINOR.fullmatch(device_id):
+        minor = int(by_minor[1])
+        return next((gpu.address for gpu in gpus if gpu.minor == minor), "")
+    return ""
+
+
+def _directory(paths: Paths) -> Path:
+    return paths.proc / "driver/nvidia/gpus"
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

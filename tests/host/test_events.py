@@ -1,0 +1,192 @@
+"""The kernel's events of links, in a network namespace of the test's own."""
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from host import events
+from host.events import Events
+from host.namespaces import NetworkNamespace
+
+IP = "/usr/sbin/ip"
+LONG = 20.0  # seconds; far more than an event takes
+SHORT = 0.3  # for what must not come
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"t{uuid4().hex[:10]}"
+    subprocess.run([IP, "netns", "add", name], check=True)
+    yield name
+    subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def told(name: str) -> Iterator[Events]:
+    """A subscription inside, without what the new namespace itself had to tell."""
+    with NetworkNamespace.open(f"/var/run/netns/{name}") as space:
+        with space.entered():
+            made = Events()
+        with made:
+            while made.wait(SHORT):
+                pass
+            yield made
+
+
+def _ip(name: str, *command: str) -> None:
+    subprocess.run([IP, "-n", name, *command], check=True)
+
+
+def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(told: Events, name: str) -> None:
+    _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
+    assert told.wait(LONG)
+    for command in (
+        ("link", "set", "one", "up"),
+        ("link", "set", "two", "up"),
+        ("link", "set", "two", "down"),
+        ("link", "delete", "one"),
+    ):
+        while told.wait(SHORT):
+            pass
+        _ip(name, *command)
+        assert told.wait(LONG), command
+
+
+def test_nothing_is_told_when_nothing_happens(told: Events, name: str) -> None:
+    assert not told.wait(0)
+    assert not told.wait(SHORT)
+    _ip(name, "address", "add", "192.0.2.1/32", "dev", "lo")
+    assert not told.wait(SHORT)
+
+
+def test_events_of_another_namespace_are_not_told(told: Events) -> None:
+    other = f"t{uuid4().hex[:10]}"
+    subprocess.run([IP, "netns", "add", other], check=True)
+    try:
+        _ip(other, "link", "add", "one", "type", "veth", "peer", "two")
+        assert not told.wait(SHORT)
+    finally:
+        subprocess.run([IP, "netns", "delete", other], check=True)
+
+
+def test_what_comes_in_one_burst_is_told_once(
+    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_SETTLED", 1.0)
+    monkeypatch.setattr(events, "_LONGEST", LONG)
+    results: list[bool] = []
+
+    def listen() -> None:
+        while told.wait(None):
+            results.append(True)
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    for n in range(20):
+        _ip(name, "link", "add", f"d{n}", "type", "veth", "peer", f"e{n}")
+    told.wake()
+    listening.join(LONG)
+    assert 1 <= len(results) < 5
+
+
+def test_events_without_end_do_not_keep_the_waiter(
+    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_SETTLED", 1.0)
+    ended = threading.Event()
+
+    def flap() -> None:
+        while not ended.is_set():
+            _ip(name, "link", "set", "lo", "up")
+            _ip(name, "link", "set", "lo", "down")
+
+    flapping = threading.Thread(target=flap)
+    flapping.start()
+    try:
+        waiting = threading.Thread(target=lambda: told.wait(LONG), daemon=True)
+        waiting.start()
+        waiting.join(LONG)
+        assert not waiting.is_alive()
+    finally:
+        ended.set()
+        flapping.join()
+
+
+def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_QUEUE", 4096)
+    monkeypatch.setattr(events, "_is_of_links", lambda datagram: datagram == b"")
+    monkeypatch.setattr(events, "_is_of_devices", lambda datagram: False)
+    with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
+        made = Events()
+    with made:
+        commands = "".join(f"link add d{n} type veth peer e{n}\n" for n in range(20))
+        subprocess.run([IP, "-n", name, "-batch", "-"], input=commands, text=True, check=True)
+        assert made.wait(LONG)
+        assert not made.wait(SHORT)
+
+
+def test_wake_ends_a_wait_from_another_thread(told: Events) -> None:
+    results: list[bool] = []
+    waiting = threading.Thread(target=lambda: results.append(told.wait(None)))
+    waiting.start()
+    told.wake()
+    waiting.join(LONG)
+    assert results == [False]
+
+
+def test_wake_ends_the_next_wait_once(told: Events) -> None:
+    told.wake()
+    told.wake()
+    started = time.monotonic()
+    assert not told.wait(LONG)
+    assert time.monotonic() - started < LONG / 2
+    assert not told.wait(0)
+
+
+@pytest.mark.parametrize("subsystem", ["infiniband", "infiniband_verbs", "pci", "auxiliary"])
+def test_uevents_of_adapters_are_a_change(subsystem: str) -> None:
+    message = f"add@/devices/x\0ACTION=add\0DEVPATH=/devices/x\0SUBSYSTEM={subsystem}\0SEQNUM=9\0"
+    assert events._is_of_devices(message.encode())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "change@/devices/x\0ACTION=change\0SUBSYSTEM=block\0",
+        "change@/devices/x\0ACTION=change\0SUBSYSTEM=\0",
+        "change@/devices/x\0ACTION=change\0OF=SUBSYSTEM=pci\0",
+        "libudev\0",
+    ],
+)
+def test_other_uevents_are_none(message: str) -> None:
+    assert not events._is_of_devices(message.encode())
+
+
+def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
+    """Of a new link both sockets tell, so what came over this one is looked at alone."""
+    _, uevents = told._sockets
+    _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
+    found = events._received(uevents)
+    assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
+    assert all(events._is_of_devices(one) for one in found if b"SUBSYSTEM=net\0" in one)
+
+
+def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -> None:
+    with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
+        other = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, events.NETLINK_KOBJECT_UEVENT)
+    with other:
+        port, _ = told._sockets[1].getsockname()
+        other.sendto(b"add@/devices/x\0SUBSYSTEM=pci\0", (port, 0))
+        assert not told.wait(SHORT)
+
+
+def test_descriptors_are_given_back() -> None:
+    made = Events()
+    sockets: tuple[socket.socket, ...] = made._sockets
+    made.close()
+    assert [one.fileno() for one in sockets] == [-1, -1]
