@@ -34,6 +34,8 @@ from cni.ipoib.plugin import IPoIB
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
+from deviceplugin import config as pools
+from deviceplugin.service import Service
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.plugin import AddressPlugin
@@ -78,11 +80,15 @@ class Agent:
         self._ipoib = IPoIB(paths, self._addresses)
         self._sriov = Sriov(paths, self._addresses)
         self._rdma = Rdma(paths)
+        self._devices = Service(paths, lambda: pools.load(paths.config), paths.config)
+        stack.callback(self._devices.close)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=self._attachments,
+            devices=self._devices.states,
+            allocations=self._devices.held,
         )
         listener = stack.enter_context(self._listener())
         self._server = Server(
@@ -107,6 +113,7 @@ class Agent:
         signal.signal(signal.SIGINT, self._stop)
         watched = settings.Watched(self._paths.config, self._settings, self._take)
         self._stack.callback(watched.close)
+        self._devices.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         gc.collect()

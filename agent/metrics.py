@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,6 +19,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING
 from cni.spec.errors import Code
 from ipam.store import RangeUsage
+
+if TYPE_CHECKING:
+    from deviceplugin.server import State
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
 PHASES = frozenset((ADDING, ATTACHED, LEAVING, "damaged"))
@@ -36,6 +40,8 @@ _log = logging.getLogger(__name__)
 class Metrics:
     """`plugins` are the names that may be a label; `usage` and `attachments` are asked by a scrape.
 
+    `devices` answers how each pool of the device plugin stands, `allocations` how many ids
+    containers hold by resource.
     `attachments` answers how many there are by plugin and phase; the plugin of a damaged one,
     which nobody can tell, is "".
     """
@@ -45,6 +51,8 @@ class Metrics:
         plugins: Collection[str],
         usage: Callable[[], Iterable[RangeUsage]],
         attachments: Callable[[], Mapping[tuple[str, str], int]],
+        devices: Callable[[], "Iterable[State]"] = tuple,
+        allocations: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._plugins = frozenset(plugins)
         self._reasons: set[str] = set()
@@ -57,6 +65,7 @@ class Metrics:
         prometheus_client.PlatformCollector(registry=self._registry)
         self._computed.add(lambda: _addresses(usage()))
         self._computed.add(lambda: self._attachments(attachments()))
+        self._computed.add(lambda: _devices(devices(), allocations()))
         self._computed.add(_build)
         self._registry.register(self._computed)
 
@@ -210,6 +219,25 @@ def _addresses(ranges: Iterable[RangeUsage]) -> Metric:
     )
     for labels, count in sorted(tally.items()):
         family.add_metric(labels, count)
+    return family
+
+
+def _devices(pools: "Iterable[State]", held: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(
+        "podfabric_devices",
+        "Device ids of a resource: healthy and unhealthy ones, those that containers hold, and "
+        "whether the kubelet reads the list (registered is 1).",
+        labels=("resource", "state"),
+    )
+    for pool in pools:
+        counts = {
+            "healthy": pool.healthy,
+            "unhealthy": pool.devices - pool.healthy,
+            "held": held.get(pool.resource, 0),
+            "registered": int(pool.registered),
+        }
+        for state, count in counts.items():
+            family.add_metric((pool.resource, state), count)
     return family
 
 

@@ -6,6 +6,8 @@ read it. It says what was handed out, at that time: device numbers may be others
 loaded anew.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from host import files
@@ -87,6 +89,11 @@ class _Versioned(msgspec.Struct):
     version: int = 0
 
 
+class _Encoded(msgspec.Struct):
+    version: int
+    allocations: Sequence[msgspec.Raw]
+
+
 def read(paths: Paths) -> Checkpoint:
     """What is handed out; nothing where there is no file. Raises Damaged."""
     try:
@@ -110,9 +117,11 @@ def read(paths: Paths) -> Checkpoint:
     )
 
 
-def write(paths: Paths, checkpoint: Checkpoint) -> None:
-    """Replace the file. The one device plugin of the node is its only writer.
+def write(paths: Paths, allocations: Sequence[msgspec.Raw]) -> None:
+    """Replace the file by these allocations, each encoded already: most are as they were.
 
-    It survives a kill. After a power cut it may be the one before: the kubelet is asked then.
+    The one device plugin of the node is its only writer. The file survives a kill. After a power
+    cut it may be the one before: the kubelet is asked then.
     """
-    files.write_atomically(paths.checkpoint, msgspec.json.encode(checkpoint), durable=False)
+    content = msgspec.json.encode(_Encoded(version=VERSION, allocations=allocations))
+    files.write_atomically(paths.checkpoint, content, durable=False)

@@ -10,14 +10,42 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
+from deviceplugin.server import State
 from ipam.store import RangeUsage
 from tests.plugins import CHECKOUT
 
 
 def made(
-    usage: Iterable[RangeUsage] = (), attachments: Mapping[tuple[str, str], int] | None = None
+    usage: Iterable[RangeUsage] = (),
+    attachments: Mapping[tuple[str, str], int] | None = None,
+    devices: Iterable[State] = (),
 ) -> Metrics:
-    return Metrics(("ipoib", "podfabric-ipam"), lambda: usage, lambda: attachments or {})
+    return Metrics(
+        ("ipoib", "podfabric-ipam"),
+        lambda: usage,
+        lambda: attachments or {},
+        lambda: devices,
+        lambda: {"rdma/hca": 2},
+    )
+
+
+POOL = State(
+    resource="rdma/hca",
+    mode="legacy",
+    socket="/s",
+    registered=True,
+    streams=1,
+    devices=8,
+    healthy=7,
+    problem="",
+)
+
+
+def test_devices_are_counted_by_resource_and_state() -> None:
+    found = read(made(devices=[POOL]))
+    counts = {"healthy": 7, "unhealthy": 1, "held": 2, "registered": 1}
+    for state, count in counts.items():
+        assert found[f"podfabric_devices{{resource=rdma/hca,state={state}}}"] == count
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -156,7 +184,7 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
         name: set(re.findall(r"`(\w+)`", labels))
         for name, labels in re.findall(r"^\| `(podfabric_\w+)` \|([^|]*)\|", text, re.MULTILINE)
     }
-    metrics = made([RangeUsage("", "10.0.0.0/24", 3, 251)], {("ipoib", "attached"): 1})
+    metrics = made([RangeUsage("", "10.0.0.0/24", 3, 251)], {("ipoib", "attached"): 1}, [POOL])
     metrics.watch(running=lambda: 1, waiting=lambda: 1, connections=lambda: 1)
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import settings
 from agent.settings import Settings, SettingsError, Watched, listen_address, load, parse
+from host import documents
+from host import watching as file_watch
 from tests.plugins import CHECKOUT
 
 SOON = 10.0  # seconds for a change to be seen through inotify; the look beside it comes later
@@ -58,7 +59,7 @@ def test_json_is_read_as_json() -> None:
     ("content", "error"),
     [
         (b"agnet: {}", 'f: agnet: unknown key: did you mean "agent"?'),
-        (b"x: {}", "f: x: unknown key: valid keys are agent, pools"),
+        (b"x: {}", "f: x: unknown key: valid keys are agent, configList, devices, "),
         (b"workers: 3", 'f: workers: unknown key: it belongs below "agent"'),
         (b"agent: {wokers: 3}", 'f: agent.wokers: unknown key: did you mean "workers"?'),
         (b"agent: {logLevel: info}", 'f: agent.logLevel: unknown key: did you mean "log_level"?'),
@@ -115,7 +116,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=f"^{path}: "):
             load(path)
     large = tmp_path / "large"
-    large.write_bytes(b"#" * (settings.MAX_BYTES + 1))
+    large.write_bytes(b"#" * (documents.MAX_BYTES + 1))
     with pytest.raises(SettingsError, match="is larger than"):
         load(large)
 
@@ -153,7 +154,7 @@ def watching(
 ) -> Iterator[list[Settings]]:
     changes: list[Settings] = []
     with closing(Watched(path, current or load(path), changes.append, look_every)):
-        time.sleep(2 * settings.SETTLE)  # its first look is over: what comes is seen as it comes
+        time.sleep(2 * file_watch.SETTLE)  # its first look is over: what comes is seen as it comes
         yield changes
 
 
@@ -244,7 +245,7 @@ def test_without_inotify_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     def refused(**_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(settings, "INotify", refused)
+    monkeypatch.setattr(file_watch, "INotify", refused)
     path = tmp_path / "config.yaml"
     with watching(path, look_every=0.2) as changes:
         path.write_text("agent: {workers: 3}")
@@ -287,7 +288,7 @@ def test_half_a_file_is_not_taken_for_the_whole(
     path = tmp_path / "config.yaml"
     path.write_text("agent: {workers: 2}")
     with watching(path, look_every=0.02) as changes:
-        monkeypatch.setattr(settings, "SETTLE", 1.0)
+        monkeypatch.setattr(file_watch, "SETTLE", 1.0)
         with path.open("w") as file:  # empty: the defaults, if it was read now
             for part in ("agent:\n", "  workers: 3\n", "  deadline: 9\n"):
                 time.sleep(0.1)

@@ -1,0 +1,135 @@
+"""Device-information files: what Multus passes on of a device id that a pod has.
+
+`dp/<resource>-<id>-device.json` is the device plugin's, written at Allocate; Multus copies it for
+each attachment and tells the CNI plugin where, which may complete the copy. The specification
+knows PCI devices and no verbs devices: those stand in a part "podfabric" of our own, by which we
+know our files, too, and which its readers skip.
+
+    {"type": "pci", "version": "1.1.0",
+     "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
+             "pf-pci-address": "0000:18:00.0"},
+     "podfabric": {"uverbs": "uverbs3", "major": 231, "minor": 195}}
+
+Source: Network Plumbing Working Group, Device Information Specification 1.1.0.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from host import files
+from host.adapters import Adapter, Node
+from host.paths import Paths
+
+VERSION = "1.1.0"
+OURS = "podfabric"
+
+_MODE = 0o444  # as the specification's library writes them
+
+
+def path(paths: Paths, resource: str, device_id: str) -> Path:
+    """The file of a device id: "/" is "-" in both parts of its name."""
+    name = f"{resource}-{device_id}-device.json".replace("/", "-")
+    return paths.devinfo / "dp" / name
+
+
+def write(paths: Paths, resource: str, device_id: str, adapters: Collection[Adapter]) -> bool:
+    """Say which adapter the id is now, in place of what the file said; whether there is a file.
+
+    There is none for several adapters (mode "all"), nor for an SF or a software device: the
+    specification has no type for these. An old one is removed then. Raises OSError.
+    """
+    file = path(paths, resource, device_id)
+    adapter = next(iter(adapters)) if len(adapters) == 1 else None
+    if adapter is None or not _is_pci(adapter.address):
+        if _is_ours(file):
+            files.remove(file)
+        return False
+    verbs = next((rdma.uverbs for rdma in adapter.rdma if rdma.uverbs is not None), None)
+    names = ",".join(rdma.name for rdma in adapter.rdma)
+    _write(file, _completed({}, adapter.address, names, adapter.pf, verbs))
+    return True
+
+
+def remove(paths: Paths, resource: str, device_id: str) -> None:
+    """Remove the file of an id, if it is there and ours. Raises OSError."""
+    file = path(paths, resource, device_id)
+    if _is_ours(file):
+        files.remove(file)
+
+
+def remove_stale(paths: Paths, keys: Collection[tuple[str, str]]) -> list[Path]:
+    """Remove our files but those of these (resource, id); what was removed. Raises OSError.
+
+    Without keys that is all of them, as on stop. Other plugins' files stay.
+    """
+    kept = {path(paths, resource, device_id) for resource, device_id in keys}
+    found = sorted((paths.devinfo / "dp").glob("*-device.json"))
+    stale = [file for file in found if file not in kept and _is_ours(file)]
+    for file in stale:
+        files.remove(file)
+    return stale
+
+
+def update_cni(
+    file: Path, address: str, rdma: str, uverbs: Node | None = None, *, pf: str = ""
+) -> None:
+    """Complete an attachment's copy (`runtimeConfig.CNIDeviceInfoFile`), or make it.
+
+    What it says already of other things stays; of a device that is none of PCI's (vDPA), all of
+    it. One that cannot be understood is replaced. For an interface whose device has no PCI
+    address nothing is made. Raises OSError.
+    """
+    found = _document(file)
+    if not found and not _is_pci(address):
+        return
+    _write(file, _completed(found, address, rdma, pf, uverbs))
+
+
+def _completed(
+    found: dict[str, Any], address: str, rdma: str, pf: str, uverbs: Node | None
+) -> dict[str, Any]:
+    document: dict[str, Any] = dict(found) if found else {"type": "pci", "version": VERSION}
+    if document.get("type") == "pci" and _is_pci(address):
+        old = document.get("pci")
+        pci = {"pci-address": address, **(old if isinstance(old, dict) else {})}
+        if rdma:
+            pci["rdma-device"] = rdma
+        if pf:
+            pci.setdefault("pf-pci-address", pf)
+        document["pci"] = pci
+    old = document.get(OURS)
+    ours = dict(old) if isinstance(old, dict) else {}
+    if uverbs is not None:
+        ours |= {"uverbs": uverbs.name, "major": uverbs.major, "minor": uverbs.minor}
+    document[OURS] = ours
+    return document
+
+
+def _is_pci(address: str) -> bool:
+    return ":" in address
+
+
+def _is_ours(file: Path) -> bool:
+    return OURS in _document(file)
+
+
+def _document(file: Path) -> dict[str, Any]:
+    """What the file says, {} if there is none or it cannot be understood."""
+    try:
+        found = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    for directory in (file.parent.parent, file.parent):
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            directory.chmod(0o755)
+        elif not directory.stat().st_mode & 0o777:  # as the specification's library makes them
+            directory.chmod(0o755)
+    files.write_atomically(file, msgspec.json.encode(document), _MODE, durable=False)

@@ -1,0 +1,189 @@
+"""What the kubelet knows: which container holds which device ids.
+
+From its PodResources API, which is stable but names no pod UID and on older kubelets leaves init
+containers out; and from its own checkpoint, which has both but is nobody's interface.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from host.paths import Paths
+
+MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
+
+_Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
+
+
+class Unreadable(Exception):
+    """The kubelet cannot be asked. The text names socket or file, and says why and what to do."""
+
+
+class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container holds of one resource."""
+
+    namespace: str  # "" in the checkpoint
+    name: str  # of the pod; "" in the checkpoint
+    uid: str  # "" in PodResources
+    container: str
+    resource: str
+    ids: tuple[str, ...]  # sorted
+
+
+class _Entry(msgspec.Struct):
+    PodUID: str
+    ContainerName: str
+    ResourceName: str
+    # By NUMA node, "-1" for none; a list before Kubernetes 1.20.
+    DeviceIDs: dict[str, list[str] | None] | list[str] | None = None
+
+
+class _Data(msgspec.Struct):
+    PodDeviceEntries: list[_Entry] | None = None
+    RegisteredDevices: dict[str, list[str] | None] | None = None
+
+
+class _File(msgspec.Struct):
+    Data: _Data
+
+
+def from_checkpoint(paths: Paths) -> list[PodDevices]:
+    """Every container's devices, pods by UID; nothing where there is no file. Raises Unreadable.
+
+    Pods that ended stay in it until the kubelet's next allocation.
+    """
+    found: dict[_Key, set[str]] = {}
+    for entry in _checkpoint(paths).PodDeviceEntries or ():
+        key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
+        listed = entry.DeviceIDs or []
+        nodes = listed.values() if isinstance(listed, dict) else [listed]
+        # A device of two NUMA nodes is below both.
+        found.setdefault(key, set()).update(one for ids in nodes for one in ids or ())
+    return _rows(dict(sorted(found.items())))
+
+
+def registered(paths: Paths) -> dict[str, list[str]]:
+    """The ids that each resource had when the kubelet last wrote its checkpoint, sorted.
+
+    Only those that were healthy. Raises Unreadable.
+    """
+    listed = _checkpoint(paths).RegisteredDevices or {}
+    return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
+
+
+def from_pod_resources(paths: Paths, timeout: float = 2.0) -> list[PodDevices]:
+    """Every container's devices, pods by namespace and name, in the kubelet's order.
+
+    Raises Unreadable, after `timeout` seconds at the latest.
+    """
+    import grpc  # not earlier: what asks the checkpoint alone needs none of it
+
+    from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
+
+    socket = paths.pod_resources
+    options = (
+        ("grpc.max_receive_message_length", MAX_RECEIVE),
+        ("grpc.use_local_subchannel_pool", 1),  # no waiting for what failed before
+        ("grpc.default_authority", "localhost"),
+    )
+    with grpc.insecure_channel(f"unix:{socket}", options) as channel:
+        stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            raise Unreadable(f"{socket}: {_why(socket, error)}") from None
+    found: dict[_Key, set[str]] = {}
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            # One entry per device or NUMA node, in no order.
+            for entry in sorted(container.devices, key=lambda one: one.resource_name):
+                key = pod.namespace, pod.name, "", container.name, entry.resource_name
+                found.setdefault(key, set()).update(entry.device_ids)
+    return _rows(found)
+
+
+def of_pod(
+    paths: Paths, namespace: str, name: str, uid: str, timeout: float = 2.0
+) -> list[PodDevices]:
+    """What the containers of one pod hold: in PodResources' order, then those it leaves out.
+
+    By the pod's UID from the checkpoint, which has all of it before the sandbox is made, ordered
+    by PodResources; if it has nothing of that UID, by the pod's name from PodResources, though a
+    name may have been another pod's a moment ago. One of the two is enough. Raises Unreadable.
+    """
+    by_name: list[PodDevices] = []
+    by_uid: list[PodDevices] = []
+    problems = []
+    try:
+        rows = from_pod_resources(paths, timeout)
+        by_name = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
+    except Unreadable as problem:
+        problems.append(str(problem))
+    try:
+        by_uid = [row for row in from_checkpoint(paths) if row.uid == uid] if uid else []
+        if problems and not _checkpoint_path(paths).exists():
+            raise Unreadable(f"{_checkpoint_path(paths)}: is not there")
+    except Unreadable as problem:
+        problems.append(str(problem))
+    if len(problems) == 2:
+        raise Unreadable("; ".join(problems))
+    ids = {(row.container, row.resource): row.ids for row in by_name}
+    if by_uid:
+        known = {(row.container, row.resource): row.ids for row in by_uid}
+        ids = {key: known[key] for key in ids if key in known} | known
+    return [
+        PodDevices(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            container=container,
+            resource=resource,
+            ids=held,
+        )
+        for (container, resource), held in ids.items()
+    ]
+
+
+def _checkpoint_path(paths: Paths) -> Path:
+    return paths.device_plugins / "kubelet_internal_checkpoint"
+
+
+def _checkpoint(paths: Paths) -> _Data:
+    path = _checkpoint_path(paths)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File).Data
+    except (FileNotFoundError, NotADirectoryError):
+        return _Data()
+    except OSError as error:
+        raise Unreadable(
+            f"{path}: cannot be read: {error.strerror}: only root may, on the host or with the "
+            "kubelet's directory mounted"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(
+            f"{path}: is no checkpoint of the kubelet's: {error}: the kubelet writes it anew with "
+            "the next pod that gets a device"
+        ) from None
+
+
+def _rows(found: dict[_Key, set[str]]) -> list[PodDevices]:
+    return [
+        PodDevices(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            container=container,
+            resource=resource,
+            ids=tuple(sorted(ids)),
+        )
+        for (namespace, name, uid, container, resource), ids in found.items()
+    ]
+
+
+def _why(socket: Path, error: Any) -> str:  # noqa: ANN401 - grpc is imported lazily
+    if not socket.exists():
+        return "is not there: is the kubelet running, and its directory mounted here?"
+    code = error.code().name
+    text = " ".join((error.details() or "").split())
+    return f"List: {code}: {text}: look at the kubelet's log"

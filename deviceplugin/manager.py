@@ -1,0 +1,232 @@
+"""The device plugin of a node: it looks at the hardware, offers pools, and hands devices out.
+
+Two threads: one looks whenever the kernel tells of a change, and every second whether a port is
+as it was (no event tells of one without an interface); one compares the ledger with the
+kubelet's own records now and then. The kubelet's calls come on threads of each pool's server.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+from deviceplugin import allocation, cdi, claims, devinfo, kubelet
+from deviceplugin.config import Config
+from deviceplugin.health import Health
+from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.ledger import Ledger
+from deviceplugin.offer import Offer
+from deviceplugin.pools import Pool, pools, used_netdevs
+from deviceplugin.server import PluginServer, State
+from host.adapters import Adapter
+from host.errors import HostError
+from host.events import Events
+from host.paths import Paths
+
+LOOK_EVERY = 1.0  # seconds
+LOOK_AGAIN = 0.25  # seconds, while a port's change has yet to last
+RECONCILE_EVERY = 60.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+class DevicePlugin:
+    """Serves the pools of `config` from `start` to `close`. Neither raises."""
+
+    def __init__(self, paths: Paths, config: Config) -> None:
+        self._paths = paths
+        self._config = config
+        self._lock = threading.Lock()
+        self._inventory = Inventory(paths)
+        self._health = Health()
+        self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
+        self._offers: dict[str, Offer] = {}
+        self._servers: dict[str, PluginServer] = {}
+        self._problems: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._stack = ExitStack()
+        self._events: Events | None = None
+        self._threads = [
+            threading.Thread(target=self._watch, name="devices", daemon=True),
+            threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Look once, offer what is there, and go on with both."""
+        try:
+            self._events = self._stack.enter_context(Events())
+        except (HostError, OSError) as error:
+            _log.warning("no events of the kernel: %s: looking every second", error)
+        self._look()
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Withdraw every pool. What was handed out stays handed out."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._events is not None:
+            self._events.wake()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(10.0)
+        self._stack.close()
+        with self._lock:
+            self._withdraw(list(self._servers))
+
+    def reconfigure(self, config: Config) -> None:
+        """Other pools from now on. A pool of the same name keeps its connection."""
+        with self._lock:
+            if config.registration != self._config.registration:
+                self._withdraw(list(self._servers))
+            self._config = config
+        self._look()
+
+    def states(self) -> list[State]:
+        """How each pool stands with the kubelet."""
+        return [server.state() for server in list(self._servers.values())]
+
+    def held(self) -> Mapping[str, int]:
+        """How many device ids containers hold, by resource."""
+        return Counter(one.resource for one in self._ledger.allocations())
+
+    def _watch(self) -> None:
+        looked, told = time.monotonic(), False
+        while not self._ended.is_set():
+            wait = LOOK_AGAIN if self._health.pending() else LOOK_EVERY
+            if self._events is None:
+                told = True
+                self._ended.wait(wait)
+            else:
+                told = self._events.wait(wait) or told
+            if self._ended.is_set():
+                return
+            try:
+                since = time.monotonic() - looked
+                # Every interface of every pod is told of: one look a second does for all.
+                due = (told and since >= LOOK_EVERY) or since >= self._config.rescan > 0
+                if due or self._health.pending() or self._inventory.differs():
+                    looked, told = time.monotonic(), False
+                    self._look()
+            except Exception:  # noqa: BLE001 - the next look may find what this one could not
+                _log.exception("looking at the adapters failed")
+
+    def _look(self) -> None:
+        """Bring every pool up to date with the hardware."""
+        with self._lock:
+            found = self._inventory.look()
+            allocations = self._ledger.allocations()
+            held: dict[str, set[str]] = {}
+            for one in allocations:
+                held.setdefault(one.resource, set()).update(device.id for device in one.devices)
+            gone = self._inventory.missing(device for one in allocations for device in one.devices)
+            made = pools(
+                self._config,
+                [*found, *gone],
+                held,
+                worked=self._inventory.worked,
+                used=used_netdevs(self._paths),
+            )
+            offered = {adapter.id for pool in made for adapter in pool.adapters}
+            self._health.observe(found, offered, time.monotonic())
+            for adapter, fault in sorted(self._health.news().items()):
+                if adapter in offered:
+                    _log.log(
+                        logging.WARNING if fault else logging.INFO,
+                        "%s: %s",
+                        adapter,
+                        fault or "well",
+                    )
+            self._offer(made)
+            self._describe([pool for pool in made if pool.config.cdi], found)
+
+    def _offer(self, made: Sequence[Pool]) -> None:
+        ours = frozenset(pool.config.resource for pool in made)
+        self._withdraw([name for name in self._servers if name not in ours])
+        faults = self._health.faults()
+        with_rdma = [pool for pool in made if pool.config.rdma and pool.adapters]
+        fabric = with_rdma[0].config.resource if with_rdma else ""
+        for pool in made:
+            name = pool.config.resource
+            if pool.problem and pool.problem != self._problems.get(name):
+                _log.warning("%s: %s", name, pool.problem)
+            self._problems[name] = pool.problem
+            offer = self._offers.get(name)
+            if offer is None:
+                offer = self._offers[name] = Offer(self._paths, self._ledger, self._inventory)
+            changed = offer.update(pool, faults, ours, fabric_env=name == fabric)
+            if name not in self._servers:
+                self._serve(name, offer)
+            elif changed:
+                self._servers[name].changed()
+
+    def _describe(self, made: Sequence[Pool], found: Sequence[Adapter]) -> None:
+        """The CDI files: a container that starts again gets the nodes of now."""
+        problem = ""
+        try:
+            cdi.remove_others(self._paths, [pool.config for pool in made])
+            for pool in made:
+                allocation.describe(self._paths, pool, {one.id: one for one in found})
+        except (OSError, cdi.Unwritten) as error:
+            problem = str(error)
+        if problem and problem != self._problems.get("CDI"):
+            _log.warning("CDI: %s", problem)
+        self._problems["CDI"] = problem
+
+    def _serve(self, name: str, offer: Offer) -> None:
+        server = PluginServer(self._paths, offer, self._config.registration)
+        try:
+            server.start()
+        except Exception as error:  # noqa: BLE001 - the other pools are served all the same
+            _log.error("%s: cannot be served: %s (tried again)", name, error)
+            with suppress(Exception):
+                server.close()
+            return
+        self._servers[name] = server
+
+    def _withdraw(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._servers.pop(name).close()
+            self._offers.pop(name, None)
+
+    def _follow_kubelet(self) -> None:
+        while True:
+            try:
+                self._reconcile()
+            except Exception:  # noqa: BLE001 - and so may the next comparison
+                _log.exception("comparing with the kubelet failed")
+            if self._ended.wait(RECONCILE_EVERY):
+                return
+
+    def _reconcile(self) -> None:
+        """Adopt what only the kubelet knows, drop what it has forgotten."""
+        known: list[PodDevices] = []
+        complete = True
+        for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
+            try:
+                known += reader(self._paths)
+            except Unreadable as error:
+                _log.info("the kubelet's allocations: %s", error)
+                complete = False
+        keys = {(one.resource, known_id) for one in known for known_id in one.ids}
+        for name, offer in list(self._offers.items()):
+            held = self._ledger.held(name)
+            missing = sorted(i for resource, i in keys if resource == name and i not in held)
+            adopted = {i: devices for i in missing if (devices := offer.devices_of(i))}
+            if adopted:
+                self._ledger.adopt(name, adopted)
+                _log.info("%s: taken over from the kubelet: %s", name, ", ".join(adopted))
+        if not complete:
+            return
+        for resource, device_id in self._ledger.drop_unknown(keys):
+            _log.info("%s: %s is free again", resource, device_id)
+        try:
+            devinfo.remove_stale(self._paths, [one.key for one in self._ledger.allocations()])
+        except OSError as error:
+            _log.warning("device information of what is free again: %s", error)
+        pods = {(one.namespace, one.name) for one in known if one.name}
+        claims.prune(self._paths, pods, {one.uid for one in known if one.uid})

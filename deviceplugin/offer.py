@@ -1,0 +1,178 @@
+"""One pool as the kubelet deals with it: what is free and well, and what a container gets."""
+
+import logging
+import threading
+from collections.abc import Mapping
+
+import grpc
+
+from deviceplugin import allocation, demand, devinfo, kubelet
+from deviceplugin.allocation import Granted, Refused
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.checkpoint import Device
+from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet import Unreadable
+from deviceplugin.ledger import Ledger
+from deviceplugin.pools import Pool, Slot
+from deviceplugin.preferred import preferred
+from deviceplugin.server import Listing, Rejected
+from host.adapters import Adapter
+from host.errors import HostError
+from host.gpus import GPUs
+from host.paths import Paths
+from host.topology import Topology
+
+ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
+
+_log = logging.getLogger(__name__)
+
+
+class Offer:
+    """A pool, with the health of its adapters. `update` comes before anything else."""
+
+    def __init__(self, paths: Paths, ledger: Ledger, inventory: Inventory) -> None:
+        self._paths = paths
+        self._ledger = ledger
+        self._inventory = inventory
+        self._granting = threading.Lock()
+        self._pool: Pool | None = None
+        self._resources: frozenset[str] = frozenset()
+        self._faults: Mapping[str, str] = {}
+        self._listing: Listing = []
+        self._healthy: frozenset[str] = frozenset()
+        self._gpus = GPUs(paths)
+        self._fabric_env = False
+        self._topology: Topology | None = None
+        self._placed: tuple[str, ...] = ()
+
+    def update(
+        self, pool: Pool, faults: Mapping[str, str], ours: frozenset[str], *, fabric_env: bool
+    ) -> bool:
+        """Take in how the pool is now; whether the kubelet is to be told.
+
+        `faults` has what is wrong by adapter id; `ours` are all resources of this plugin.
+        """
+        listing = [(slot.id, _is_well(slot, faults), slot.numa) for slot in pool.slots]
+        changed = listing != self._listing
+        self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
+        self._faults, self._listing = faults, listing
+        self._healthy = frozenset(known for known, well, _ in listing if well)
+        return changed
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as it was when last looked at."""
+        assert self._pool is not None
+        return self._pool
+
+    @property
+    def name(self) -> str:
+        """The resource, as the kubelet has it."""
+        return self.pool.config.resource
+
+    def listing(self) -> Listing:
+        """Every device id, whether it may be handed out, its NUMA nodes."""
+        return self._listing
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """The ids that go best together, near the GPUs of the container if they can be told."""
+        pool = self.pool
+        found = self._gpus.found()
+        near: list[str] = []
+        if found:
+            try:
+                holdings = kubelet.from_pod_resources(self._paths, ASK_KUBELET)
+                near = demand.waiting_gpus(holdings, self._resources, found)
+            except Unreadable as error:
+                _log.debug("%s: no hint of the container's GPUs: %s", self.name, error)
+        gpu_addresses = [gpu.address for gpu in found]
+        topology = self._topology_of([adapter.address for adapter in pool.adapters], gpu_addresses)
+        held = self._ledger.loads({(self.name, known) for known in available})
+        return preferred(pool, available, must_include, size, held, near, topology)
+
+    def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
+        """What a container with these ids is given; written down before it is answered."""
+        with self._granting:
+            granted, current = self._granted(ids)
+            try:
+                self._ledger.grant(self.name, granted.devices)
+            except OSError as error:
+                raise Rejected(
+                    grpc.StatusCode.INTERNAL,
+                    f"{self.name}: cannot write down the allocation in {self._paths.checkpoint}: "
+                    f"{error.strerror}: see that there is room",
+                ) from None
+            self._write_device_information(granted, current)
+        for note in granted.notes:
+            _log.warning("%s: %s", self.name, note)
+        _log.info("%s: %s handed out", self.name, ", ".join(sorted(ids)))
+        return _response(granted)
+
+    def pre_start(self, ids: list[str]) -> None:
+        """Nothing is left to do: the nodes are given with the allocation."""
+
+    def devices_of(self, device_id: str) -> tuple[Device, ...]:
+        """What stands behind an id now, for an allocation that only the kubelet knows of."""
+        slot = self.pool.slot(device_id)
+        if slot is None:
+            return ()
+        adapters = (self.pool.adapter(known) for known in slot.adapters)
+        return tuple(
+            allocation.recorded(self.pool, adapter) for adapter in adapters if adapter is not None
+        )
+
+    def _granted(self, ids: list[str]) -> tuple[Granted, Mapping[str, Adapter]]:
+        pool = self.pool
+        slots = (pool.slot(known) for known in ids)
+        wanted = {adapter for slot in slots if slot is not None for adapter in slot.adapters}
+        if pool.config.cdi:  # its file has all of them
+            wanted = {adapter.id for adapter in pool.adapters}
+        current = self._inventory.current(wanted)
+        try:
+            granted = allocation.allocation(
+                self._paths, pool, ids, self._healthy, current=current, fabric_env=self._fabric_env
+            )
+        except Refused as refused:
+            faults = {self._faults[one] for one in sorted(wanted) if one in self._faults}
+            text = "; ".join([str(refused), *sorted(faults)])
+            raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
+        return granted, current
+
+    def _write_device_information(self, granted: Granted, current: Mapping[str, Adapter]) -> None:
+        for device_id, devices in granted.devices.items():
+            adapters = [current[device.id] for device in devices]
+            try:
+                devinfo.write(self._paths, self.name, device_id, adapters)
+            except OSError as error:  # Multus goes without it
+                _log.warning("device information of %s: %s", device_id, error)
+
+    def _topology_of(self, adapters: list[str], gpu_addresses: list[str]) -> Topology:
+        """The places of all devices; read anew only when there are others."""
+        addresses = tuple(sorted({*adapters, *gpu_addresses} - {""}))
+        if self._topology is None or addresses != self._placed:
+            try:
+                self._topology = Topology.read(self._paths, addresses)
+            except HostError as error:
+                _log.warning("%s: devices are chosen without it", error)
+                self._topology = Topology.read(self._paths, ())
+            self._placed = addresses
+        return self._topology
+
+
+def _is_well(slot: Slot, faults: Mapping[str, str]) -> bool:
+    """One HCA of several is enough: a holder of all gets those that are well."""
+    return any(adapter not in faults for adapter in slot.adapters)
+
+
+def _response(granted: Granted) -> v1beta1_pb2.ContainerAllocateResponse:
+    return v1beta1_pb2.ContainerAllocateResponse(
+        envs=granted.envs,
+        devices=[
+            v1beta1_pb2.DeviceSpec(
+                container_path=node.path, host_path=node.host, permissions=node.permissions
+            )
+            for node in granted.nodes
+        ],
+        annotations=granted.annotations,
+        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in granted.cdi],
+    )

@@ -1,0 +1,345 @@
+"""A pool's registration with the kubelet, kept up whatever happens to either side.
+
+Legacy: the plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock.
+A kubelet that starts removes all sockets there and makes its own anew. Watcher: the socket is in
+plugins_registry/, the kubelet finds it and calls it; to register anew is to make it anew.
+
+One thread per pool looks at what is there and does what is missing; inotify and the pool's
+streams only say when to look.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import grpc
+
+from deviceplugin import sockets
+from deviceplugin.api import (
+    pluginregistration_pb2,
+    pluginregistration_pb2_grpc,
+    v1beta1_pb2,
+    v1beta1_pb2_grpc,
+)
+from deviceplugin.sockets import Identity, Listener, SocketError
+from deviceplugin.streams import Streams
+from deviceplugin.wakes import Wakes
+from host.paths import Paths
+
+Mode = Literal["legacy", "watcher"]
+
+VERSION = "v1beta1"
+OPTIONS = v1beta1_pb2.DevicePluginOptions(
+    pre_start_required=False, get_preferred_allocation_available=True
+)
+
+TIMEOUT = 15.0  # seconds for a Register; within it the kubelet has 10 for calling back
+WATCHDOG = 10.0  # seconds without a ListAndWatch, after which a registration counts for nothing
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between attempts; each is twice the one before
+SETTLE = 0.3  # seconds for the kubelet to see that a connection ended
+LOOK_EVERY = 5.0  # seconds, where nothing tells of a change
+LOOK_FOR_DIRECTORY = 0.5  # seconds, while there is none to watch
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps one pool served and registered, in a thread, from `start` until `close`.
+
+    `listen` makes a listener in a directory; `streams` are the pool's, by which a kubelet that
+    has taken it is known.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        resource: str,
+        mode: Mode,
+        listen: Callable[[Path], Listener],
+        streams: Streams,
+    ) -> None:
+        self.problem = ""
+        self._resource = resource
+        self._legacy = mode == "legacy"
+        self._directory = (
+            paths.device_plugins if self._legacy else paths.kubelet / "plugins_registry"
+        )
+        self._kubelet = paths.device_plugins / "kubelet.sock"
+        self._listen = listen
+        self._streams = streams
+
+        self._listener: Listener | None = None
+        self._known: Identity | None = None  # the kubelet.sock that was asked last
+        self._asked = math.inf  # when the kubelet was asked to take the pool
+        self._live_since: float | None = None  # it reads the list since then
+        self._due = 0.0  # when to ask it again
+        self._listen_at = 0.0  # not before, after that failed
+        self._attempts = 0  # since it last read the list for a while
+        self._siblings: set[Path] = set()
+        self._refused = ""  # what the kubelet said (watcher)
+        self._said: set[str] = set()  # errors that are in the log already
+
+        self._lock = threading.Lock()
+        self._closing = False
+        self._call: grpc.Future[v1beta1_pb2.Empty] | None = None
+        self._wakes = Wakes()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def socket(self) -> str:
+        """Where the pool is served now; "" if it is not."""
+        listener = self._listener
+        return str(listener.path) if listener is not None else ""
+
+    @property
+    def registered(self) -> bool:
+        """The kubelet has taken the pool and reads its list."""
+        return self._streams.since(self._asked)
+
+    def start(self) -> None:
+        """Begin, once."""
+        self._thread = threading.Thread(
+            target=self._run, name=f"registration-{self._resource}", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at everything now."""
+        self._wakes.wake()
+
+    def close(self) -> None:
+        """Neither serve nor register any more. Again is fine."""
+        with self._lock:
+            self._closing = True
+            call = self._call
+        if call is not None:
+            call.cancel()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._stop_listening()
+        self._wakes.close()
+
+    def serve(self, server: grpc.Server) -> None:
+        """Add what the kubelet's plugin watcher calls to a server."""
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
+            _Watched(self._info, self._notified), server
+        )
+
+    def _run(self) -> None:
+        if self._directory.is_dir():
+            for path in sockets.remove_leftovers(self._directory):
+                _log.info("%s: removed: nobody listens on it", path)
+        while not self._closing:
+            self._wakes.follow((self._directory, self._directory.parent))
+            try:
+                pause = self._step()
+            except Exception:  # noqa: BLE001 - the pool would be lost without a word
+                _log.exception("%s: its registration", self._resource)
+                pause = LOOK_EVERY
+            self._wakes.wait(min(pause, LOOK_EVERY))
+
+    def _step(self) -> float:
+        """Do what is missing now. How many seconds there is nothing to do is returned."""
+        # The kubelet's socket first: a kubelet removes ours before it makes its own.
+        kubelet = sockets.identity(self._kubelet)
+        if not self._directory.is_dir():
+            self._say(f"{self._directory}: there is no such directory: the kubelet is waited for")
+            self._stop_listening()
+            return LOOK_FOR_DIRECTORY
+        now = time.monotonic()
+        if self._listener is None or not self._listener.there:
+            if now < self._listen_at:
+                return self._listen_at - now
+            if not self._listen_anew():
+                return self._pause()
+            now = time.monotonic()
+        if self._legacy:
+            if kubelet is None:
+                self._known = None
+                self._say(f"{self._kubelet}: is not there: the kubelet is waited for")
+                return LOOK_EVERY
+            if kubelet != self._known:
+                self._known, self._attempts, self._due = kubelet, 0, now
+        self._look_at_streams(now)
+        self._look_at_siblings(now)
+        if now < self._due:
+            return self._due - now
+        return self._ask()
+
+    def _look_at_streams(self, now: float) -> None:
+        if self.registered:
+            if self._live_since is None:
+                _log.info("%s: registered: the kubelet reads its list", self._resource)
+                self._live_since, self._due, self.problem = now, math.inf, ""
+                self._said.clear()
+        elif self._live_since is not None:
+            if now - self._live_since > WATCHDOG:
+                self._attempts = 0
+            self._live_since = None
+            self._due = now + (self._pause() if self._legacy and not self._newer() else WATCHDOG)
+            self.problem = "the kubelet reads its list no more"
+            _log.info("%s: %s: it is registered anew", self._resource, self.problem)
+        elif self._refused:
+            self._say(f"{self.socket}: the kubelet refuses it: {self._refused}: it is tried again")
+            self._refused, self._due = "", now + self._pause()
+
+    def _look_at_siblings(self, now: float) -> None:
+        """Another instance that ends can take the resource down with it.
+
+        So does a kubelet that knows one endpoint per resource (kubernetes issue 121994).
+        """
+        own = self._listener.path if self._listener is not None else None
+        found = sockets.siblings(self._directory, self._resource, own)
+        if found:
+            found -= set(sockets.remove_leftovers(self._directory))
+        gone, self._siblings = self._siblings - found, found
+        if gone and self._legacy and self._live_since is not None:
+            _log.info("%s: another instance ended: registered anew", self._resource)
+            self._due = min(self._due, now + SETTLE)
+
+    def _newer(self) -> bool:
+        """Another instance began after this one, and has the kubelet now, presumably."""
+        own = sockets.identity(self._listener.path) if self._listener is not None else None
+        others = (sockets.identity(path) for path in self._siblings if sockets.served(path))
+        return own is not None and any(other and other[2] > own[2] for other in others)
+
+    def _ask(self) -> float:
+        """Have the kubelet take the pool."""
+        self._attempts += 1
+        self._live_since = None
+        if not self._legacy:
+            self._due = time.monotonic() + LOOK_EVERY
+            if not sockets.served(self._kubelet):
+                return LOOK_EVERY  # it finds the socket when it starts
+            self._say(f"{self.socket}: the kubelet does not read the list: it gets a new socket")
+            return 0 if self._listen_anew() else self._pause()
+        asked = time.monotonic()
+        self._asked = asked
+        try:
+            self._register()
+        except grpc.RpcError as error:
+            pause = self._pause()
+            if not self._closing:
+                self._say(self._explained(error))
+        else:
+            pause = max(WATCHDOG, self._pause())
+            if not self.problem:
+                self.problem = "the kubelet took it and has not asked for its list yet"
+        self._due = time.monotonic() + pause
+        return 0  # the stream may be there already
+
+    def _register(self) -> None:
+        """Call Register. Raises grpc.RpcError."""
+        assert self._listener is not None
+        options = (
+            # Connections that failed before must not make this one wait.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.default_authority", "localhost"),
+        )
+        request = v1beta1_pb2.RegisterRequest(
+            version=VERSION,
+            endpoint=self._listener.path.name,
+            resource_name=self._resource,
+            options=OPTIONS,
+        )
+        with grpc.insecure_channel(f"unix:{self._kubelet}", options) as channel:
+            stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            with self._lock:
+                if self._closing:
+                    return
+                call = self._call = stub.Register.future(request, timeout=TIMEOUT)
+            try:
+                call.result()
+            except grpc.FutureCancelledError:
+                return  # by close()
+            finally:
+                self._call = None
+
+    def _listen_anew(self) -> bool:
+        had_readers = self._streams.count > 0
+        self._stop_listening()
+        if had_readers:
+            time.sleep(SETTLE)  # a kubelet that sees this end later would drop the new one
+        try:
+            self._listener = self._listen(self._directory)
+        except (SocketError, OSError) as error:
+            self._attempts += 1
+            self._listen_at = time.monotonic() + self._pause()
+            self._say(str(error))
+            return False
+        self._known = None
+        self._refused = ""
+        if not self._legacy:
+            self._asked = time.monotonic()
+            self._due = self._asked + max(WATCHDOG, self._pause())
+        return True
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        self._live_since = None
+        if listener is not None:
+            self._streams.end()
+            listener.close()
+
+    def _pause(self) -> float:
+        return float(min(FIRST_PAUSE * 2 ** min(self._attempts, 20), LONGEST_PAUSE))
+
+    def _say(self, problem: str) -> None:
+        """Log it, unless that was done since the last success."""
+        self.problem = problem
+        if problem not in self._said:
+            self._said.add(problem)
+            _log.warning("%s: %s", self._resource, problem)
+
+    def _explained(self, error: grpc.RpcError) -> str:
+        code = getattr(error, "code", lambda: None)()  # what is raised is a Call, too
+        details = getattr(error, "details", lambda: str(error))()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return f"{self._kubelet}: nobody listens: is the kubelet running? It is tried again"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return (
+                f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: look at the "
+                "kubelet's log; it is tried again"
+            )
+        return f"{self._kubelet}: the kubelet refuses the resource: {details}: it is tried again"
+
+    def _info(self) -> pluginregistration_pb2.PluginInfo:
+        return pluginregistration_pb2.PluginInfo(
+            type="DevicePlugin",
+            name=self._resource,
+            endpoint=self.socket,
+            supported_versions=[VERSION],
+        )
+
+    def _notified(self, status: pluginregistration_pb2.RegistrationStatus) -> None:
+        if not status.plugin_registered:
+            self._refused = status.error or "it gives no reason"
+            self.wake()
+
+
+class _Watched(pluginregistration_pb2_grpc.RegistrationServicer):
+    """/pluginregistration.Registration: the kubelet gives GetInfo one second."""
+
+    def __init__(
+        self,
+        info: Callable[[], pluginregistration_pb2.PluginInfo],
+        notified: Callable[[pluginregistration_pb2.RegistrationStatus], None],
+    ) -> None:
+        self._info = info
+        self._notified = notified
+
+    def GetInfo(
+        self, request: pluginregistration_pb2.InfoRequest, context: grpc.ServicerContext
+    ) -> pluginregistration_pb2.PluginInfo:
+        return self._info()
+
+    def NotifyRegistrationStatus(
+        self, request: pluginregistration_pb2.RegistrationStatus, context: grpc.ServicerContext
+    ) -> pluginregistration_pb2.RegistrationStatusResponse:
+        self._notified(request)
+        return pluginregistration_pb2.RegistrationStatusResponse()

@@ -1,0 +1,241 @@
+"""Which adapters a pool takes: AND between the keys of a selector, OR within, OR between selectors.
+
+Keys and their meaning are those of the SR-IOV network device plugin; `ifNames` is the Mellanox
+plugin's, `rdmaDevices` is our own.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from deviceplugin.config import Selector
+from host import documents, pci
+from host.adapters import Adapter
+from host.documents import DocumentError
+
+LINK_TYPES = {"Ethernet": "ether", "InfiniBand": "infiniband"}  # of a port, of a netdev
+
+OWN: Mapping[str, str] = {key: key for key in Selector.__struct_fields__}
+"""How our own file writes the keys."""
+
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_PCI_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
+_PKEY = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
+
+
+def parse(
+    value: object, where: str, spelling: Mapping[str, str] = OWN, *, loose: bool = False
+) -> Selector:
+    """A selector as a file has it; `spelling` says which key there is which of ours.
+
+    Raises DocumentError for what could never match anything as well.
+    """
+    shapes = {
+        written: bool if key == "isRdma" else tuple[str, ...] for written, key in spelling.items()
+    }
+    given = documents.fields(value, shapes, where, loose=loose)
+    checked = {}
+    for written, values in given.items():
+        key = spelling[written]
+        check = _CHECKS.get(key)
+        if check is None:
+            checked[key] = values
+            continue
+        checked[key] = tuple(
+            _checked(check, text, f"{where}.{written}[{index}]")
+            for index, text in enumerate(values)
+        )
+    return Selector(**checked)
+
+
+def match(selectors: Sequence[Selector], adapter: Adapter) -> Selector | None:
+    """The first selector that takes the adapter; an empty one if there are none at all."""
+    if not selectors:
+        return Selector()
+    return next((one for one in selectors if not _objection(one, adapter)), None)
+
+
+def why_not(selectors: Sequence[Selector], adapter: Adapter) -> str:
+    """Why none takes it, such as "driver is igb, not one of mlx5_core"; "" if one does."""
+    if match(selectors, adapter) is not None:
+        return ""
+    objections = [_objection(one, adapter) for one in selectors]
+    if len(objections) == 1:
+        return objections[0]
+    return "; ".join(f"selector {number}: {text}" for number, text in enumerate(objections))
+
+
+def names(selector: Selector) -> bool:
+    """Whether it means the very adapters that it takes, not all of a kind or of a PF."""
+    return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
+
+
+def rdma_names(adapter: Adapter) -> tuple[str, ...]:
+    """Its RDMA devices, also those that are in another network namespace. Sorted."""
+    return tuple(sorted({*(rdma.name for rdma in adapter.rdma), *adapter.verbs}))
+
+
+def ranges(text: str) -> tuple[str, frozenset[int] | None]:
+    """ "ens2f0#0-3,5" is ("ens2f0", {0, 1, 2, 3, 5}); None where it has no "#". ValueError."""
+    name, mark, indexes = text.partition("#")
+    if not name:
+        raise ValueError("a name is missing before the #")
+    return name, _indexes(indexes) if mark else None
+
+
+def _objection(selector: Selector, adapter: Adapter) -> str:
+    return next(_objections(selector, adapter), "")
+
+
+def _objections(selector: Selector, adapter: Adapter) -> Iterator[str]:
+    """What is not as the selector wants it, in the order in which the SR-IOV plugin looks."""
+    for wanted, found, what in _facts(selector, adapter):
+        if wanted and not set(wanted).intersection(found):
+            yield _differs(what, found, wanted)
+    is_pf = adapter.pf == ""
+    names = adapter.netdevs if is_pf else adapter.pf_netdevs
+    root = (adapter.address if is_pf else adapter.pf,)
+    above = ((selector.pfNames, names, "PF"), (selector.rootDevices, root, "root device"))
+    for wanted, found, what in above:
+        if wanted and not any(_within(one, found, adapter) for one in wanted):
+            suffix = "" if adapter.index is None else f"#{adapter.index}"
+            yield _differs(what, tuple(f"{name}{suffix}" for name in found if name), wanted)
+    if selector.pKeys:
+        first = _first_pkeys(adapter)
+        if not {int(text, 16) for text in selector.pKeys}.intersection(first):
+            yield _differs("first P_Key", tuple(f"{pkey:#06x}" for pkey in first), selector.pKeys)
+    if selector.isRdma and not rdma_names(adapter):
+        yield "it has no RDMA device"
+
+
+_Fact = tuple[tuple[str, ...], tuple[str, ...], str]
+
+
+def _facts(selector: Selector, adapter: Adapter) -> tuple[_Fact, ...]:
+    """What is wanted, what there is, and what it is."""
+    return (
+        (selector.vendors, (adapter.vendor,), "vendor"),
+        (selector.devices, (adapter.device,), "device"),
+        (selector.drivers, (adapter.driver,), "driver"),
+        (selector.pciAddresses, (adapter.address,), "address"),
+        (selector.acpiIndexes, (adapter.acpi_index,), "ACPI index"),
+        (selector.ifNames, adapter.netdevs, "interface"),
+        (selector.linkTypes, _link_types(adapter), "link type"),
+        (selector.auxTypes, (adapter.aux_type,), "auxiliary type"),
+        (selector.rdmaDevices, rdma_names(adapter), "RDMA device"),
+    )
+
+
+def _differs(what: str, found: Sequence[str], wanted: Sequence[str]) -> str:
+    return (
+        f"{what} is {', '.join(filter(None, found)) or 'unknown'}, not one of {', '.join(wanted)}"
+    )
+
+
+def _within(wanted: str, above: Sequence[str], adapter: Adapter) -> bool:
+    name, indexes = _ranges(wanted)
+    return name in above and (indexes is None or adapter.index in indexes)
+
+
+def _link_types(adapter: Adapter) -> tuple[str, ...]:
+    if adapter.link_types:
+        return adapter.link_types
+    layers = {port.link_layer for rdma in adapter.rdma for port in rdma.ports}
+    return tuple(sorted(LINK_TYPES.get(layer, layer) for layer in layers))
+
+
+def _first_pkeys(adapter: Adapter) -> tuple[int, ...]:
+    return tuple(
+        port.pkeys[0]
+        for rdma in adapter.rdma
+        for port in rdma.ports
+        if port.link_layer == "InfiniBand" and port.pkeys
+    )
+
+
+def _checked(check: Callable[[str], str], text: str, where: str) -> str:
+    try:
+        return check(text)
+    except ValueError as error:
+        raise DocumentError(f"{where}: {documents.shown(text)}: {error}") from None
+
+
+def _text(text: str) -> str:
+    if not text or text != text.strip():
+        raise ValueError("is empty or has blanks around it")
+    return text
+
+
+def _pci_id(text: str) -> str:
+    found = _PCI_ID.fullmatch(text)
+    if found is None:
+        raise ValueError('write four hexadecimal digits, such as "15b3"')
+    return found[1].lower()
+
+
+def _pkey(text: str) -> str:
+    if not _PKEY.fullmatch(text) or not int(text, 16) & 0x7FFF:
+        raise ValueError('write a P_Key as sysfs does, such as "0x8001"')
+    return f"{int(text, 16):#06x}"
+
+
+def _address(text: str) -> str:
+    address = pci.canonical(text)
+    if address is None:
+        raise ValueError('write an address such as "0000:3b:00.1" or "mlx5_core.sf.4"')
+    return address
+
+
+def _link_type(text: str) -> str:
+    if text.lower() not in LINK_TYPES.values():
+        raise ValueError(f"expected one of {', '.join(LINK_TYPES.values())}")
+    return text.lower()
+
+
+def _aux_type(text: str) -> str:
+    if text != "sf":
+        raise ValueError("of auxiliary devices only sf is supported: remove the others")
+    return text
+
+
+def _pf_name(text: str) -> str:
+    name, _ = ranges(text)
+    if re.search(r"[][*?()^$|\\+{}\s/]", name):
+        raise ValueError("is no interface's name: patterns are not supported, write every name")
+    return text
+
+
+def _root_device(text: str) -> str:
+    address, mark, indexes = text.partition("#")
+    ranges(text)
+    return _address(address) + mark + indexes
+
+
+def _indexes(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        matched = _RANGE.fullmatch(part)
+        first = int(matched[1]) if matched else 0
+        last = int(matched[2] or first) if matched else -1
+        if last < first or last > 0xFFFF:
+            raise ValueError(f'"{part}" is no range of VFs: write such as "ens2f0#0-3,5"')
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+_ranges = lru_cache(maxsize=1024)(ranges)
+
+_CHECKS: Mapping[str, Callable[[str], str]] = {
+    "vendors": _pci_id,
+    "devices": _pci_id,
+    "drivers": _text,
+    "pciAddresses": _address,
+    "pfNames": _pf_name,
+    "rootDevices": _root_device,
+    "ifNames": _text,
+    "linkTypes": _link_type,
+    "pKeys": _pkey,
+    "acpiIndexes": _text,
+    "auxTypes": _aux_type,
+    "rdmaDevices": _text,
+}

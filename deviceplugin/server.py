@@ -1,0 +1,257 @@
+"""One pool at the kubelet: the device plugin API v1beta1 on a socket, and its registration.
+
+What the pool offers and what an allocation means comes from a `Resource`. This is the protocol:
+lists are sent whole, at once and then when they differ; preferences never fail; an allocation
+has one response per container request, in order.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import grpc
+import msgspec
+
+from deviceplugin import streams
+from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from deviceplugin.registration import OPTIONS, Keeper, Mode
+from deviceplugin.sockets import Listener
+from deviceplugin.streams import Streams
+from host.paths import Paths
+
+MAX_LIST = int(3.5 * 2**20)  # bytes: the kubelet takes messages of 4 MiB at most
+_OTHER_CALLS = 8  # threads that no stream can have
+
+_log = logging.getLogger(__name__)
+
+Listing = list[tuple[str, bool, tuple[int, ...]]]
+
+
+class Rejected(Exception):
+    """A call that cannot be answered: its gRPC status, and a text with what to do."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Resource(Protocol):
+    """A pool, as the kubelet sees it. Its methods are called by several threads at a time."""
+
+    @property
+    def name(self) -> str:
+        """As the kubelet has it: "rdma/hca"."""
+
+    def listing(self) -> Listing:
+        """Every device now: id, healthy, NUMA nodes. It answers at once."""
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """Which of the available ids go best together."""
+
+    def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
+        """What a container with these ids is given. Raises Rejected."""
+
+    def pre_start(self, ids: list[str]) -> None:
+        """A container with these ids is about to start. Raises Rejected."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool stands with the kubelet."""
+
+    resource: str
+    mode: Mode
+    socket: str  # "" while there is none
+    registered: bool  # the kubelet has taken it and reads its list
+    streams: int
+    devices: int
+    healthy: int
+    problem: str  # what keeps it from being registered, "" if nothing does
+
+
+class PluginServer:
+    """Serves one resource and keeps it registered, from `start` until `close`.
+
+    A kubelet that is not there is waited for.
+    """
+
+    def __init__(self, paths: Paths, resource: Resource, mode: Mode = "legacy") -> None:
+        self._resource = resource
+        self._mode = mode
+        self._streams = Streams()
+        self._servicer = Servicer(resource, self._streams)
+        self._keeper = Keeper(paths, resource.name, mode, self._listen, self._streams)
+        self._streams.on_change = self._keeper.wake
+
+    def start(self) -> None:
+        """Begin, and come back at once."""
+        self._keeper.start()
+
+    def changed(self) -> None:
+        """The listing may differ: send it to whoever reads it, if it does."""
+        self._streams.changed()
+
+    def close(self) -> None:
+        """Serve nobody any more; no thread and no socket stays. Again is fine."""
+        self._keeper.close()
+
+    def state(self) -> State:
+        """For health checks and `podfabric doctor`."""
+        listing = self._resource.listing()
+        return State(
+            resource=self._resource.name,
+            mode=self._mode,
+            socket=self._keeper.socket,
+            registered=self._keeper.registered,
+            streams=self._streams.count,
+            devices=len(listing),
+            healthy=sum(healthy for _, healthy, _ in listing),
+            problem=self._keeper.problem,
+        )
+
+    def _listen(self, directory: Path) -> Listener:
+        services = [self._servicer.serve]
+        if self._mode == "watcher":
+            services.append(self._keeper.serve)
+        return Listener(directory, self._resource.name, services, streams.MOST + _OTHER_CALLS)
+
+
+class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
+    """/v1beta1.DevicePlugin. A call that the resource cannot answer fails; the server stays."""
+
+    def __init__(self, resource: Resource, streams: Streams) -> None:
+        self._resource = resource
+        self._streams = streams
+        self._last: tuple[Listing, v1beta1_pb2.ListAndWatchResponse] | None = None
+        self._cut = False
+
+    def serve(self, server: grpc.Server) -> None:
+        """Add it to a server."""
+        v1beta1_pb2_grpc.add_DevicePluginServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    def GetDevicePluginOptions(
+        self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
+    ) -> v1beta1_pb2.DevicePluginOptions:
+        """The kubelet waits for this inside its Register: no lock, nothing to wait for."""
+        return OPTIONS
+
+    def ListAndWatch(
+        self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
+    ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
+        """The whole list, at once and whenever it differs from the one sent last."""
+        stream = self._streams.open(context)
+        sent: v1beta1_pb2.ListAndWatchResponse | None = None
+        try:
+            for _ in stream.turns():
+                try:
+                    listed = self._list()
+                except Exception:  # noqa: BLE001 - the next change may mend it
+                    _log.exception("%s: the list cannot be made", self._resource.name)
+                    continue
+                if sent is not listed and sent != listed:
+                    sent = listed
+                    yield listed
+        finally:
+            self._streams.drop(stream)
+
+    def GetPreferredAllocation(
+        self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> v1beta1_pb2.PreferredAllocationResponse:
+        """A choice for every request. Never an error, for that would fail the pod for good."""
+        return v1beta1_pb2.PreferredAllocationResponse(
+            container_responses=[
+                v1beta1_pb2.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(one))
+                for one in request.container_requests
+            ]
+        )
+
+    def Allocate(
+        self, request: v1beta1_pb2.AllocateRequest, context: grpc.ServicerContext
+    ) -> v1beta1_pb2.AllocateResponse:
+        """One response per container request, in order; one that fails fails all."""
+        answers = []
+        for one in request.container_requests:
+            ids = list(one.devices_ids)
+            try:
+                answers.append(
+                    self._resource.allocate(ids) if ids else v1beta1_pb2.ContainerAllocateResponse()
+                )
+            except Exception as error:  # noqa: BLE001 - answered as an error
+                self._fail(context, f"Allocate {_shown(ids)}", error)
+        return v1beta1_pb2.AllocateResponse(container_responses=answers)
+
+    def PreStartContainer(
+        self, request: v1beta1_pb2.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> v1beta1_pb2.PreStartContainerResponse:
+        """The kubelet has 30 s for this, if it asks at all."""
+        ids = list(request.devices_ids)
+        try:
+            self._resource.pre_start(ids)
+        except Exception as error:  # noqa: BLE001 - answered as an error
+            self._fail(context, f"PreStartContainer {_shown(ids)}", error)
+        return v1beta1_pb2.PreStartContainerResponse()
+
+    def _list(self) -> v1beta1_pb2.ListAndWatchResponse:
+        """The list as a message: the same object as long as the listing stays the same."""
+        listing = self._resource.listing()
+        last = self._last
+        if last is not None and last[0] == listing:
+            return last[1]
+        message = v1beta1_pb2.ListAndWatchResponse(devices=[_device(*one) for one in listing])
+        if message.ByteSize() > MAX_LIST:
+            self._cut_off(message)
+        self._last = list(listing), message
+        return message
+
+    def _cut_off(self, message: v1beta1_pb2.ListAndWatchResponse) -> None:
+        whole = len(message.devices)
+        size = 0
+        for count, device in enumerate(message.devices):
+            size += device.ByteSize() + 6  # the field's key and length
+            if size > MAX_LIST:
+                del message.devices[count:]
+                break
+        if not self._cut:
+            _log.error(
+                "%s: the list of %d devices is larger than the kubelet takes: it gets the first "
+                "%d: give the pool fewer slots",
+                self._resource.name,
+                whole,
+                len(message.devices),
+            )
+        self._cut = True
+
+    def _preferred(self, request: v1beta1_pb2.ContainerPreferredAllocationRequest) -> list[str]:
+        available = list(request.available_deviceIDs)
+        must_include = list(request.must_include_deviceIDs)
+        size = request.allocation_size
+        try:
+            return self._resource.preferred(available, must_include, size)
+        except Exception:  # noqa: BLE001 - a guess is better than a pod that fails
+            _log.exception("%s: GetPreferredAllocation: answered by order", self._resource.name)
+        free = set(available)
+        ordered = dict.fromkeys([one for one in must_include if one in free] + available)
+        return list(ordered)[: max(size, 0)]
+
+    def _fail(self, context: grpc.ServicerContext, what: str, error: Exception) -> NoReturn:
+        if isinstance(error, Rejected):
+            code, text = error.code, str(error)
+            _log.warning("%s: %s: %s", self._resource.name, what, text)
+        else:
+            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+            _log.error("%s: %s: %s", self._resource.name, what, text, exc_info=error)
+        context.abort(code, f"{self._resource.name}: {text}")
+
+
+def _device(device_id: str, healthy: bool, numa: Sequence[int]) -> v1beta1_pb2.Device:
+    device = v1beta1_pb2.Device(ID=device_id, health="Healthy" if healthy else "Unhealthy")
+    # The kubelet has -1 for devices without a node, and lets no such device be aligned.
+    nodes = sorted({node for node in numa if node >= 0})
+    if nodes:
+        device.topology.nodes.extend(v1beta1_pb2.NUMANode(ID=node) for node in nodes)
+    return device
+
+
+def _shown(ids: Sequence[str]) -> str:
+    few = ", ".join(sorted(ids)[:8])
+    return few if len(ids) <= 8 else f"{few} and {len(ids) - 8} more"

@@ -1,0 +1,168 @@
+"""The unix sockets of a device plugin's pools: one name per incarnation, and no trace after it.
+
+Two instances that share a name unlink each other's socket, and the kubelet drops the resource. So
+a name has the process's id and a random part, and a file is removed only while it is the one that
+was put there.
+"""
+
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+MAX_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7))
+MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
+HALF_MADE = 10.0  # seconds, after which a socket that was never published is a leftover
+
+_ANY = re.compile(r"\.?podfabric-.+\.sock")
+
+Identity = tuple[int, int, int]
+Service = Callable[[grpc.Server], object]
+
+
+class SocketError(Exception):
+    """A socket cannot be had. The text names it and says why and what to do."""
+
+
+def identity(path: Path) -> Identity | None:
+    """What tells this file from another of its name; None if there is none.
+
+    With the time, for file systems give a freed inode's number to the next file.
+    """
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def slug(resource: str) -> str:
+    """A resource's name in a file's name: "rdma/hca" is "rdma_hca". No domain has an underscore."""
+    return resource.replace("/", "_")
+
+
+def siblings(directory: Path, resource: str, own: Path | None) -> set[Path]:
+    """The sockets in that directory on which others of this program serve that resource."""
+    name = re.compile(rf"podfabric-{re.escape(slug(resource))}-[0-9]+-[0-9a-f]{{8}}\.sock")
+    return {path for path in _names(directory) if name.fullmatch(path.name) and path != own}
+
+
+def served(path: Path) -> bool:
+    """Somebody listens on that socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue is full
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Remove this program's sockets that nobody listens on. What was removed is returned.
+
+    Process ids would not do: two pods' plugins have one directory and two sets of ids.
+    """
+    removed = []
+    for path in _names(directory):
+        if not _ANY.fullmatch(path.name) or served(path):
+            continue
+        with suppress(OSError):
+            found = path.stat(follow_symlinks=False)
+            half_made = path.name.startswith(".") and time.time() - found.st_mtime < HALF_MADE
+            if stat.S_ISSOCK(found.st_mode) and not half_made:
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+class Listener:
+    """A gRPC server on a socket of its own, from when it is made until `close`.
+
+    `services` are functions that add one to a server. The file has mode 0600 and its name from
+    the moment it can be connected to. Raises SocketError, FileNotFoundError (no directory).
+    """
+
+    def __init__(
+        self, directory: Path, resource: str, services: Sequence[Service], threads: int
+    ) -> None:
+        self.path = _fresh(directory, resource)
+        hidden = self.path.with_name(f".{self.path.name}")
+        if not directory.is_dir():
+            raise FileNotFoundError(directory)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kubelet-{resource}")
+        self._server = grpc.server(
+            self._pool,
+            options=(
+                ("grpc.max_receive_message_length", MAX_RECEIVE),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        for add in services:
+            add(self._server)
+        try:
+            self._server.add_insecure_port(f"unix:{hidden}")
+            hidden.chmod(0o600)
+            self._server.start()
+            # gRPC unlinks what has the name that it bound, whoever put it there. It binds one
+            # that nobody has afterwards, and this class removes the one that others see.
+            hidden.rename(self.path)
+        except (OSError, RuntimeError) as error:
+            self._end(0)
+            with suppress(OSError):
+                hidden.unlink()
+            raise SocketError(f"{self.path}: cannot listen: {_reason(error)}") from None
+        self._identity = identity(self.path)
+
+    @property
+    def there(self) -> bool:
+        """The file is still the one that was put there."""
+        return self._identity is not None and identity(self.path) == self._identity
+
+    def close(self, grace: float = 1.0) -> None:
+        """Serve nobody any more. Calls that run have `grace` seconds to end. Again is fine."""
+        if self.there:
+            with suppress(OSError):
+                self.path.unlink()
+        self._identity = None
+        self._end(grace)
+
+    def _end(self, grace: float) -> None:
+        self._server.stop(grace).wait(grace + 5)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _names(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _fresh(directory: Path, resource: str) -> Path:
+    tail = f"-{os.getpid()}-{secrets.token_hex(4)}.sock"
+    path = directory / f"podfabric-{slug(resource)}{tail}"
+    length = len(os.fsencode(path)) + 1  # the hidden name has a dot more
+    if length > MAX_PATH:
+        raise SocketError(
+            f"{path}: a unix socket's path has at most {MAX_PATH} bytes, this one {length}: give "
+            f"the resource a name that is {length - MAX_PATH} bytes shorter, or the kubelet a "
+            "shorter root directory"
+        )
+    return path
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror}: look at the directory's owner and mode"
+    return f"{' '.join(str(error).split())}: look at the directory's owner and mode"

@@ -1,0 +1,59 @@
+"""A kubelet and plugins that end with the test."""
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import registration
+from deviceplugin.registration import Mode
+from deviceplugin.server import PluginServer, Resource
+from host.paths import Paths
+from tests.kubelet import Kubelet
+
+Serve = Callable[..., PluginServer]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """The kubelet's root directory; there is none yet. pytest's own are too long for sockets."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory) / "k"
+
+
+@pytest.fixture
+def kubelet(root: Path) -> Iterator[Kubelet]:
+    """A kubelet, not started."""
+    kubelet = Kubelet(root)
+    yield kubelet
+    kubelet.stop()
+
+
+@pytest.fixture
+def serve(root: Path) -> Iterator[Serve]:
+    """Starts a plugin of a resource."""
+    with ExitStack() as stack:
+
+        def start(resource: Resource, mode: Mode = "legacy") -> PluginServer:
+            server = PluginServer(Paths(kubelet=root), resource, mode)
+            stack.callback(server.close)
+            server.start()
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done after seconds is done after tenths."""
+    monkeypatch.setattr(registration, "WATCHDOG", 0.3)
+    monkeypatch.setattr(registration, "LOOK_EVERY", 0.2)
+
+
+def plugin_threads() -> list[str]:
+    """The names of threads that plugins have running."""
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith(("registration-", "kubelet-rdma"))]

@@ -1,0 +1,74 @@
+"""A pool to serve, and a plugin process of it: `python -m tests.host.deviceplugin.pool ROOT`."""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.server import Listing, PluginServer, Rejected
+from host.paths import Paths
+
+NAME = "rdma/hca"
+
+
+class Pool:
+    """Devices "0".."n-1", all healthy; `broken` makes the calls of that name fail."""
+
+    def __init__(self, count: int = 4, name: str = NAME, numa: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self.devices: Listing = [(str(one), True, numa) for one in range(count)]
+        self.broken: set[str] = set()
+        self.preferences: list[tuple[list[str], list[str], int]] = []
+        self.started: list[list[str]] = []
+
+    def listing(self) -> Listing:
+        self._perhaps_fail("listing")
+        return list(self.devices)
+
+    def set(self, device_id: str, healthy: bool) -> None:
+        """Change a device's health, without a word."""
+        self.devices = [
+            (one, healthy if one == device_id else was, numa) for one, was, numa in self.devices
+        ]
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        self._perhaps_fail("preferred")
+        self.preferences.append((available, must_include, size))
+        return sorted(available, reverse=True)[:size]
+
+    def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
+        self._perhaps_fail("allocate")
+        health = {one: healthy for one, healthy, _ in self.devices}
+        for one in ids:
+            if one not in health:
+                raise Rejected(grpc.StatusCode.INVALID_ARGUMENT, f"{one}: there is no such device")
+            if not health[one]:
+                raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, f"{one}: is not healthy")
+        return v1beta1_pb2.ContainerAllocateResponse(envs={"IDS": ",".join(sorted(ids))})
+
+    def pre_start(self, ids: list[str]) -> None:
+        self._perhaps_fail("pre_start")
+        self.started.append(ids)
+
+    def _perhaps_fail(self, name: str) -> None:
+        if name in self.broken:
+            raise RuntimeError(f"{name} is broken")
+
+
+def main() -> None:
+    """Serve until SIGTERM; a line is written once it runs."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    server = PluginServer(Paths(kubelet=Path(sys.argv[1])), Pool())
+    server.start()
+    os.write(1, b"started\n")
+    ended.wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""The stand-in does what a kubelet does, with any plugin; and what it shows can be read."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin import kubelet as reader
+from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
+from deviceplugin.kubelet import PodDevices, Unreadable
+from host.paths import Paths
+from tests.host.deviceplugin.conftest import Serve
+from tests.host.deviceplugin.other import Other
+from tests.host.deviceplugin.pool import Pool
+from tests.kubelet import Kubelet, NotStarted, PodRejected
+from tests.kubelet.kubelet import is_extended_resource_name
+
+FOO, BAR = "example.com/foo", "example.com/bar"
+Others = Callable[..., Other]
+
+
+@pytest.fixture
+def paths(root: Path) -> Paths:
+    """Where the kubelet of the test is."""
+    return Paths(kubelet=root)
+
+
+@pytest.fixture
+def others(kubelet: Kubelet) -> Iterator[Others]:
+    """Registers somebody else's plugin, as its attributes are given."""
+    with ExitStack() as stack:
+
+        def make(resource: str = FOO, count: int = 4, **attributes: object) -> Other:
+            if not kubelet.socket.exists():
+                kubelet.start()
+            other = Other(kubelet.directory, resource, count)
+            stack.callback(other.close)
+            for name, value in attributes.items():
+                setattr(other, name, value)
+            other.register()
+            kubelet.wait(lambda: kubelet.allocatable(resource) == count)
+            return other
+
+        yield make
+
+
+def wants(name: str = "main", count: int = 1, resource: str = FOO, **other: bool) -> dict[str, Any]:
+    return {"name": name, "limits": {resource: count}, **other}
+
+
+def preferring(*choice: str) -> dict[str, Any]:
+    from deviceplugin.api.v1beta1_pb2 import DevicePluginOptions
+
+    options = DevicePluginOptions(get_preferred_allocation_available=True)
+    return {"options": options, "choice": list(choice)}
+
+
+def answer(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - the message's fields
+    from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
+
+    return {"answer": ContainerAllocateResponse(**given)}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("rdma/hca", True),
+        ("ib.plugin/infiniband", True),
+        ("jarvice.com/rdma", True),
+        ("intel.com/sriov_net_A", True),
+        ("rdma", False),
+        ("kubernetes.io/rdma", False),
+        ("x.kubernetes.io/rdma", False),
+        ("requests.example.com/rdma", False),
+        ("example.com/", False),
+        ("example.com/-rdma", False),
+        ("Example.com/rdma", False),
+        ("a/b/c", False),
+        ("example.com/" + "x" * 63, True),
+        ("example.com/" + "x" * 64, False),
+    ],
+)
+def test_names_of_extended_resources(name: str, taken: bool) -> None:
+    assert is_extended_resource_name(name) is taken
+
+
+def test_a_plugin_of_another_version_is_refused(kubelet: Kubelet, others: Others) -> None:
+    other = others()
+    with pytest.raises(grpc.RpcError, match="is not supported by kubelet"):
+        other.register(version="v1alpha")
+
+
+def test_a_plugin_that_ends_leaves_capacity_and_nothing_to_allocate(
+    kubelet: Kubelet, others: Others
+) -> None:
+    others().close()
+    kubelet.wait(lambda: kubelet.allocatable(FOO) == 0)
+    assert kubelet.capacity(FOO) == 4
+    with pytest.raises(PodRejected, match="no healthy devices present"):
+        kubelet.admit("pod", [wants()])
+
+
+def test_what_a_rejected_pod_was_given_is_free_for_the_next(
+    kubelet: Kubelet, others: Others
+) -> None:
+    others()
+    with pytest.raises(PodRejected, match="Requested: 2, Available: 1"):
+        kubelet.admit("pod", [wants("a", 3), wants("b", 2)])
+    kubelet.admit("next", [wants(count=4)])
+    with pytest.raises(PodRejected, match="Requested: 1, Available: 0"):
+        kubelet.admit("more", [wants()])
+
+
+def test_a_preference_is_taken_as_far_as_it_can_be_and_filled_up(
+    kubelet: Kubelet, others: Others
+) -> None:
+    other = others(**preferring("3", "9"))
+    assert "3" in kubelet.admit("first", [wants(count=2)]).containers["main"].ids[FOO]
+    other.choice = ["3"]  # held
+    assert len(kubelet.admit("second", [wants(count=2)]).containers["main"].ids[FOO]) == 2
+    assert sorted(other.seen[0] + other.seen[1]) == ["0", "1", "2", "3"]
+
+
+def test_a_plugin_that_has_no_preference_is_not_asked(kubelet: Kubelet, others: Others) -> None:
+    others()
+    kubelet.admit("pod", [wants(count=2)])
+    assert kubelet.count("GetPreferredAllocation", FOO) == 0
+
+
+@pytest.mark.parametrize("method", ["GetPreferredAllocation", "Allocate"])
+def test_an_error_of_the_plugin_rejects_the_pod(
+    kubelet: Kubelet, others: Others, method: str
+) -> None:
+    others(**preferring(), fails={method})
+    with pytest.raises(PodRejected, match=f"{method} failed due to rpc error: code = UNKNOWN"):
+        kubelet.admit("pod", [wants()])
+    assert kubelet.held() == []
+
+
+def test_aligned_devices_come_first_and_are_chosen_among_only_if_there_is_a_choice(
+    kubelet: Kubelet, others: Others
+) -> None:
+    others(**preferring("3"), numa={"0": 0, "1": 0, "2": 1, "3": 1})
+    given = kubelet.admit("pod", [wants(count=2)], numa=[0]).containers["main"]
+    assert given.ids[FOO] == ["0", "1"]
+    assert kubelet.count("GetPreferredAllocation", FOO) == 0
+    assert kubelet.admit("next", [wants()], numa=[1]).containers["main"].ids[FOO] == ["3"]
+
+
+def test_init_containers_come_first_and_their_devices_are_used_again(
+    kubelet: Kubelet, others: Others
+) -> None:
+    other = others(count=3)
+    pod = kubelet.admit("pod", [wants("main", 2), wants("init", 1, init=True)])
+    assert len(other.seen[0]) == 1
+    assert set(other.seen[0]) <= set(pod.containers["main"].ids[FOO])
+    kubelet.admit("next", [wants()])
+
+
+def test_a_sidecar_keeps_its_devices(kubelet: Kubelet, others: Others) -> None:
+    others(count=3)
+    pod = kubelet.admit("pod", [wants("main"), wants("side", init=True, restartable=True)])
+    assert pod.containers["main"].ids[FOO] != pod.containers["side"].ids[FOO]
+
+
+def test_what_two_resources_give_is_merged_and_the_first_wins(
+    kubelet: Kubelet, others: Others
+) -> None:
+    node = {"container_path": "/dev/x", "host_path": "/dev/x", "permissions": "rw"}
+    others(FOO, **answer(envs={"A": "1", "C": "foo"}, devices=[node], cdi_devices=[{"name": "a"}]))
+    others(BAR, **answer(envs={"B": "2", "C": "bar"}, devices=[node], cdi_devices=[{"name": "b"}]))
+    limits = {FOO: 1, BAR: 2, "cpu": 4}
+    given = kubelet.admit("pod", [{"name": "main", "limits": limits}]).containers["main"]
+    assert (given.env["A"], given.env["B"]) == ("1", "2")
+    assert given.env["C"] in ("foo", "bar")
+    assert len(given.conflicts) == 1
+    assert given.devices == {"/dev/x": ("/dev/x", "rw")}
+    assert sorted(given.cdi) == ["a", "b"]
+    assert sorted(map(len, given.ids.values())) == [1, 2]
+
+
+def test_a_container_whose_preparation_takes_too_long_is_not_started(
+    root: Path, kubelet: Kubelet, others: Others
+) -> None:
+    from deviceplugin.api.v1beta1_pb2 import DevicePluginOptions
+
+    other = others(options=DevicePluginOptions(pre_start_required=True))
+    pod = kubelet.admit("pod", [wants()])
+    assert kubelet.calls[-1].method == "PreStartContainer"
+    other.pre_start = 30
+    kubelet.pre_start_timeout = 0.2
+    with pytest.raises(NotStarted, match="DEADLINE_EXCEEDED"):
+        kubelet.run(pod)
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_the_checkpoint_outlives_the_kubelet_and_shows_who_holds_what(
+    root: Path,
+    paths: Paths,
+    form: Any,  # noqa: ANN401 - a Literal
+) -> None:
+    kubelet = Kubelet(root, form=form, boot_id="b-1")
+    kubelet.start()
+    other = Other(kubelet.directory, FOO)
+    other.numa = {"0": 0, "1": 1}
+    other.register()
+    kubelet.wait(lambda: kubelet.allocatable(FOO) == 4)
+    kubelet.admit("pod", [wants("a", 3), wants("b", 1)], uid="u-1")
+    before = kubelet.held()
+    rows = {(row.uid, row.container): row.ids for row in reader.from_checkpoint(paths)}
+    assert [len(rows["u-1", name]) for name in "ab"] == [3, 1]
+    assert sorted(rows["u-1", "a"] + rows["u-1", "b"]) == ["0", "1", "2", "3"]
+    assert reader.registered(paths) == {FOO: ["0", "1", "2", "3"]}
+    kubelet.restart()
+    other.close()
+    assert (kubelet.capacity(FOO), kubelet.allocatable(FOO)) == (0, 0)
+    assert [set(one.devices) for one in kubelet.held()] == [set(one.devices) for one in before]
+    kubelet.stop()
+
+
+def test_pod_resources_are_told_device_by_device_and_read_as_one(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others(numa={"0": 0, "1": 1})
+    pod = kubelet.admit("pod", [wants("b", 3), {"name": "a"}], namespace="ns")
+    with grpc.insecure_channel(f"unix:{paths.pod_resources}") as channel:
+        stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        listed = stub.Get(
+            podresources_pb2.GetPodResourcesRequest(pod_name="pod", pod_namespace="ns")
+        ).pod_resources
+        assert [len(one.devices) for one in listed.containers] == [3, 0]
+        whole = stub.GetAllocatableResources(podresources_pb2.AllocatableResourcesRequest())
+        assert len(whole.devices) == 4
+    assert reader.from_pod_resources(paths) == [
+        PodDevices(
+            namespace="ns",
+            name="pod",
+            uid="",
+            container="b",
+            resource=FOO,
+            ids=tuple(pod.containers["b"].ids[FOO]),
+        )
+    ]
+    kubelet.remove(pod)
+    assert reader.from_pod_resources(paths) == []
+
+
+def test_the_rows_of_a_pod_have_its_init_containers_though_pod_resources_does_not(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others()
+    given = kubelet.admit("pod", [wants("z"), wants("a"), wants("init", 2, init=True)], uid="u-1")
+    kubelet.admit("other", [wants()], uid="u-2")
+    rows = reader.of_pod(paths, "default", "pod", "u-1")
+    assert [row.container for row in rows] == ["z", "a", "init"]
+    assert all((row.namespace, row.name, row.uid) == ("default", "pod", "u-1") for row in rows)
+    assert [list(row.ids) for row in rows] == [
+        given.containers[n].ids[FOO] for n in ("z", "a", "init")
+    ]
+    assert [row.container for row in reader.of_pod(paths, "default", "pod", "")] == ["z", "a"]
+    assert reader.of_pod(paths, "default", "third", "u-3") == []
+
+
+def test_a_former_pod_of_the_name_gives_no_devices_to_its_successor(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others()
+    kubelet.admit("pod", [wants(), wants("another")], uid="u-1")
+    second = kubelet.admit("pod", [wants()], uid="u-2")
+    (row,) = reader.of_pod(paths, "default", "pod", "u-2")
+    assert list(row.ids) == second.containers["main"].ids[FOO]
+
+
+def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others()
+    kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
+    kubelet.stop()
+    with pytest.raises(Unreadable, match="is not there: is the kubelet running"):
+        reader.from_pod_resources(paths)
+    rows = reader.of_pod(paths, "default", "pod", "u-1")
+    assert [row.container for row in rows] == ["a", "b"]
+    kubelet.checkpoint.write_text("{")
+    with pytest.raises(Unreadable, match=r"is not there.*; .*is no checkpoint of the kubelet's"):
+        reader.of_pod(paths, "default", "pod", "u-1")
+    kubelet.checkpoint.unlink()
+    with pytest.raises(Unreadable, match=r"is not there.*; .*checkpoint: is not there"):
+        reader.of_pod(paths, "default", "pod", "u-1")
+
+
+def test_pod_resources_is_enough_where_the_checkpoint_is_damaged(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others()
+    kubelet.admit("pod", [wants()], uid="u-1")
+    kubelet.checkpoint.write_text("{")
+    assert [row.container for row in reader.of_pod(paths, "default", "pod", "u-1")] == ["main"]
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_kubelet_that_does_not_answer_is_given_up(paths: Paths, listening: bool) -> None:
+    paths.pod_resources.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(paths.pod_resources))
+        if listening:
+            silent.listen()
+        with pytest.raises(Unreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
+            reader.from_pod_resources(paths, timeout=0.2)
+
+
+def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
+    serve(Pool(name=FOO))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kubelet", str(root), "--ask", f"{FOO}=2"],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    given = json.loads(done.stdout)
+    assert given["env"]["IDS"] == ",".join(given["ids"][FOO])
+    assert len(given["ids"][FOO]) == 2

@@ -1,0 +1,310 @@
+"""The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import checkpoint
+from deviceplugin.config import Config, PoolConfig, Selector
+from deviceplugin.manager import DevicePlugin
+from deviceplugin.server import PluginServer
+from host import gpus
+from host.paths import Paths
+from host.topology import Topology
+from tests.host.deviceplugin.pool import Pool
+from tests.kubelet.devices import PodRejected
+from tests.kubelet.kubelet import Kubelet
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+HCA = "rdma/hca"
+FIRST = servers.DGX_HCAS[0]
+
+
+def config(*pools: PoolConfig) -> Config:
+    return Config(pools=pools)
+
+
+SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=True))
+
+
+@pytest.fixture
+def server() -> Iterator[Paths]:
+    with tempfile.TemporaryDirectory(prefix="pf-") as root:  # short, for sockets' paths
+        yield made(Path(root))
+
+
+def made(root: Path) -> Paths:
+    paths = servers.dgx(root, nodes=True)
+    boot_id = paths.proc / "sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
+    return paths
+
+
+@pytest.fixture
+def kubelet(server: Paths) -> Iterator[Kubelet]:
+    with Kubelet(server.kubelet) as one:
+        yield one
+
+
+class Node:
+    """A node with its device plugin, which can be ended and begun anew."""
+
+    def __init__(self, paths: Paths, configuration: Config) -> None:
+        self.paths = paths
+        self.configuration = configuration
+        self.plugin = DevicePlugin(paths, configuration)
+        self.plugin.start()
+
+    def restart(self) -> None:
+        self.plugin.close()
+        self.plugin = DevicePlugin(self.paths, self.configuration)
+        self.plugin.start()
+
+
+@pytest.fixture
+def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
+    one = Node(server, SHARED)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+    yield one
+    one.plugin.close()
+
+
+def container(resource: str = HCA, count: int = 1) -> dict[str, object]:
+    return {"name": "main", "limits": {resource: count}}
+
+
+def port(paths: Paths, number: int, *, up: bool) -> None:
+    tree = Tree(paths.sys, paths)
+    at = f"class/infiniband/mlx5_{number}/ports/1"
+    tree.write(f"{at}/state", "4: ACTIVE" if up else "1: DOWN")
+    tree.write(f"{at}/phys_state", "5: LinkUp" if up else "3: Disabled")
+
+
+def test_every_hca_is_offered_with_its_numa_node(node: Node, kubelet: Kubelet) -> None:
+    offered = kubelet.devices(HCA)
+    assert len(offered) == 32
+    assert offered[f"{FIRST}-0"] == (True, (0,))
+    assert offered[f"{servers.DGX_HCAS[7]}-3"] == (True, (1,))
+
+
+def test_allocation_is_written_down_before_it_is_answered(node: Node, kubelet: Kubelet) -> None:
+    pod = kubelet.admit("worker-0", [container()])
+    (kept,) = checkpoint.read(node.paths).allocations
+    (device,) = kept.devices
+    (rdma,) = device.rdma
+    given = pod.containers["main"]
+    assert rdma.uverbs is not None
+    assert rdma.uverbs.path in given.devices
+    assert given.env["NCCL_IB_HCA"] == f"={rdma.name}"
+    assert given.env["PCIDEVICE_RDMA_HCA"] == device.address
+    assert kept.boot_id == node.paths.boot_id()
+
+
+def test_pods_are_spread_over_the_hcas(node: Node, kubelet: Kubelet) -> None:
+    for number in range(8):
+        kubelet.admit(f"worker-{number}", [container()])
+    held = {one.devices[0].id for one in checkpoint.read(node.paths).allocations}
+    assert held == set(servers.DGX_HCAS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, seed: int) -> None:
+    """The kubelet allocates in random order: the GPUs are known if they come first."""
+    offered = Pool(8, "nvidia.com/gpu")
+    offered.devices = [(servers.gpu_uuid(number), True, ()) for number in range(8)]
+    plugin_of_gpus = PluginServer(server, offered)
+    with Kubelet(server.kubelet, seed=seed) as kubelet:
+        one = Node(server, SHARED)
+        plugin_of_gpus.start()
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+            kubelet.wait(lambda: kubelet.allocatable("nvidia.com/gpu") == 8)
+            near = 0
+            for number in range(4):
+                limits = {"name": "main", "limits": {HCA: 2, "nvidia.com/gpu": 2}}
+                kubelet.calls.clear()
+                given = kubelet.admit(f"worker-{number}", [limits]).containers["main"].ids
+                order = [call.resource for call in kubelet.calls if call.method == "Allocate"]
+                if order[0] != HCA:
+                    near += 1
+                    assert switches(server, given[HCA]) == switches(server, given["nvidia.com/gpu"])
+        finally:
+            plugin_of_gpus.close()
+            one.plugin.close()
+    assert near
+
+
+def switches(paths: Paths, ids: list[str]) -> list[str]:
+    found = gpus.gpus(paths)
+    addresses = [gpus.address_of(found, known) or known.rpartition("-")[0] for known in ids]
+    topology = Topology.read(paths, addresses)
+    return sorted(topology.switch(address) for address in addresses)
+
+
+def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None:
+    kubelet.admit("worker-0", [container()])
+    before = checkpoint.read(node.paths)
+    node.restart()
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+    assert checkpoint.read(node.paths) == before
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_lost_checkpoint_is_made_anew_from_the_kubelets(server: Paths, form: str) -> None:
+    with Kubelet(server.kubelet, form=form) as kubelet:  # type: ignore[arg-type]
+        one = Node(server, SHARED)
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+            kubelet.admit("worker-0", [container(count=2)])
+            (server.pod_resources).unlink()
+            before = {one.key for one in checkpoint.read(server).allocations}
+            one.plugin.close()
+            server.checkpoint.unlink()
+            one = Node(server, SHARED)
+            kubelet.wait(lambda: len(checkpoint.read(server).allocations) == 2)
+        finally:
+            one.plugin.close()
+        found = checkpoint.read(server).allocations
+        assert {one.key for one in found} == before
+        assert all(one.adopted and one.devices[0].rdma[0].uverbs for one in found)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 9}', b'{"version": 1, "alloc'])
+def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
+    server.devices.mkdir(parents=True)
+    server.checkpoint.write_bytes(content)
+    with Kubelet(server.kubelet) as kubelet:
+        one = Node(server, SHARED)
+        try:
+            kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+            kubelet.admit("worker-0", [container()])
+        finally:
+            one.plugin.close()
+    assert len(checkpoint.read(server).allocations) == 1
+    assert server.checkpoint.with_suffix(".damaged").read_bytes() == content
+
+
+def test_port_that_goes_down_is_withdrawn_and_comes_back(node: Node, kubelet: Kubelet) -> None:
+    port(node.paths, 0, up=False)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
+    assert kubelet.capacity(HCA) == 32
+    assert not kubelet.devices(HCA)[f"{FIRST}-0"][0]
+    port(node.paths, 0, up=True)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+
+
+def test_unplugged_hca_stays_listed_only_while_it_is_held(node: Node, kubelet: Kubelet) -> None:
+    kubelet.admit("worker-0", [container()])
+    held = checkpoint.read(node.paths).allocations[0].devices[0].id
+    free = next(hca for hca in servers.DGX_HCAS if hca != held)
+    for hca in (held, free):
+        Tree(node.paths.sys, node.paths).remove(hca)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 24 and kubelet.capacity(HCA) == 28)
+    offered = kubelet.devices(HCA)
+    assert not offered[f"{held}-0"][0]
+    assert f"{free}-0" not in offered
+
+
+def test_unhealthy_device_is_not_given(node: Node, kubelet: Kubelet) -> None:
+    for number in range(8):
+        port(node.paths, number, up=False)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 0)
+    with pytest.raises(PodRejected):
+        kubelet.admit("worker-0", [container()])
+    assert checkpoint.read(node.paths).allocations == ()
+
+
+def test_renumbered_uverbs_are_given_by_their_new_number(node: Node, kubelet: Kubelet) -> None:
+    uverbs = node.paths.sys / "class/infiniband_verbs"
+    first, second = ((uverbs / f"uverbs{n}/ibdev").read_text() for n in (0, 1))
+    (uverbs / "uverbs0/ibdev").write_text(second)
+    (uverbs / "uverbs1/ibdev").write_text(first)
+    for number in range(8):
+        kubelet.admit(f"worker-{number}", [container()])
+    for one in checkpoint.read(node.paths).allocations:
+        (rdma,) = one.devices[0].rdma
+        assert rdma.uverbs is not None
+        name = rdma.uverbs.path.rpartition("/")[2]
+        assert (uverbs / name / "ibdev").read_text().strip() == rdma.name
+
+
+def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
+    first = Selector(rdmaDevices=("mlx5_0",))
+    pools = config(
+        PoolConfig(resource="rdma/first", mode="exclusive", selectors=(first,)),
+        PoolConfig(resource="rdma/rest", mode="exclusive"),
+    )
+    one = Node(server, pools)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 7)
+        kubelet.wait(lambda: list(kubelet.devices("rdma/first")) == [FIRST])
+        assert FIRST not in kubelet.devices("rdma/rest")
+    finally:
+        one.plugin.close()
+
+
+def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubelet) -> None:
+    kubelet.refuse["rdma/refused"] = "not today"
+    pools = config(
+        PoolConfig(resource="rdma/refused", mode="shared", slots=1),
+        PoolConfig(resource="rdma/other", mode="shared", slots=2, overlap=True),
+    )
+    one = Node(server, pools)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable("rdma/other") == 16)
+        assert kubelet.allocatable("rdma/refused") == 0
+        kubelet.refuse.clear()
+        kubelet.wait(lambda: kubelet.allocatable("rdma/refused") == 8)
+    finally:
+        one.plugin.close()
+
+
+def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) -> None:
+    pool = PoolConfig(resource=HCA, mode="shared", slots=2)
+    node.plugin.reconfigure(config(pool, PoolConfig(resource="rdma/all", mode="all", overlap=True)))
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)
+    kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 1)
+    assert kubelet.count("Register", HCA) == 1
+    node.plugin.reconfigure(config(pool))
+    kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
+
+
+def test_device_information_is_there_while_the_device_is_held(
+    server: Paths, kubelet: Kubelet
+) -> None:
+    one = Node(server, config(PoolConfig(resource=HCA, mode="exclusive")))
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+        kubelet.admit("worker-0", [container()])
+        (file,) = (server.devinfo / "dp").iterdir()
+        information = json.loads(file.read_bytes())
+        held = checkpoint.read(server).allocations[0].devices[0]
+        assert information["pci"]["pci-address"] == held.address
+        assert information["pci"]["rdma-device"] == held.rdma[0].name
+    finally:
+        one.plugin.close()
+
+
+def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: Kubelet) -> None:
+    node.plugin.close()
+    left = [path.name for path in node.paths.device_plugins.iterdir()]
+    assert [name for name in left if "podfabric" in name] == []
+
+
+def test_kubelet_restart_with_live_allocations(node: Node, kubelet: Kubelet) -> None:
+    kubelet.admit("worker-0", [container()])
+    kept = checkpoint.read(node.paths)
+    kubelet.restart()
+    started = time.monotonic()
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+    assert time.monotonic() - started < 5.0
+    assert checkpoint.read(node.paths) == kept
+    kubelet.admit("worker-1", [container()])
+    ids = [one.id for one in checkpoint.read(node.paths).allocations]
+    assert len(set(ids)) == 2

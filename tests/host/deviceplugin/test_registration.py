@@ -1,0 +1,473 @@
+"""A pool's registration, with a kubelet that comes, goes, refuses, and forgets."""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import registration, sockets
+from deviceplugin.server import PluginServer
+from host.paths import Paths
+from tests.host.deviceplugin.conftest import Serve, plugin_threads
+from tests.host.deviceplugin.pool import NAME, Pool
+from tests.kubelet import Kubelet, PodRejected
+from tests.kubelet.endpoint import Endpoint
+
+ONE = [{"name": "main", "limits": {NAME: 1}}]
+
+
+def all_healthy(kubelet: Kubelet, count: int = 4) -> None:
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == count)
+
+
+def own_sockets(root: Path, below: str = "device-plugins") -> list[Path]:
+    return sorted((root / below).glob("*podfabric-*")) + sorted((root / below).glob(".podfabric-*"))
+
+
+@pytest.fixture
+def processes(root: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a plugin of four devices in a process of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.host.deviceplugin.pool", str(root)],
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_pool_is_registered_by_its_file_name_and_asked_for_options_then_the_list(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    server = serve(Pool())
+    all_healthy(kubelet)
+    assert [call.method for call in kubelet.calls] == [
+        "Register",
+        "GetDevicePluginOptions",
+        "ListAndWatch",
+    ]
+    (path,) = own_sockets(root)
+    assert kubelet.calls[0].ids == (path.name,)
+    assert path.stat().st_mode & 0o777 == 0o600
+    endpoint = kubelet.endpoint(NAME)
+    assert endpoint is not None
+    assert endpoint.options == registration.OPTIONS
+    assert not endpoint.options.pre_start_required
+    assert endpoint.options.get_preferred_allocation_available
+    kubelet.wait(lambda: server.state().registered)
+    assert server.state().socket == str(path)
+    assert server.state().devices == server.state().healthy == 4
+
+
+@pytest.mark.parametrize("made", ["nothing", "the root", "the directory"])
+def test_a_kubelet_that_is_not_there_is_waited_for(
+    kubelet: Kubelet, serve: Serve, root: Path, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if made == "the root":
+        root.mkdir()
+    if made == "the directory":
+        (root / "device-plugins").mkdir(parents=True)
+    server = serve(Pool())
+    kubelet.wait(lambda: "waited for" in server.state().problem)
+    assert not server.state().registered
+    server.changed()
+    kubelet.start()
+    all_healthy(kubelet)
+    kubelet.wait(lambda: server.state().problem == "")
+    assert caplog.text.count("is not there: the kubelet is waited for") <= 1
+
+
+def test_a_pool_is_back_within_a_second_of_a_kubelets_restart_and_holders_keep_their_devices(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    serve(Pool())
+    all_healthy(kubelet)
+    pods = [kubelet.admit(f"pod-{number}", ONE) for number in range(3)]
+    (before,) = own_sockets(root)
+    kubelet.restart()
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4, timeout=1)
+    (after,) = own_sockets(root)
+    assert after != before
+    held = {one for each in kubelet.held() for one in each.devices}
+    assert held == {one for pod in pods for one in pod.containers["main"].ids[NAME]}
+    allocated = kubelet.count("Allocate", NAME)
+    for pod in pods:
+        kubelet.readmit(pod)
+    assert kubelet.count("Allocate", NAME) == allocated
+    last = kubelet.admit("last", ONE)
+    assert not held & set(last.containers["main"].ids[NAME])
+    with pytest.raises(PodRejected, match="Requested: 1, Available: 0"):
+        kubelet.admit("one too many", ONE)
+
+
+def test_many_restarts_in_a_row_end_registered(kubelet: Kubelet, serve: Serve, root: Path) -> None:
+    kubelet.start()
+    serve(Pool())
+    for _ in range(5):
+        kubelet.restart()
+    all_healthy(kubelet)
+    assert len(own_sockets(root)) == 1
+
+
+def test_a_kubelet_that_was_away_finds_the_list_as_it_is_then(
+    kubelet: Kubelet, serve: Serve
+) -> None:
+    pool = Pool()
+    kubelet.start()
+    server = serve(pool)
+    all_healthy(kubelet)
+    kubelet.stop()
+    pool.set("2", False)
+    server.changed()
+    kubelet.start()
+    kubelet.wait(lambda: kubelet.capacity(NAME) == 4)
+    assert kubelet.allocatable(NAME) == 3
+
+
+def test_a_socket_that_vanished_is_made_anew_under_another_name(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    serve(Pool())
+    all_healthy(kubelet)
+    (before,) = own_sockets(root)
+    before.unlink()
+    kubelet.wait(lambda: kubelet.count("Register", NAME) == 2)
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4 and own_sockets(root))
+    assert own_sockets(root) != [before]
+    assert kubelet.admit("pod", ONE).containers["main"].ids
+
+
+def test_a_socket_of_somebody_else_under_its_name_is_left_alone(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    server = serve(Pool())
+    all_healthy(kubelet)
+    (path,) = own_sockets(root)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path.with_name("other")))
+        other.listen()
+        path.with_name("other").replace(path)
+        number = path.stat().st_ino
+        kubelet.wait(lambda: len(own_sockets(root)) == 2)
+        all_healthy(kubelet)
+        server.close()
+        assert own_sockets(root) == [path]
+        assert path.stat().st_ino == number
+
+
+def test_a_directory_that_is_replaced_is_followed(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    serve(Pool())
+    all_healthy(kubelet)
+    kubelet.stop()
+    (root / "device-plugins").rename(root / "before")
+    kubelet.start()
+    all_healthy(kubelet)
+    kubelet.stop()
+    shutil.rmtree(root / "device-plugins")
+    kubelet.start()
+    all_healthy(kubelet)
+    assert len(own_sockets(root)) == 1
+
+
+def test_a_list_that_the_kubelet_reads_no_more_is_registered_anew(
+    kubelet: Kubelet, serve: Serve
+) -> None:
+    kubelet.start()
+    serve(Pool())
+    all_healthy(kubelet)
+    endpoint = kubelet.endpoint(NAME)
+    assert endpoint is not None
+    endpoint.close()
+    kubelet.wait(lambda: kubelet.endpoint(NAME) is not endpoint)
+    all_healthy(kubelet)
+
+
+def test_a_registration_after_which_the_list_is_not_asked_for_is_repeated(
+    kubelet: Kubelet, serve: Serve, impatient: None
+) -> None:
+    kubelet.before_watch = lambda endpoint: kubelet.count("Register", NAME) > 2
+    kubelet.start()
+    server = serve(Pool())
+    all_healthy(kubelet)
+    assert kubelet.count("Register", NAME) == 3
+    kubelet.wait(lambda: server.state().problem == "")
+
+
+def test_a_refusal_is_logged_once_and_tried_again(
+    kubelet: Kubelet, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubelet.refuse[NAME] = "the node is full"
+    kubelet.start()
+    server = serve(Pool())
+    kubelet.wait(lambda: kubelet.count("Register", NAME) >= 3)
+    assert "the kubelet refuses the resource: the node is full" in server.state().problem
+    kubelet.refuse.clear()
+    all_healthy(kubelet)
+    assert caplog.text.count("the node is full") == 1
+
+
+def test_a_kubelet_that_listens_no_more_is_tried_until_it_is_replaced(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    (root / "device-plugins").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(root / "device-plugins/kubelet.sock"))
+    server = serve(Pool())
+    kubelet.wait(lambda: "nobody listens" in server.state().problem)
+    kubelet.start()
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4, timeout=2)
+
+
+def test_a_pool_that_is_refused_keeps_no_other_from_the_kubelet(
+    kubelet: Kubelet, serve: Serve
+) -> None:
+    kubelet.start()
+    refused = serve(Pool(name="kubernetes.io/hca"))
+    serve(Pool())
+    serve(Pool(2, name="rdma/other"))
+    all_healthy(kubelet)
+    kubelet.wait(lambda: kubelet.allocatable("rdma/other") == 2)
+    kubelet.wait(lambda: "is invalid" in refused.state().problem)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+    root = tmp_path / ("long" * 20)
+    (root / "device-plugins").mkdir(parents=True)
+    server = PluginServer(Paths(kubelet=root), Pool())
+    server.start()
+    try:
+        Kubelet(root).wait(lambda: "at most 107 bytes" in server.state().problem)
+    finally:
+        server.close()
+
+
+def test_close_leaves_nothing_and_may_be_called_again(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    server = serve(Pool())
+    all_healthy(kubelet)
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    second = serve(Pool(name="rdma/second"))
+    kubelet.wait(lambda: kubelet.allocatable("rdma/second") == 4)
+    second.close()
+    server.close()
+    server.close()
+    assert own_sockets(root) == []
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 0)
+    assert kubelet.capacity(NAME) == 4
+    kubelet.wait(lambda: not plugin_threads())
+    kubelet.wait(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # noqa: PTH208
+
+
+def test_close_does_not_wait_for_a_kubelet_that_hangs_in_register(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hang(endpoint: Endpoint) -> bool:
+        inside.set()
+        return go_on.wait(30) and False
+
+    kubelet.before_watch = hang
+    kubelet.start()
+    server = serve(Pool())
+    assert inside.wait(10)
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    closing.join(8)
+    hung = closing.is_alive()
+    go_on.set()
+    closing.join()
+    assert not hung
+    assert own_sockets(root) == []
+
+
+def test_a_server_that_never_started_can_be_closed(root: Path) -> None:
+    PluginServer(Paths(kubelet=root), Pool()).close()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_instance_that_ends_after_its_successor_began_takes_nothing_with_it(
+    root: Path, serve: Serve, old: bool
+) -> None:
+    with Kubelet(root, old=old) as kubelet:
+        first = serve(Pool())
+        all_healthy(kubelet)
+        second = serve(Pool())
+        kubelet.wait(lambda: second.state().registered)
+        assert len(own_sockets(root)) == 2
+        first.close()
+        endpoint = str(second.state().socket)
+        kubelet.wait(
+            lambda: (
+                kubelet.allocatable(NAME) == 4
+                and (found := kubelet.endpoint(NAME)) is not None
+                and not found.stopped
+                and str(found.socket) == endpoint
+            )
+        )
+        # Old kubelets: the list is there again only after another Register.
+        kubelet.wait(lambda: kubelet.count("Register", NAME) == 3)
+        kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
+        assert kubelet.admit("pod", ONE).containers["main"].ids
+        assert [str(path) for path in own_sockets(root)] == [endpoint]
+
+
+def test_an_instance_that_is_killed_beside_its_successor_takes_nothing_with_it(
+    root: Path,
+    serve: Serve,
+    processes: Callable[[], subprocess.Popen[bytes]],
+    impatient: None,
+) -> None:
+    with Kubelet(root, old=True) as kubelet:
+        first = processes()
+        all_healthy(kubelet)
+        second = serve(Pool())
+        kubelet.wait(lambda: second.state().registered)
+        registrations = kubelet.count("Register", NAME)
+        first.kill()
+        first.wait()
+        kubelet.wait(lambda: kubelet.count("Register", NAME) > registrations)
+        kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
+        assert [str(path) for path in own_sockets(root)] == [second.state().socket]
+
+
+def test_a_plugin_killed_between_register_and_the_list_is_succeeded(
+    kubelet: Kubelet, root: Path, processes: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    first: list[subprocess.Popen[bytes]] = []
+    started = threading.Event()
+
+    def kill(endpoint: Endpoint) -> bool:
+        if started.wait(10) and kubelet.count("Register", NAME) == 1:
+            first[0].kill()
+            first[0].wait()
+        return True
+
+    kubelet.before_watch = kill
+    kubelet.start()
+    first.append(processes())
+    started.set()
+    kubelet.wait(lambda: kubelet.count("ListAndWatch", NAME) == 1)
+    first[0].wait()
+    assert len(own_sockets(root)) == 1
+    second = processes()
+    all_healthy(kubelet)
+    assert len(own_sockets(root)) == 1
+    assert f"-{second.pid}-" in own_sockets(root)[0].name
+
+
+def test_a_plugin_that_is_terminated_removes_its_socket_and_ends_well(
+    kubelet: Kubelet, root: Path, processes: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    kubelet.start()
+    process = processes()
+    all_healthy(kubelet)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert own_sockets(root) == []
+
+
+def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
+    root.mkdir()
+    dead, other = root / "podfabric-rdma_hca-1-00000000.sock", root / "nvidia-gpu.sock"
+    half_made = root / ".podfabric-rdma_hca-1-00000001.sock"
+    for path in (dead, other, half_made):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+    (root / "podfabric-file.sock").write_text("")
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(root / "podfabric-rdma_hca-2-00000000.sock"))
+        alive.listen()
+        assert sockets.remove_leftovers(root) == [dead]
+        os.utime(half_made, (0, 0))
+        assert sockets.remove_leftovers(root) == [half_made]
+    assert len(list(root.iterdir())) == 3
+
+
+def test_only_sockets_of_the_same_resource_are_siblings(tmp_path: Path) -> None:
+    names = ("rdma_hca-1-00000000", "rdma_hca-2-12-00000000", "rdma_hca_2-1-00000000", "rdma_hca-1")
+    for name in names:
+        (tmp_path / f"podfabric-{name}.sock").touch()
+    found = sockets.siblings(tmp_path, "rdma/hca", None)
+    assert found == {tmp_path / "podfabric-rdma_hca-1-00000000.sock"}
+    assert not sockets.siblings(tmp_path, "rdma/hca", found.pop())
+
+
+def test_a_watched_pool_is_found_and_found_again_by_the_next_kubelet(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    server = serve(Pool(), "watcher")
+    all_healthy(kubelet)
+    (path,) = own_sockets(root, "plugins_registry")
+    assert own_sockets(root) == []
+    assert kubelet.calls[0].ids == (str(path),)
+    assert kubelet.count("Register", NAME) == 0
+    kubelet.restart()
+    all_healthy(kubelet)
+    assert own_sockets(root, "plugins_registry") == [path]
+    server.close()
+    assert own_sockets(root, "plugins_registry") == []
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 0)
+
+
+def test_a_watched_pool_that_is_refused_says_why_and_shows_another_socket(
+    kubelet: Kubelet, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubelet.refuse[NAME] = "the node is full"
+    kubelet.start()
+    serve(Pool(), "watcher")
+    kubelet.wait(lambda: kubelet.count("GetInfo", NAME) >= 3)
+    kubelet.refuse.clear()
+    all_healthy(kubelet)
+    shown = {call.ids for call in kubelet.calls if call.method == "GetInfo"}
+    assert len(shown) == kubelet.count("GetInfo", NAME)
+    assert "the kubelet refuses it: the node is full" in caplog.text
+
+
+def test_a_watched_socket_that_vanished_is_made_anew(
+    kubelet: Kubelet, serve: Serve, root: Path
+) -> None:
+    kubelet.start()
+    serve(Pool(), "watcher")
+    all_healthy(kubelet)
+    own_sockets(root, "plugins_registry")[0].unlink()
+    kubelet.wait(lambda: kubelet.count("GetInfo", NAME) == 2)
+    all_healthy(kubelet)
+
+
+def test_a_problem_is_logged_for_the_pool_it_is_of(
+    kubelet: Kubelet, serve: Serve, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        server = serve(Pool())
+        kubelet.wait(lambda: server.state().problem)
+    assert f"{NAME}: {root}/device-plugins: there is no such directory" in caplog.text

@@ -1,0 +1,303 @@
+"""A pool's gRPC server, called as the kubelet calls it and as nobody should."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin import server as server_module
+from deviceplugin import streams
+from deviceplugin.api import v1beta1_pb2 as api
+from deviceplugin.api import v1beta1_pb2_grpc
+from deviceplugin.server import PluginServer
+from host.paths import Paths
+from tests.host.deviceplugin.pool import NAME, Pool
+from tests.kubelet import Kubelet
+
+
+class Plugin:
+    """A pool that is served, and a client of it. Nobody registers it."""
+
+    def __init__(self, root: Path, pool: Pool) -> None:
+        (root / "device-plugins").mkdir(parents=True)
+        self.pool = pool
+        self.server = PluginServer(Paths(kubelet=root), pool)
+        self.server.start()
+        self.wait = Kubelet(root).wait
+        self.wait(lambda: self.server.state().socket)
+        self.channel = grpc.insecure_channel(
+            f"unix:{self.server.state().socket}",
+            (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)),
+        )
+        self.stub = v1beta1_pb2_grpc.DevicePluginStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def watch(self) -> Any:  # noqa: ANN401 - grpc has no public name for it
+        """A stream of lists, with `cancel`."""
+        return self.stub.ListAndWatch(api.Empty(), timeout=30)
+
+    def allocate(self, *requests: list[str]) -> api.AllocateResponse:
+        """One Allocate."""
+        answer: api.AllocateResponse = self.stub.Allocate(
+            api.AllocateRequest(
+                container_requests=[
+                    api.ContainerAllocateRequest(devices_ids=ids) for ids in requests
+                ]
+            )
+        )
+        return answer
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """One GetPreferredAllocation."""
+        answer = self.stub.GetPreferredAllocation(
+            api.PreferredAllocationRequest(
+                container_requests=[
+                    api.ContainerPreferredAllocationRequest(
+                        available_deviceIDs=available,
+                        must_include_deviceIDs=must_include,
+                        allocation_size=size,
+                    )
+                ]
+            )
+        )
+        return list(answer.container_responses[0].deviceIDs)
+
+
+@pytest.fixture
+def plugin(root: Path) -> Iterator[Plugin]:
+    """Four devices, served."""
+    plugin = Plugin(root, Pool())
+    yield plugin
+    plugin.channel.close()
+    plugin.server.close()
+
+
+def shown(answer: api.ListAndWatchResponse) -> dict[str, str]:
+    return {device.ID: device.health for device in answer.devices}
+
+
+def test_the_list_is_sent_at_once_and_whole_when_it_changes(plugin: Plugin) -> None:
+    stream = plugin.watch()
+    assert shown(next(stream)) == dict.fromkeys("0123", "Healthy")
+    plugin.pool.set("2", False)
+    plugin.server.changed()
+    assert shown(next(stream)) == {**dict.fromkeys("013", "Healthy"), "2": "Unhealthy"}
+    plugin.pool.devices.append(("4", True, ()))
+    plugin.server.changed()
+    assert list(shown(next(stream))) == ["0", "1", "2", "3", "4"]
+
+
+def test_many_changes_are_few_lists_and_the_last_is_the_newest(plugin: Plugin) -> None:
+    stream = plugin.watch()
+    next(stream)
+    began = time.monotonic()
+    for number in range(200):
+        plugin.pool.devices = [(str(one), True, ()) for one in range(number + 5)]
+        plugin.server.changed()
+    lists = 0
+    for answer in stream:
+        lists += 1
+        if len(answer.devices) == 204:
+            break
+    assert lists <= 2 + (time.monotonic() - began) / streams.COALESCE
+
+
+def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
+    stream = plugin.watch()
+    next(stream)
+    plugin.server.changed()
+    plugin.pool.set("1", False)
+    plugin.pool.set("1", True)
+    plugin.server.changed()
+    time.sleep(streams.COALESCE * 2)  # it would have been sent by then
+    plugin.pool.set("3", False)
+    plugin.server.changed()
+    assert shown(next(stream))["3"] == "Unhealthy"
+
+
+def test_a_change_while_nobody_reads_is_in_the_next_stream(plugin: Plugin) -> None:
+    stream = plugin.watch()
+    next(stream)
+    stream.cancel()
+    plugin.wait(lambda: plugin.server.state().streams == 0)
+    plugin.pool.set("0", False)
+    plugin.server.changed()
+    assert shown(next(plugin.watch()))["0"] == "Unhealthy"
+
+
+def test_several_read_the_list_at_a_time_and_each_gets_every_change(plugin: Plugin) -> None:
+    readers = [plugin.watch() for _ in range(3)]
+    for reader in readers:
+        next(reader)
+    assert plugin.server.state().streams == 3
+    plugin.pool.set("0", False)
+    plugin.server.changed()
+    assert [shown(next(reader))["0"] for reader in readers] == ["Unhealthy"] * 3
+    readers[0].cancel()
+    plugin.wait(lambda: plugin.server.state().streams == 2)
+
+
+def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) -> None:
+    readers = []
+    for _ in range(streams.MOST + 5):
+        readers.append(plugin.watch())
+        next(readers[-1])
+    plugin.wait(lambda: plugin.server.state().streams == streams.MOST)
+    assert plugin.stub.GetDevicePluginOptions(
+        api.Empty(), timeout=10
+    ).get_preferred_allocation_available
+    assert plugin.allocate(["0"]).container_responses[0].envs == {"IDS": "0"}
+    assert [list(reader) for reader in readers[:5]] == [[]] * 5  # the oldest gave way
+
+
+def test_options_are_told_while_the_pool_is_busy(plugin: Plugin) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    def listing() -> list[tuple[str, bool, tuple[int, ...]]]:
+        busy.set()
+        go_on.wait(30)
+        return [("0", True, ())]
+
+    plugin.pool.listing = listing  # type: ignore[method-assign]
+    stream = plugin.watch()
+    assert busy.wait(10)
+    assert not plugin.stub.GetDevicePluginOptions(api.Empty(), timeout=10).pre_start_required
+    go_on.set()
+    assert shown(next(stream)) == {"0": "Healthy"}
+
+
+def test_a_list_that_cannot_be_made_is_sent_once_it_can(plugin: Plugin) -> None:
+    plugin.pool.broken.add("listing")
+    stream = plugin.watch()
+    time.sleep(streams.COALESCE)  # that it is tried first
+    plugin.pool.broken.clear()
+    plugin.server.changed()
+    assert len(shown(next(stream))) == 4
+
+
+@pytest.mark.parametrize(
+    ("numa", "sent"), [((), None), ((-1,), None), ((0,), [0]), ((1, 0, 1), [0, 1]), ((-1, 2), [2])]
+)
+def test_only_nodes_that_there_are_are_told(
+    plugin: Plugin, numa: tuple[int, ...], sent: list[int] | None
+) -> None:
+    plugin.pool.devices = [("0", True, numa)]
+    (device,) = next(plugin.watch()).devices
+    assert device.HasField("topology") is (sent is not None)
+    assert [node.ID for node in device.topology.nodes] == (sent or [])
+
+
+def test_a_thousand_devices_are_listed_and_the_list_is_made_once(plugin: Plugin) -> None:
+    plugin.pool.devices = [(f"0000:3b:00.0-{one}", one != 7, (one % 2,)) for one in range(1000)]
+    first = next(plugin.watch())
+    assert len(first.devices) == 1000
+    assert first.devices[7].health == "Unhealthy"
+    began = time.monotonic()
+    assert next(plugin.watch()) == first
+    assert time.monotonic() - began < 1
+
+
+def test_a_list_that_is_too_large_for_the_kubelet_is_cut_off(
+    plugin: Plugin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_LIST", 1000)
+    plugin.pool.devices = [(str(one), True, ()) for one in range(1000)]
+    answer = next(plugin.watch())
+    assert 0 < len(answer.devices) < 100
+    assert answer.ByteSize() <= 1000
+    assert "give the pool fewer slots" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("requests", "answers"),
+    [
+        ([], []),
+        ([["1"]], [{"IDS": "1"}]),
+        ([["1", "0"], ["3"]], [{"IDS": "0,1"}, {"IDS": "3"}]),
+        ([[]], [{}]),
+        ([["2"], [], ["2"]], [{"IDS": "2"}, {}, {"IDS": "2"}]),
+    ],
+)
+def test_every_container_request_has_its_response_in_order(
+    plugin: Plugin, requests: list[list[str]], answers: list[dict[str, str]]
+) -> None:
+    got = plugin.allocate(*requests).container_responses
+    assert [dict(one.envs) for one in got] == answers
+
+
+@pytest.mark.parametrize(
+    ("ids", "code", "text"),
+    [
+        (["9"], grpc.StatusCode.INVALID_ARGUMENT, "rdma/hca: 9: there is no such device"),
+        (["0", "3"], grpc.StatusCode.FAILED_PRECONDITION, "rdma/hca: 3: is not healthy"),
+        (["broken"], grpc.StatusCode.INTERNAL, "rdma/hca: RuntimeError: allocate is broken"),
+    ],
+)
+def test_an_allocation_that_cannot_be_says_why(
+    plugin: Plugin, ids: list[str], code: grpc.StatusCode, text: str
+) -> None:
+    plugin.pool.set("3", False)
+    plugin.pool.broken.update(["allocate"] if ids == ["broken"] else [])
+    with pytest.raises(grpc.RpcError) as raised:
+        plugin.allocate(["0"], ids)
+    assert raised.value.code() is code
+    assert raised.value.details() == text
+    plugin.pool.broken.clear()
+    assert plugin.allocate(["0"]).container_responses
+
+
+def test_the_pool_is_asked_what_it_prefers(plugin: Plugin) -> None:
+    assert plugin.preferred(["0", "1", "3"], ["1"], 2) == ["3", "1"]
+    assert plugin.pool.preferences == [(["0", "1", "3"], ["1"], 2)]
+
+
+@pytest.mark.parametrize(
+    ("available", "must_include", "size", "answer"),
+    [
+        (["0", "1", "2"], [], 2, ["0", "1"]),
+        (["0", "1", "2"], ["2"], 2, ["2", "0"]),
+        (["0", "1", "2"], ["2", "1"], 1, ["2"]),
+        (["0", "1", "2"], [], 0, []),
+        (["0", "1", "2"], [], -1, []),
+        (["0", "1", "2"], [], 9, ["0", "1", "2"]),
+        (["0", "1"], ["9"], 2, ["0", "1"]),
+        (["0", "0", "1"], ["1", "1"], 2, ["1", "0"]),
+        ([], [], 3, []),
+    ],
+)
+def test_a_preference_that_fails_is_a_guess_and_no_error(
+    plugin: Plugin, available: list[str], must_include: list[str], size: int, answer: list[str]
+) -> None:
+    plugin.pool.broken.add("preferred")
+    assert plugin.preferred(available, must_include, size) == answer
+
+
+def test_a_question_larger_than_grpcs_own_limit_is_answered(plugin: Plugin) -> None:
+    available = [f"{one:063}" for one in range(100_000)]
+    assert len(plugin.preferred(available, [], 1)) == 1
+
+
+def test_what_starts_is_told_to_the_pool_and_its_failure_to_the_kubelet(plugin: Plugin) -> None:
+    request = api.PreStartContainerRequest(devices_ids=["1", "2"])
+    plugin.stub.PreStartContainer(request, timeout=10)
+    assert plugin.pool.started == [["1", "2"]]
+    plugin.pool.broken.add("pre_start")
+    with pytest.raises(grpc.RpcError, match="pre_start is broken"):
+        plugin.stub.PreStartContainer(request, timeout=10)
+
+
+def test_readers_see_the_end_when_the_pool_is_closed(plugin: Plugin) -> None:
+    stream = plugin.watch()
+    next(stream)
+    plugin.server.close()
+    assert list(stream) == []
+    assert plugin.server.state().streams == 0
+    assert plugin.server.state().socket == ""
+
+
+def test_the_resource_is_its_own_name_in_states(plugin: Plugin) -> None:
+    state = plugin.server.state()
+    assert (state.resource, state.mode, state.registered) == (NAME, "legacy", False)

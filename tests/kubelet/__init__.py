@@ -1,0 +1,11 @@
+"""A stand-in for the kubelet's device manager, for any device plugin.
+
+It has the kubelet's sockets and its checkpoint below a root directory, and calls a plugin in the
+order in which the kubelet does. Of the project it uses the generated protocol alone.
+`python -m tests.kubelet ROOT` runs it.
+"""
+
+from tests.kubelet.devices import NotStarted, PodRejected, Request
+from tests.kubelet.kubelet import Kubelet, Pod
+
+__all__ = ["Kubelet", "NotStarted", "Pod", "PodRejected", "Request"]

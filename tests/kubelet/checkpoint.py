@@ -1,0 +1,88 @@
+"""The kubelet's kubelet_internal_checkpoint, in both of its forms."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.kubelet.devices import Held, Response
+
+Form = Literal["v1", "v2"]
+
+
+def write(
+    path: Path,
+    held: Sequence[Held],
+    registered: Mapping[str, Sequence[str]],
+    form: Form,
+    boot_id: str = "",
+) -> None:
+    """Replace the file by a rename, as the kubelet does.
+
+    The checksum is of this JSON: the kubelet's is of Go's own dump of the data, and no reader
+    but the kubelet looks at it.
+    """
+    entries = [
+        {
+            "PodUID": one.uid,
+            "ContainerName": one.container,
+            "ResourceName": one.resource,
+            "DeviceIDs": sorted(one.devices) if form == "v1" else _by_node(one),
+            "AllocResp": base64.b64encode(one.response.SerializeToString()).decode(),
+        }
+        for one in held
+    ]
+    data = {
+        "PodDeviceEntries": entries or None,  # a nil slice of Go's
+        "RegisteredDevices": {name: list(ids) for name, ids in registered.items()},
+    }
+    whole: dict[str, Any] = {"Data": data, "Checksum": _fnv(json.dumps(data).encode())}
+    if boot_id:
+        whole["BootID"] = boot_id
+    temporary = path.with_name(f".{path.name}-writing")
+    temporary.write_text(json.dumps(whole))
+    temporary.replace(path)
+
+
+def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
+    """What a kubelet takes over when it starts: the holders, and the resources it knew."""
+    try:
+        data = json.loads(path.read_text())["Data"]
+    except FileNotFoundError:
+        return [], {}
+    held = []
+    for entry in data["PodDeviceEntries"] or ():
+        devices: dict[str, tuple[int, ...]] = {}
+        listed = entry["DeviceIDs"]
+        for node, ids in listed.items() if isinstance(listed, dict) else [("-1", listed)]:
+            for one in ids:
+                known = devices.get(one, ())
+                devices[one] = known if int(node) < 0 else (*known, int(node))
+        held.append(
+            Held(
+                uid=entry["PodUID"],
+                container=entry["ContainerName"],
+                resource=entry["ResourceName"],
+                devices=devices,
+                response=Response.FromString(base64.b64decode(entry["AllocResp"])),
+            )
+        )
+    return held, dict(data["RegisteredDevices"] or {})
+
+
+def _by_node(held: Held) -> dict[str, list[str]]:
+    """A device of two nodes is below both; one of none below -1."""
+    nodes: dict[str, list[str]] = {}
+    for one, numa in sorted(held.devices.items()):
+        for node in numa or (-1,):
+            nodes.setdefault(str(node), []).append(one)
+    return nodes
+
+
+def _fnv(content: bytes) -> int:
+    """FNV-1a's 32 bits elder, FNV-1: what hash/fnv's New32 of Go is."""
+    value = 0x811C9DC5
+    for byte in content:
+        value = (value * 0x01000193 & 0xFFFFFFFF) ^ byte
+    return value

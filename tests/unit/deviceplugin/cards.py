@@ -1,0 +1,98 @@
+"""Adapters as sysfs would show them, for tests of what is made of them."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from host.adapters import Adapter, Node, Port, RdmaDevice
+
+
+def port(
+    link_layer: str = "InfiniBand", *, state: str = "ACTIVE", pkeys: Sequence[int] = ()
+) -> Port:
+    """Port 1 of an RDMA device."""
+    return Port(
+        number=1,
+        link_layer=link_layer,
+        state=state,
+        physical_state="LinkUp" if state == "ACTIVE" else "Disabled",
+        rate="100 Gb/sec (4X EDR)",
+        lid=1,
+        sm_lid=1,
+        guid="0011:2233:4455:6677",
+        pkeys=tuple(pkeys) or (0xFFFF,),
+        netdevs=(),
+        umad=None,
+        issm=None,
+    )
+
+
+def rdma(name: str, *ports: Port) -> RdmaDevice:
+    """An RDMA device; it has one working InfiniBand port unless others are given."""
+    return RdmaDevice(
+        name=name,
+        node_guid="0011:2233:4455:6677",
+        uverbs=Node(f"uverbs{name[-1]}", 231, 192),
+        ports=ports or (port(),),
+    )
+
+
+def card(address: str, *devices: RdmaDevice, **changed: object) -> Adapter:
+    """An mlx5 function at that address, with whatever else is given."""
+    plain = Adapter(
+        id=address,
+        address=address,
+        vendor="15b3",
+        device="101b",
+        driver="mlx5_core",
+        pf="",
+        pf_netdevs=(),
+        index=None,
+        aux_type="",
+        numa=0,
+        acpi_index="",
+        netdevs=(),
+        link_types=(),
+        rdma=devices,
+        verbs=tuple(device.name for device in devices),
+        iommu_group="",
+        software=False,
+        num_vfs=0,
+    )
+    return msgspec.structs.replace(plain, **changed)
+
+
+def vf(pf: Adapter, index: int, *devices: RdmaDevice, **changed: object) -> Adapter:
+    """A VF of that PF, at an address behind it."""
+    address = f"{pf.address[:-4]}{index // 8 + 2:02x}.{index % 8}"
+    given = {"device": "101c", "pf": pf.id, "pf_netdevs": pf.netdevs, "index": index, **changed}
+    return card(address, *devices, **given)
+
+
+def sf(pf: Adapter, number: int, *devices: RdmaDevice, **changed: object) -> Adapter:
+    """An SF of that PF."""
+    given = {
+        "driver": "mlx5_core.sf",
+        "aux_type": "sf",
+        "pf": pf.id,
+        "pf_netdevs": pf.netdevs,
+        "index": number,
+        **changed,
+    }
+    return card(f"mlx5_core.sf.{number}", *devices, **given)
+
+
+def rxe(name: str, netdev: str) -> Adapter:
+    """A Soft-RoCE device."""
+    return card(
+        "",
+        rdma(name, port("Ethernet")),
+        id=name,
+        vendor="",
+        device="",
+        driver="rdma_rxe",
+        numa=None,
+        netdevs=(netdev,),
+        link_types=("ether",),
+        software=True,
+    )

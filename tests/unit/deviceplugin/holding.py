@@ -1,0 +1,98 @@
+"""What pods of a made-up server hold: the device plugin's checkpoint and the kubelet's own."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from deviceplugin import checkpoint
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.checkpoint import Allocation, Device, Node, Rdma
+from deviceplugin.claims import Pod
+from host import pci
+from host.paths import Paths
+from tests import kubelet
+from tests.kubelet import checkpoint as of_kubelet
+from tests.kubelet.devices import Held, Request
+
+HCA = "rdma/hca"
+
+
+class Holding:
+    """Devices are given to containers as if an Allocate had been answered."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self.held: list[Held] = []
+        self.pods: dict[str, kubelet.Pod] = {}
+        self._allocations: list[Allocation] = []
+        paths.device_plugins.mkdir(parents=True, exist_ok=True)
+
+    def give(
+        self,
+        pod: Pod,
+        ids: Mapping[str, Sequence[str]],
+        *,
+        container: str = "main",
+        resource: str = HCA,
+        init: bool = False,
+    ) -> None:
+        """The ids, each with the PCI addresses of the HCAs that it stands for.
+
+        One without any is another device plugin's.
+        """
+        devices: dict[str, tuple[int, ...]] = dict.fromkeys(ids, ())
+        self.held.append(
+            Held(
+                uid=pod.uid,
+                container=container,
+                resource=resource,
+                devices=devices,
+                response=v1beta1_pb2.ContainerAllocateResponse(),
+            )
+        )
+        known_pod = self.pods.setdefault(
+            pod.uid, kubelet.Pod(name=pod.name, namespace=pod.namespace, uid=pod.uid, requests=[])
+        )
+        known_pod.requests.append(Request(name=container, init=init))
+        known_pod.requests.sort(key=lambda one: not one.init)
+        self._allocations += [
+            Allocation(
+                resource=resource,
+                id=known,
+                devices=tuple(device(self.paths, address) for address in addresses),
+                time="2026-11-21T19:12:56Z",
+                boot_id="this boot",
+            )
+            for known, addresses in ids.items()
+            if addresses
+        ]
+        self.write()
+
+    def write(self, form: of_kubelet.Form = "v2") -> None:
+        """Both files, as they would be now."""
+        encoded = [msgspec.Raw(msgspec.json.encode(one)) for one in self._allocations]
+        checkpoint.write(self.paths, encoded)
+        of_kubelet.write(self.kubelets_checkpoint, self.held, {}, form)
+
+    @property
+    def kubelets_checkpoint(self) -> Path:
+        """The kubelet's file."""
+        return self.paths.device_plugins / "kubelet_internal_checkpoint"
+
+
+def device(paths: Paths, address: str) -> Device:
+    """An HCA, or a software RDMA device by its name, with the numbers that sysfs has now."""
+    names = pci.verbs_of(paths, address) if ":" in address or "." in address else (address,)
+    numbers = pci.uverbs_numbers(paths)
+    rdma = []
+    for name in names:
+        uverbs, major, minor = numbers[name]
+        node = Node(f"/dev/infiniband/{uverbs}", major, minor)
+        rdma.append(Rdma(name=name, uverbs=node, ports=()))
+    return Device(
+        id=address,
+        address=address if address not in names else "",
+        netdevs=(),
+        rdma=tuple(rdma),
+    )

@@ -1,0 +1,74 @@
+"""Adapters and pools as values, for tests that need no /sys."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from deviceplugin.config import PoolConfig
+from deviceplugin.pools import Pool, Slot
+from host.adapters import Adapter, Node, Port, RdmaDevice
+
+
+def port(number: int = 1, state: str = "ACTIVE", **fields: object) -> Port:
+    """A port of an InfiniBand HCA."""
+    made = Port(
+        number=number,
+        link_layer="InfiniBand",
+        state=state,
+        physical_state="LinkUp" if state == "ACTIVE" else "Polling",
+        rate="400 Gb/sec (4X NDR)",
+        lid=1,
+        sm_lid=1,
+        guid="0002:c903:0000:0001",
+        pkeys=(0xFFFF,),
+        netdevs=(),
+        umad=None,
+        issm=None,
+    )
+    return replace(made, **fields)
+
+
+def rdma(number: int, *ports: Port) -> RdmaDevice:
+    """mlx5_<number> with uverbs<number>."""
+    uverbs = Node(f"uverbs{number}", 231, 192 + number)
+    name = f"mlx5_{number}"
+    return RdmaDevice(name=name, node_guid="", uverbs=uverbs, ports=ports or (port(),))
+
+
+def adapter(id: str, *devices: RdmaDevice, **fields: object) -> Adapter:
+    """An adapter; software if its id is no address."""
+    address = id if ":" in id or "." in id else ""
+    made = Adapter(
+        id=id,
+        address=address,
+        vendor="15b3",
+        device="101e",
+        driver="mlx5_core",
+        pf="",
+        pf_netdevs=(),
+        index=None,
+        aux_type="",
+        numa=0,
+        acpi_index="",
+        netdevs=(),
+        link_types=(),
+        rdma=devices,
+        verbs=tuple(one.name for one in devices),
+        iommu_group="",
+        software=not address,
+        num_vfs=0,
+    )
+    return replace(made, **fields)
+
+
+def pool(adapters: Sequence[Adapter], **fields: object) -> Pool:
+    """A pool over these adapters, exclusive if nothing else is said, with the ids of its mode."""
+    config = replace(PoolConfig(resource="rdma/hca", mode="exclusive"), **fields)
+    every = tuple(one.id for one in adapters)
+    if config.mode == "all":
+        slots = [Slot(str(n), every, ()) for n in range(config.amount)]
+    elif config.mode == "exclusive":
+        slots = [Slot(one, (one,), ()) for one in every]
+    else:
+        slots = [Slot(f"{one}-{n}", (one,), ()) for one in every for n in range(config.slots)]
+    return Pool(config=config, adapters=tuple(adapters), slots=tuple(slots))

@@ -1,0 +1,434 @@
+"""What a container gets for device ids, on made-up servers with real device nodes."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from deviceplugin import cdi
+from deviceplugin.allocation import Granted, GrantedNode, Refused, allocation, describe
+from deviceplugin.checkpoint import Node
+from deviceplugin.config import Selector
+from deviceplugin.pools import Pool
+from host.adapters import Adapter, adapters
+from host.paths import Paths
+from tests.unit.deviceplugin.made import adapter, pool, rdma
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+FIRST, SECOND = servers.DGX_HCAS[:2]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    return servers.dgx(tmp_path_factory.mktemp("dgx"))
+
+
+@pytest.fixture
+def paths(server: Paths, tmp_path: Path) -> Paths:
+    """A server with device nodes of its own; its /sys is others' too."""
+    own = replace(server, dev=tmp_path / "dev", cdi=tmp_path / "cdi")
+    (own.dev / "infiniband").mkdir(parents=True)
+    servers.make_nodes(own)
+    return own
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Paths:
+    """A server that a test may change as it likes."""
+    return servers.dgx(tmp_path, nodes=True)
+
+
+def _pool(paths: Paths, **fields: object) -> Pool:
+    found = [one for one in adapters(paths) if one.rdma]
+    return pool(found, **fields)
+
+
+def _allocated(paths: Paths, of: Pool, *ids: str) -> Granted:
+    return allocation(paths, of, ids, {slot.id for slot in of.slots})
+
+
+def _names(granted: Granted) -> list[str]:
+    return [node.path.removeprefix("/dev/infiniband/") for node in granted.nodes]
+
+
+def _refused(paths: Paths, of: Pool, *ids: str) -> tuple[str, str]:
+    with pytest.raises(Refused) as caught:
+        _allocated(paths, of, *ids)
+    return caught.value.code, str(caught.value)
+
+
+def _set(adapters: list[Adapter], states: dict[str, str]) -> dict[str, Adapter]:
+    """The adapters by id, the ports of some in another state."""
+    return {
+        one.id: replace(
+            one,
+            rdma=tuple(
+                replace(
+                    device,
+                    ports=tuple(
+                        replace(port, state=states.get(one.id, port.state)) for port in device.ports
+                    ),
+                )
+                for device in one.rdma
+            ),
+        )
+        for one in adapters
+    }
+
+
+# --- Nodes.
+
+
+def test_an_hca_comes_with_its_verbs_device_and_the_connection_manager(paths: Paths) -> None:
+    granted = _allocated(paths, _pool(paths), SECOND)
+    directory = paths.dev / "infiniband"
+    assert granted.nodes == (
+        GrantedNode(path="/dev/infiniband/rdma_cm", host=str(directory / "rdma_cm")),
+        GrantedNode(path="/dev/infiniband/uverbs1", host=str(directory / "uverbs1")),
+    )
+    assert {node.permissions for node in granted.nodes} == {"rw"}
+    assert granted.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        pytest.param({}, ["rdma_cm", "uverbs0"], id="verbs"),
+        pytest.param({"umad": True}, ["rdma_cm", "umad0", "umad1", "uverbs0"], id="umad"),
+        pytest.param({"issm": True}, ["issm0", "issm1", "rdma_cm", "uverbs0"], id="issm"),
+        pytest.param({"rdma": False}, [], id="no RDMA"),
+    ],
+)
+def test_management_nodes_are_given_of_each_port_where_the_pool_asks(
+    tmp_path: Path, fields: dict[str, object], names: list[str]
+) -> None:
+    paths = servers.multiport(tmp_path, nodes=True)
+    granted = _allocated(paths, _pool(paths, **fields), servers.MULTIPORT_HCA)
+    assert _names(granted) == names
+
+
+def test_an_ethernet_hca_has_no_issm_and_is_given_all_the_same(tmp_path: Path) -> None:
+    paths = servers.vfs(tmp_path, nodes=True)
+    of = _pool(paths, umad=True, issm=True)
+    granted = _allocated(paths, of, servers.VFS_ETHERNET[0])
+    assert _names(granted) == ["rdma_cm", "umad6", "uverbs6"]
+
+
+def test_each_node_is_given_once(paths: Paths) -> None:
+    of = _pool(paths, mode="shared", slots=4)
+    granted = _allocated(paths, of, f"{SECOND}-0", f"{FIRST}-3", f"{FIRST}-0", f"{FIRST}-0")
+    assert _names(granted) == ["rdma_cm", "uverbs0", "uverbs1"]
+    assert list(granted.devices) == [f"{FIRST}-0", f"{FIRST}-3", f"{SECOND}-0"]
+    assert granted == _allocated(paths, of, f"{FIRST}-3", f"{FIRST}-0", f"{SECOND}-0")
+
+
+def test_no_ids_get_nothing(paths: Paths) -> None:
+    assert _allocated(paths, _pool(paths)) == Granted()
+
+
+def test_nodes_are_those_of_now(changing: Paths) -> None:
+    of = _pool(changing)
+    tree = Tree(changing.sys, changing)
+    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
+    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
+    servers.make_nodes(changing)
+    granted = _allocated(changing, of, FIRST)
+    assert _names(granted) == ["rdma_cm", "uverbs9"]
+    assert granted.devices[FIRST][0].rdma[0].uverbs == Node("/dev/infiniband/uverbs9", 231, 201)
+
+
+def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: Paths) -> None:
+    (changing.sys / "class/misc/rdma_cm/dev").unlink()
+    granted = _allocated(changing, _pool(changing), FIRST)
+    assert _names(granted) == ["uverbs0"]
+    assert len(granted.notes) == 1
+    assert "load rdma_ucm" in granted.notes[0]
+
+
+def _missing(node: Path) -> None:
+    node.unlink()
+
+
+def _directory(node: Path) -> None:
+    node.unlink()
+    node.mkdir()
+
+
+def _file(node: Path) -> None:
+    node.unlink()
+    node.touch()
+
+
+def _older(node: Path) -> None:
+    node.unlink()
+    os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(231, 250))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_missing, "No such file or directory"),
+        (_directory, "is a directory"),
+        (_file, "is no character device"),
+        (_older, "is 231:250, sysfs says 231:192"),
+    ],
+)
+def test_a_node_that_is_not_what_sysfs_says_is_not_given(
+    paths: Paths, damage: Callable[[Path], None], words: str
+) -> None:
+    damage(paths.dev / "infiniband/uverbs0")
+    code, text = _refused(paths, _pool(paths), SECOND, FIRST)
+    assert code == "FAILED_PRECONDITION"
+    assert text.startswith(f"cannot allocate {FIRST} of rdma/hca: {FIRST}: ")
+    assert words in text
+    assert _names(_allocated(paths, _pool(paths), SECOND)) == ["rdma_cm", "uverbs1"]
+
+
+def test_a_broken_connection_manager_is_left_out_and_said(paths: Paths) -> None:
+    _directory(paths.dev / "infiniband/rdma_cm")
+    granted = _allocated(paths, _pool(paths), FIRST)
+    assert _names(granted) == ["uverbs0"]
+    assert "is a directory" in granted.notes[0]
+
+
+# --- What is refused.
+
+
+@pytest.mark.parametrize("id_", ["0000:99:00.0", "", f"{FIRST}-0", "17"])
+def test_an_unknown_id_is_an_invalid_argument(paths: Paths, id_: str) -> None:
+    code, text = _refused(paths, _pool(paths), FIRST, id_)
+    assert code == "INVALID_ARGUMENT"
+    assert text.startswith(f"cannot allocate {id_} of rdma/hca: the pool has no such id")
+
+
+def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
+    of = _pool(paths, mode="shared", slots=2)
+    with pytest.raises(Refused) as caught:
+        allocation(paths, of, [f"{FIRST}-1"], {f"{SECOND}-1"})
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert f"cannot allocate {FIRST}-1 of rdma/hca: {FIRST} is unhealthy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        pytest.param(None, f"{FIRST} is not on this node now", id="unplugged"),
+        pytest.param(adapter(FIRST), f"{FIRST}: has no RDMA device now", id="driver reload"),
+        pytest.param(
+            adapter(FIRST, verbs=("mlx5_0",)), "mlx5_0 is in another network namespace", id="in pod"
+        ),
+        pytest.param(
+            adapter(FIRST, replace(rdma(0), uverbs=None)), "mlx5_0 has no verbs device", id="uverbs"
+        ),
+        pytest.param(
+            adapter(FIRST, driver="vfio-pci", iommu_group="3"), "is bound to vfio-pci", id="vfio"
+        ),
+    ],
+)
+def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
+    paths: Paths, now: Adapter | None, words: str
+) -> None:
+    of = _pool(paths)
+    current = {} if now is None else {now.id: now}
+    with pytest.raises(Refused) as caught:
+        allocation(paths, of, [FIRST], {FIRST}, current=current)
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert words in str(caught.value)
+
+
+# --- Mode "all".
+
+
+@pytest.mark.parametrize(
+    ("down", "given"),
+    [
+        pytest.param([], "01234567", id="all work"),
+        pytest.param([0, 5], "123467", id="some work"),
+        pytest.param(list(range(8)), "01234567", id="none works"),
+    ],
+)
+def test_a_token_of_all_is_every_hca_that_works(paths: Paths, down: list[int], given: str) -> None:
+    of = _pool(paths, mode="all", amount=2)
+    current = _set(adapters(paths), {servers.DGX_HCAS[n]: "DOWN" for n in down})
+    granted = allocation(paths, of, ["1", "0"], {"0", "1"}, current=current)
+    assert _names(granted) == ["rdma_cm", *(f"uverbs{n}" for n in given)]
+    held = {id_: [device.id for device in held] for id_, held in granted.devices.items()}
+    expected = [servers.DGX_HCAS[int(n)] for n in given]
+    assert held == {"0": expected, "1": expected}
+    assert granted.envs["PCIDEVICE_RDMA_HCA"] == ",".join(expected)
+
+
+def test_a_token_of_all_goes_without_what_is_broken(paths: Paths) -> None:
+    of = _pool(paths, mode="all", amount=1)
+    _missing(paths.dev / "infiniband/uverbs3")
+    granted = _allocated(paths, of, "0")
+    assert _names(granted) == ["rdma_cm", *(f"uverbs{n}" for n in (0, 1, 2, 4, 5, 6, 7))]
+    assert servers.DGX_HCAS[3] in granted.notes[0]
+    for node in (paths.dev / "infiniband").glob("uverbs*"):
+        node.unlink()
+    assert _refused(paths, of, "0")[0] == "FAILED_PRECONDITION"
+
+
+# --- Functions without RDMA.
+
+
+def _bound(paths: Paths, *names: str) -> Pool:
+    (paths.dev / "vfio").mkdir()
+    for minor, name in enumerate(names):
+        os.mknod(paths.dev / "vfio" / name, stat.S_IFCHR | 0o600, os.makedev(240, minor))
+    bound = adapter(FIRST, driver="vfio-pci", iommu_group="37")
+    return pool([bound], resource="intel.com/dpdk", rdma=False)
+
+
+@pytest.mark.parametrize("name", ["37", "noiommu-37"])
+def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> None:
+    of = _bound(paths, "vfio", name)
+    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+    assert [(node.path, node.host) for node in granted.nodes] == [
+        (f"/dev/vfio/{one}", str(paths.dev / "vfio" / one)) for one in sorted(("vfio", name))
+    ]
+    info = json.loads(granted.envs["PCIDEVICE_INTEL_COM_DPDK_INFO"])
+    assert info[FIRST]["vfio"] == {"mount": "/dev/vfio/vfio", "dev-mount": f"/dev/vfio/{name}"}
+    assert granted.devices[FIRST][0].rdma == ()
+
+
+def test_a_function_on_vfio_without_its_group_is_refused(paths: Paths) -> None:
+    of = _bound(paths, "vfio")
+    with pytest.raises(Refused, match=rf"{FIRST}: .*/vfio/37: No such file"):
+        allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+
+
+def test_a_network_function_without_rdma_comes_without_nodes(paths: Paths) -> None:
+    of = _pool(paths, rdma=False)
+    granted = _allocated(paths, of, FIRST)
+    assert granted.nodes == ()
+    assert list(granted.envs) == ["PCIDEVICE_RDMA_HCA", "PCIDEVICE_RDMA_HCA_INFO"]
+    assert [one.uverbs for one in granted.devices[FIRST][0].rdma] == [None]
+
+
+def test_verbs_are_given_by_the_selector_that_takes_the_adapter(paths: Paths) -> None:
+    selectors = (
+        Selector(pciAddresses=(FIRST,), isRdma=True),
+        Selector(pciAddresses=(SECOND,)),
+    )
+    of = _pool(paths, selectors=selectors)
+    assert _names(_allocated(paths, of, FIRST, SECOND)) == ["rdma_cm", "uverbs0"]
+    assert _allocated(paths, of, SECOND).nodes == ()
+
+
+# --- The checkpoint's entries and the variables.
+
+
+def test_what_was_handed_out_is_told_with_its_numbers(tmp_path: Path) -> None:
+    paths = servers.multiport(tmp_path, nodes=True)
+    of = _pool(paths, umad=True)
+    granted = _allocated(paths, of, servers.MULTIPORT_HCA)
+    (device,) = granted.devices[servers.MULTIPORT_HCA]
+    assert (device.id, device.address) == (servers.MULTIPORT_HCA, servers.MULTIPORT_HCA)
+    assert device.netdevs == ("ib0", "ib1")
+    (mlx5,) = device.rdma
+    assert (mlx5.name, mlx5.uverbs) == ("mlx5_0", Node("/dev/infiniband/uverbs0", 231, 192))
+    assert [(port.number, port.netdevs, port.umad, port.issm) for port in mlx5.ports] == [
+        (1, ("ib0",), Node("/dev/infiniband/umad0", 231, 0), None),
+        (2, ("ib1",), Node("/dev/infiniband/umad1", 231, 1), None),
+    ]
+    assert [port.guid for port in mlx5.ports] == [servers.port_guid(0, n) for n in (1, 2)]
+    assert {port.link_layer for port in mlx5.ports} == {"InfiniBand"}
+
+
+def test_nothing_more_is_written_down_than_was_given(paths: Paths) -> None:
+    device = _allocated(paths, _pool(paths), FIRST).devices[FIRST][0]
+    assert [(port.umad, port.issm) for one in device.rdma for port in one.ports] == [(None, None)]
+
+
+@pytest.mark.parametrize("fabric_env", [True, False])
+def test_variables_tell_the_hcas(paths: Paths, fabric_env: bool) -> None:
+    of = _pool(paths, umad=True)
+    envs = allocation(paths, of, [SECOND, FIRST], [FIRST, SECOND], fabric_env=fabric_env).envs
+    info = json.loads(envs["PCIDEVICE_RDMA_HCA_INFO"])
+    assert info[SECOND] == {
+        "generic": {"deviceID": SECOND},
+        "rdma": {
+            "rdma_cm": "/dev/infiniband/rdma_cm",
+            "rdma_dev": "mlx5_1",
+            "umad": "/dev/infiniband/umad1",
+            "uverbs": "/dev/infiniband/uverbs1",
+        },
+    }
+    assert envs.get("NCCL_IB_HCA") == ("=mlx5_0,mlx5_1" if fabric_env else None)
+    assert envs.get("UCX_NET_DEVICES") == ("mlx5_0:1,mlx5_1:1" if fabric_env else None)
+
+
+# --- CDI.
+
+
+def _described(paths: Paths) -> dict[str, list[str]]:
+    """The nodes' paths on the host by the CDI device, from the pool's file."""
+    found = json.loads(cdi.path(paths, "rdma/hca").read_text())
+    return {
+        f"{found['kind']}={device['name']}": [
+            node["hostPath"].rpartition("/")[2] for node in device["containerEdits"]["deviceNodes"]
+        ]
+        for device in found["devices"]
+    }
+
+
+def test_with_cdi_names_stand_for_the_nodes_and_variables_stay(paths: Paths) -> None:
+    granted = _allocated(paths, _pool(paths, cdi=True), SECOND, FIRST)
+    assert granted.nodes == ()
+    assert granted.cdi == tuple(f"podfabric.io/rdma-hca={one}" for one in (FIRST, SECOND))
+    assert granted.envs == _allocated(paths, _pool(paths), SECOND, FIRST).envs
+    described = _described(paths)
+    assert [described[name] for name in granted.cdi] == [
+        ["rdma_cm", "uverbs0"],
+        ["rdma_cm", "uverbs1"],
+    ]
+    assert len(described) == 8  # a container that starts again finds its name, too
+
+
+def test_with_cdi_what_cannot_be_used_hides_no_other(paths: Paths) -> None:
+    _missing(paths.dev / "infiniband/uverbs0")
+    of = _pool(paths, cdi=True)
+    assert _refused(paths, of, FIRST)[0] == "FAILED_PRECONDITION"
+    granted = _allocated(paths, of, SECOND)
+    assert set(granted.cdi) < set(_described(paths))
+    assert cdi.qualified("rdma/hca", FIRST) not in _described(paths)
+
+
+def test_the_specification_follows_the_nodes(changing: Paths) -> None:
+    of = _pool(changing, cdi=True)
+    describe(changing, of, {})
+    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs0"]
+    tree = Tree(changing.sys, changing)
+    (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
+    tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
+    servers.make_nodes(changing)
+    describe(changing, of, {one.id: one for one in adapters(changing)})
+    assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs9"]
+
+
+def test_a_pool_without_cdi_has_no_specification(paths: Paths) -> None:
+    describe(paths, _pool(paths), {})
+    _allocated(paths, _pool(paths), FIRST)
+    assert not paths.cdi.exists()
+
+
+def test_a_specification_that_cannot_be_written_fails_the_allocation(paths: Paths) -> None:
+    paths.cdi.mkdir()
+    cdi.path(paths, "rdma/hca").write_text("{}")
+    code, text = _refused(paths, _pool(paths, cdi=True), FIRST)
+    assert code == "FAILED_PRECONDITION"
+    assert "is not podfabric's" in text
+    assert cdi.path(paths, "rdma/hca").read_text() == "{}"
+
+
+def test_a_bound_function_has_a_cdi_device(paths: Paths) -> None:
+    of = _bound(paths, "vfio", "37")
+    of = Pool(config=replace(of.config, cdi=True), adapters=of.adapters, slots=of.slots)
+    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+    assert granted.cdi == (f"podfabric.io/intel-com-dpdk={FIRST}",)

@@ -1,0 +1,164 @@
+"""CDI specifications: what a runtime reads, and whose files are touched."""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin import cdi
+from deviceplugin.nodes import DeviceNode
+from host.paths import Paths
+from tests.unit.deviceplugin.made import pool
+
+HCA, OTHER = "0000:00:00.1", "0001:af:00.0"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(cdi=tmp_path / "run/cdi")
+
+
+def _node(name: str, minor: int) -> DeviceNode:
+    path = f"/dev/infiniband/{name}"
+    return DeviceNode(path=path, host=f"/host{path}", major=231, minor=minor)
+
+
+def _read(file: Path) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(file.read_text())
+
+
+def test_a_pool_has_a_kind_and_a_file_of_its_own(paths: Paths) -> None:
+    """pkg/cdi/cdi_test.go of the RDMA shared device plugin, in our form."""
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193), _node("rdma_cm", 2)]})
+    file = paths.cdi / "podfabric.io-rdma-hca.json"
+    assert _read(file) == {
+        "cdiVersion": "0.5.0",
+        "kind": "podfabric.io/rdma-hca",
+        "devices": [
+            {
+                "name": HCA,
+                "containerEdits": {
+                    "deviceNodes": [
+                        {
+                            "path": f"/dev/infiniband/{name}",
+                            "hostPath": f"/host/dev/infiniband/{name}",
+                            "type": "c",
+                            "major": 231,
+                            "minor": minor,
+                            "permissions": "rw",
+                        }
+                        for name, minor in (("rdma_cm", 2), ("uverbs1", 193))
+                    ]
+                },
+            }
+        ],
+    }
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert cdi.qualified("rdma/hca", HCA) == f"podfabric.io/rdma-hca={HCA}"
+
+
+def test_two_pools_with_the_same_hca_have_different_names_for_it(paths: Paths) -> None:
+    for resource in ("rdma/hca", "rdma/hca_all"):
+        cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})
+    found = [_read(file) for file in sorted(paths.cdi.iterdir())]
+    names = {f"{one['kind']}={device['name']}" for one in found for device in one["devices"]}
+    assert names == {cdi.qualified(resource, HCA) for resource in ("rdma/hca", "rdma/hca_all")}
+    assert len(names) == 2
+
+
+# The rules of the runtimes' library (pkg/parser): these are accepted by its first versions, too.
+_CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,61}[A-Za-z0-9]")
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "rdma/hca",
+        "3com.example/0",
+        "a/-b-",
+        "x.example/" + "a.b_" * 15,
+        "a" * 63 + ".b/" + "c" * 63,
+    ],
+)
+@pytest.mark.parametrize("adapter", [HCA, "10000:e1:00.0", "mlx5_core.sf.4", "rxe0", "_x.", "é"])
+def test_names_are_such_as_runtimes_take(resource: str, adapter: str) -> None:
+    vendor, _, rest = cdi.qualified(resource, adapter).partition("/")
+    of_class, _, device = rest.partition("=")
+    assert vendor == "podfabric.io"
+    assert _CLASS.fullmatch(of_class)
+    assert _DEVICE.fullmatch(device)
+
+
+def test_long_resource_names_stay_apart(paths: Paths) -> None:
+    names = {cdi.kind("x" * 80 + f".example/{end}") for end in ("a", "b")}
+    assert len(names) == 2
+
+
+def test_an_unchanged_file_is_not_written_again(paths: Paths) -> None:
+    cdi.write(paths, "rdma/hca", {OTHER: [_node("uverbs2", 194)], HCA: [_node("uverbs1", 193)]})
+    file = cdi.path(paths, "rdma/hca")
+    before = file.stat().st_ino
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: [_node("uverbs2", 194)]})
+    assert file.stat().st_ino == before
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs7", 199)]})  # the driver was loaded anew
+    assert file.stat().st_ino != before
+    assert "uverbs7" in file.read_text()
+
+
+def test_a_pool_without_nodes_has_no_file(paths: Paths) -> None:
+    cdi.write(paths, "rdma/hca", {HCA: []})
+    assert not cdi.path(paths, "rdma/hca").exists()
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: []})
+    assert [one["name"] for one in _read(cdi.path(paths, "rdma/hca"))["devices"]] == [HCA]
+    cdi.write(paths, "rdma/hca", {})
+    assert list(paths.cdi.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content", ['{"kind": "vendor.example/rdma-hca"}', "kind: x", "[]", "\xff"]
+)
+def test_a_file_of_others_is_left_as_it_is(paths: Paths, content: str) -> None:
+    paths.cdi.mkdir(parents=True)
+    file = cdi.path(paths, "rdma/hca")
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(cdi.Unwritten, match=r"podfabric\.io-rdma-hca\.json: is not podfabric's"):
+        cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
+    cdi.remove(paths, "rdma/hca")
+    cdi.remove_others(paths, [])
+    assert file.read_bytes() == content.encode("latin-1")
+
+
+def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) -> None:
+    for resource in ("rdma/hca", "rdma/old", "rdma/older"):
+        cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})
+    foreign = paths.cdi / "vendor.json"
+    foreign.write_text('{"kind": "podfabric.io/x"}')
+    kept = [pool([], resource="rdma/hca").config]
+    assert cdi.remove_others(paths, kept) == [
+        cdi.path(paths, resource) for resource in ("rdma/old", "rdma/older")
+    ]
+    assert sorted(paths.cdi.iterdir()) == [cdi.path(paths, "rdma/hca"), foreign]
+    cdi.remove(paths, "rdma/hca")
+    cdi.remove(paths, "rdma/hca")
+    assert list(paths.cdi.iterdir()) == [foreign]
+
+
+def test_the_directory_can_be_read_by_others_whatever_the_umask(paths: Paths) -> None:
+    umask = os.umask(0o077)
+    try:
+        cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(paths.cdi.stat().st_mode) == 0o755
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    paths = Paths(cdi=tmp_path / "file/cdi")
+    with pytest.raises(cdi.Unwritten, match="cannot write the CDI specification"):
+        cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})

@@ -1,0 +1,170 @@
+"""Device-information files, as Multus and the CNI plugins find them."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin import devinfo
+from host.adapters import Node
+from host.paths import Paths
+from tests.unit.deviceplugin.made import adapter, rdma
+
+HCA, PF, SF = "0000:18:02.5", "0000:18:00.0", "mlx5_core.sf.4"
+VF = adapter(HCA, rdma(3), pf=PF, index=5)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(devinfo=tmp_path / "k8s.cni.cncf.io/devinfo")
+
+
+def _read(file: Path) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(file.read_text())
+
+
+def test_a_vf_is_told_with_its_rdma_device_and_its_verbs_device(paths: Paths) -> None:
+    assert devinfo.write(paths, "rdma/hca", HCA, [VF])
+    file = paths.devinfo / f"dp/rdma-hca-{HCA}-device.json"
+    assert _read(file) == {
+        "type": "pci",
+        "version": "1.1.0",
+        "pci": {"pci-address": HCA, "rdma-device": "mlx5_3", "pf-pci-address": PF},
+        "podfabric": {"uverbs": "uverbs3", "major": 231, "minor": 195},
+    }
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+
+
+@pytest.mark.parametrize(
+    ("resource", "device_id", "name"),
+    [
+        ("rdma/hca", f"{HCA}-17", f"rdma-hca-{HCA}-17-device.json"),
+        ("a.b/c", "nvidia0/gi1", "a.b-c-nvidia0-gi1-device.json"),
+    ],
+)
+def test_slashes_are_dashes_in_the_files_name(
+    paths: Paths, resource: str, device_id: str, name: str
+) -> None:
+    assert devinfo.path(paths, resource, device_id) == paths.devinfo / "dp" / name
+
+
+def test_others_may_enter_the_directories_whatever_the_umask(paths: Paths) -> None:
+    library = paths.devinfo.parent
+    library.mkdir()
+    paths.devinfo.mkdir()
+    paths.devinfo.chmod(0)  # as the specification's library leaves it
+    umask = os.umask(0o077)
+    try:
+        devinfo.write(paths, "rdma/hca", HCA, [VF])
+    finally:
+        os.umask(umask)
+    modes = [stat.S_IMODE(one.stat().st_mode) for one in (paths.devinfo, paths.devinfo / "dp")]
+    assert modes == [0o755, 0o755]
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(paths: Paths) -> None:
+    devinfo.write(paths, "rdma/hca", HCA, [VF])
+    devinfo.write(paths, "rdma/hca", HCA, [adapter(HCA, rdma(7))])
+    file = devinfo.path(paths, "rdma/hca", HCA)
+    assert _read(file)["pci"] == {"pci-address": HCA, "rdma-device": "mlx5_7"}
+    assert _read(file)["podfabric"]["uverbs"] == "uverbs7"
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        pytest.param([adapter(SF, rdma(4), pf=PF, aux_type="sf")], id="SF"),
+        pytest.param([adapter("rxe0", rdma(0))], id="software"),
+        pytest.param([VF, adapter(PF, rdma(0))], id="several"),
+        pytest.param([], id="none"),
+    ],
+)
+def test_what_the_specification_has_no_type_for_has_no_file(
+    paths: Paths, adapters: list[Any]
+) -> None:
+    devinfo.write(paths, "rdma/hca", "0", [VF])
+    assert not devinfo.write(paths, "rdma/hca", "0", adapters)
+    assert list((paths.devinfo / "dp").iterdir()) == []
+
+
+def test_only_our_files_are_removed_and_only_those_of_no_allocation(paths: Paths) -> None:
+    for device_id in ("0", "1", "2"):
+        devinfo.write(paths, "rdma/hca", device_id, [VF])
+    foreign = paths.devinfo / "dp/rdma-hca-3-device.json"  # by its name it could be ours
+    foreign.write_text('{"type": "pci", "version": "1.1.0", "pci": {"pci-address": "x"}}')
+    broken = paths.devinfo / "dp/rdma-hca-4-device.json"
+    broken.write_text("{")
+    assert devinfo.remove_stale(paths, [("rdma/hca", "1")]) == [
+        devinfo.path(paths, "rdma/hca", "0"),
+        devinfo.path(paths, "rdma/hca", "2"),
+    ]
+    devinfo.remove(paths, "rdma/hca", "1")
+    for device_id in ("3", "4", "5"):
+        devinfo.remove(paths, "rdma/hca", device_id)
+    devinfo.remove_stale(paths, [])
+    assert sorted((paths.devinfo / "dp").iterdir()) == [foreign, broken]
+
+
+def test_without_the_directory_nothing_is_stale(paths: Paths) -> None:
+    assert devinfo.remove_stale(paths, []) == []
+    assert not paths.devinfo.exists()
+
+
+UVERBS = Node("uverbs3", 231, 195)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            None,
+            {"type": "pci", "version": "1.1.0", "pci": {"pci-address": HCA}},
+            id="no copy: another device plugin's device, or none",
+        ),
+        pytest.param(
+            {"type": "pci", "version": "1.0.0", "pci": {"pci-address": HCA, "vhost-net": "/x"}},
+            {"type": "pci", "version": "1.0.0", "pci": {"pci-address": HCA, "vhost-net": "/x"}},
+            id="a copy",
+        ),
+        pytest.param("{", {"type": "pci", "version": "1.1.0", "pci": {"pci-address": HCA}}, id="{"),
+    ],
+)
+def test_an_attachments_copy_is_completed(tmp_path: Path, before: Any, after: Any) -> None:  # noqa: ANN401
+    file = tmp_path / "cni/net-a-0123_net1"
+    if before is not None:
+        file.parent.mkdir()
+        file.write_text(before if isinstance(before, str) else json.dumps(before))
+        file.chmod(0o444)
+    devinfo.update_cni(file, HCA, "mlx5_3", UVERBS, pf=PF)
+    after["pci"] |= {"rdma-device": "mlx5_3", "pf-pci-address": PF}
+    after["podfabric"] = {"uverbs": "uverbs3", "major": 231, "minor": 195}
+    assert _read(file) == after
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_copy_of_another_kind_of_device_keeps_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "copy"
+    vdpa = {"type": "vdpa", "version": "1.1.0", "vdpa": {"parent-device": "vdpa0"}}
+    file.write_text(json.dumps(vdpa))
+    devinfo.update_cni(file, HCA, "mlx5_3", UVERBS)
+    assert {key: _read(file)[key] for key in vdpa} == vdpa
+    assert "pci" not in _read(file)
+
+
+@pytest.mark.parametrize("address", [SF, ""])
+def test_for_what_has_no_pci_address_no_copy_is_made(tmp_path: Path, address: str) -> None:
+    devinfo.update_cni(tmp_path / "cni/copy", address, "mlx5_3", UVERBS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cni_plugins_may_import_it_without_grpc() -> None:
+    code = "import sys, deviceplugin.devinfo; print('grpc' in sys.modules, 'yaml' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.stdout.split() == ["False", "False"]

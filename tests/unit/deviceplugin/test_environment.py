@@ -1,0 +1,114 @@
+"""The variables that a container gets."""
+
+import json
+import subprocess
+
+import pytest
+
+from deviceplugin.environment import Given, environment, nccl, ucx, variable
+from host.adapters import Adapter, RdmaDevice
+from tests.unit.deviceplugin.made import adapter, pool, port, rdma
+
+HCA, VF, SF = "0000:3b:00.0", "0000:af:06.1", "mlx5_core.sf.4"
+
+
+def _given(of: Adapter, **nodes: str) -> Given:
+    return Given(adapter=of, rdma=of.rdma, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        ("rdma/hca", "PCIDEVICE_RDMA_HCA"),
+        ("intel.com/sriov-net_0", "PCIDEVICE_INTEL_COM_SRIOV_NET_0"),
+        ("3com.example/0", "PCIDEVICE_3COM_EXAMPLE_0"),
+        ("ib.plugin/infini.Band", "PCIDEVICE_IB_PLUGIN_INFINI_BAND"),
+    ],
+)
+def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -> None:
+    of = pool([adapter(HCA)], resource=resource).config
+    assert variable(of) == name
+    envs = environment(of, [_given(adapter(HCA))], fabric=False)
+    echo = f'echo "${name}" && echo "${name}_INFO"'
+    shown = subprocess.run(["/bin/sh", "-uc", echo], env=envs, capture_output=True, text=True)
+    assert shown.stdout.splitlines() == [HCA, f'{{"{HCA}":{{"generic":{{"deviceID":"{HCA}"}}}}}}']
+
+
+def test_addresses_are_sorted_and_each_there_once() -> None:
+    of = pool([], resource="a.b/c").config
+    given = [_given(adapter(id_)) for id_ in (VF, SF, HCA, VF, "rxe0")]
+    envs = environment(of, given, fabric=True)
+    assert envs["PCIDEVICE_A_B_C"] == f"{HCA},{VF},{SF},rxe0"
+    assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]  # no RDMA, nothing for NCCL
+
+
+def test_the_details_are_in_the_sriov_plugins_format() -> None:
+    extra = {"*": {"rail": "0", "site": "b"}, HCA: {"rail": "3"}}
+    of = pool([], resource="a.b/c", additional_info=extra).config
+    hca = _given(
+        adapter(HCA, rdma(3)),
+        uverbs="/dev/infiniband/uverbs3",
+        umad="/dev/infiniband/umad3",
+        issm="/dev/infiniband/issm3",
+        rdma_cm="/dev/infiniband/rdma_cm",
+    )
+    bound = Given(
+        adapter=adapter(VF), vfio={"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/37"}
+    )
+    envs = environment(of, [bound, hca], fabric=False)
+    assert json.loads(envs["PCIDEVICE_A_B_C_INFO"]) == {
+        HCA: {
+            "extra": {"rail": "3", "site": "b"},
+            "generic": {"deviceID": HCA},
+            "rdma": {
+                "issm": "/dev/infiniband/issm3",
+                "rdma_cm": "/dev/infiniband/rdma_cm",
+                "rdma_dev": "mlx5_3",
+                "umad": "/dev/infiniband/umad3",
+                "uverbs": "/dev/infiniband/uverbs3",
+            },
+        },
+        VF: {
+            "extra": {"rail": "0", "site": "b"},
+            "generic": {"deviceID": VF},
+            "vfio": {"dev-mount": "/dev/vfio/37", "mount": "/dev/vfio/vfio"},
+        },
+    }
+
+
+def test_one_pool_of_a_node_tells_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
+    given = [_given(adapter(HCA, rdma(3))), _given(adapter(VF, rdma(0)))]
+    first = environment(pool([], resource="rdma/hca").config, given, fabric=True)
+    second = environment(pool([], resource="rdma/vf").config, given, fabric=False)
+    assert first["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest
+    assert first["UCX_NET_DEVICES"] == "mlx5_3:1,mlx5_0:1"
+    assert not set(first) & set(second)
+    assert list(first) == sorted(first)
+
+
+@pytest.mark.parametrize(
+    ("devices", "for_nccl", "for_ucx"),
+    [
+        pytest.param([rdma(0)], "=mlx5_0", "mlx5_0:1", id="one port"),
+        pytest.param(
+            [rdma(0, port(1), port(2))], "=mlx5_0", "mlx5_0:1,mlx5_0:2", id="two that work"
+        ),
+        pytest.param(
+            [rdma(0, port(1, "DOWN"), port(2)), rdma(1)],
+            "=mlx5_0:2,mlx5_1",
+            "mlx5_0:2,mlx5_1:1",
+            id="one of two works",
+        ),
+        pytest.param([rdma(0, port(1, "DOWN"))], "=mlx5_0", "mlx5_0:1", id="none works"),
+        pytest.param(
+            [rdma(0, port(1, "INIT"), port(2, "DOWN"))],
+            "=mlx5_0",
+            "mlx5_0:1,mlx5_0:2",
+            id="none of two",
+        ),
+    ],
+)
+def test_ports_that_carry_no_traffic_are_left_out(
+    devices: list[RdmaDevice], for_nccl: str, for_ucx: str
+) -> None:
+    assert (nccl(devices), ucx(devices)) == (for_nccl, for_ucx)

@@ -1,0 +1,118 @@
+"""The flags of the plugins that this one stands in for."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.config import Config, ConfigError, PoolConfig, Selector
+from deviceplugin.flags import CommandLine, parse_command_line
+
+USUAL = Path("/nowhere/config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], CommandLine()),
+        (["--config", "/a"], CommandLine(file=Path("/a"))),
+        (["-config-file=/a", "-use-cdi"], CommandLine(file=Path("/a"), cdi=True)),
+        (["--use-cdi=false"], CommandLine()),
+        (
+            ["--config-file", "/a", "--resource-prefix", "x.io", "--use-cdi=T"],
+            CommandLine(file=Path("/a"), prefix="x.io", cdi=True),
+        ),
+    ],
+)
+def test_a_file_is_named(arguments: list[str], expected: CommandLine) -> None:
+    assert parse_command_line(arguments) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pool"),
+    [
+        (
+            ["-resource-amount", "8"],
+            PoolConfig(resource="ib.plugin/infiniband", mode="all", amount=8),
+        ),
+        (
+            ["--resouce-amount=8", "-resource-name=a/b"],
+            PoolConfig(resource="a/b", mode="all", amount=8),
+        ),
+        (
+            ["-resource-amount=2", "-resouce-amount=2", "-use-cdi"],
+            PoolConfig(resource="ib.plugin/infiniband", mode="all", amount=2, cdi=True),
+        ),
+        (["-resource-name", "a/b"], PoolConfig(resource="a/b", mode="exclusive", used="named")),
+        (["-master="], PoolConfig(resource="tencent.com/rdma", mode="exclusive", used="named")),
+        (
+            ["-master", "ens2f0", "-resource-name", "a/b"],
+            PoolConfig(
+                resource="a/b",
+                mode="exclusive",
+                used="named",
+                selectors=(Selector(pfNames=("ens2f0#0-65535",)),),
+            ),
+        ),
+    ],
+)
+def test_flags_are_a_pool(arguments: list[str], pool: PoolConfig) -> None:
+    command, rest = parse_command_line(arguments)
+    assert rest == []
+    assert command.load(USUAL) == Config(pools=(pool,))
+    assert command.watched(USUAL) is None
+
+
+def test_other_arguments_are_handed_back_in_their_order() -> None:
+    command, rest = parse_command_line(
+        ["-v", "--dry-run", "--config=/a", "x", "-", "---config=b", "--", "-master", "c"]
+    )
+    assert command == CommandLine(file=Path("/a"))
+    assert rest == ["-v", "--dry-run", "x", "-", "---config=b", "--", "-master", "c"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-config"], "-config: needs a value"),
+        (["-config="], "-config: is empty"),
+        (["-use-cdi=maybe"], "-use-cdi: 'maybe': expected true or false"),
+        (["-resource-amount", "0"], "-resource-amount: '0': expected a number from 1 to 10000"),
+        (["-resource-amount", "-1"], "-resource-amount: '-1': expected a number"),
+        (["-resource-amount", "٣"], "-resource-amount: '٣': expected a number"),
+        (
+            ["-resource-amount=1", "-resouce-amount=2"],
+            "-resouce-amount: is given twice, as '1' and",
+        ),
+        (["-resource-name", "hca"], "-resource-name: 'hca': write domain/name"),
+        (["-master", "a b"], "-master: 'a b': is no interface's name"),
+        (["-master", "a#1"], "-master: 'a#1': is no interface's name"),
+        (["-master", "a", "-resource-amount", "1"], "-master and -resource-amount: are of two"),
+        (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: both say what"),
+        (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: both say what"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: list[str], error: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_command_line(arguments)
+    assert str(raised.value).startswith(error)
+
+
+def test_the_usual_file_need_not_be_there_and_a_named_one_must(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.json"
+    command, _ = parse_command_line(["-config-file", str(absent)])
+    assert command.watched(USUAL) == absent
+    with pytest.raises(ConfigError, match="there is no such file"):
+        command.load(USUAL)
+    nothing, _ = parse_command_line([])
+    assert nothing.watched(USUAL) == USUAL
+    assert [pool.resource for pool in nothing.load(USUAL).pools] == ["rdma/hca"]
+
+
+def test_prefix_and_cdi_reach_the_pools(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"resourceList": [{"resourceName": "a", "selectors": {}}]}')
+    command, _ = parse_command_line(
+        ["-config-file", str(path), "-use-cdi", "-resource-prefix", "x.io"]
+    )
+    (pool,) = command.load(USUAL).pools
+    assert (pool.resource, pool.cdi) == ("x.io/a", True)

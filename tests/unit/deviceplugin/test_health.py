@@ -1,0 +1,153 @@
+"""Health: a fault counts soon, its end only once it lasted, and longer after every fault."""
+
+import msgspec
+import pytest
+
+from deviceplugin.health import LONGEST_SETTLE, NOTICE, SETTLE, Health
+from host.adapters import Adapter, Node, Port, RdmaDevice
+
+HCA = "0000:3b:00.0"
+
+
+def port(**fields: object) -> Port:
+    usual = {
+        "number": 1,
+        "link_layer": "InfiniBand",
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "rate": "400 Gb/sec (4X NDR)",
+        "lid": 1,
+        "sm_lid": 1,
+        "guid": "",
+        "pkeys": (0xFFFF,),
+        "netdevs": (),
+        "umad": None,
+        "issm": None,
+    }
+    return msgspec.convert(usual | fields, Port)
+
+
+UVERBS = Node("uverbs0", 231, 192)
+DOWN = port(state="DOWN", physical_state="Polling")
+
+
+def adapter(*ports: Port, uverbs: Node | None = UVERBS) -> Adapter:
+    rdma = RdmaDevice(name="mlx5_0", node_guid="", uverbs=uverbs, ports=ports)
+    return Adapter(
+        id=HCA,
+        address=HCA,
+        vendor="15b3",
+        device="1021",
+        driver="mlx5_core",
+        pf="",
+        pf_netdevs=(),
+        index=None,
+        aux_type="",
+        numa=0,
+        acpi_index="",
+        netdevs=(),
+        link_types=(),
+        rdma=(rdma,),
+        verbs=("mlx5_0",),
+        iommu_group="",
+        software=False,
+        num_vfs=0,
+    )
+
+
+class Clock:
+    """Observes one adapter at times of the test's choice."""
+
+    def __init__(self, first: Adapter) -> None:
+        self.health = Health()
+        self.now = 1000.0
+        self.see(first)
+
+    def see(self, *seen: Adapter, after: float = 0.0) -> bool:
+        self.now += after
+        self.health.observe(seen, [HCA], self.now)
+        return self.health.condition(HCA).healthy
+
+
+@pytest.mark.parametrize(
+    ("seen", "fault"),
+    [
+        (adapter(port()), ""),
+        (adapter(DOWN), "port 1 of mlx5_0 is DOWN (Polling)"),
+        (adapter(port(state="INIT")), "port 1 of mlx5_0 is INIT (LinkUp)"),
+        (adapter(DOWN, port(number=2)), ""),  # one port of two is enough
+        (adapter(port(), uverbs=None), "mlx5_0 has no uverbs device"),
+        (adapter(), "mlx5_0 has no port"),
+        (msgspec.structs.replace(adapter(), rdma=()), ""),  # it is in a pod
+    ],
+)
+def test_what_is_first_seen_is_believed(seen: Adapter, fault: str) -> None:
+    condition = Clock(seen).health.condition(HCA)
+    assert condition.healthy is (fault == "")
+    assert condition.fault.startswith(fault)
+
+
+def test_fault_counts_once_it_lasts() -> None:
+    clock = Clock(adapter(port()))
+    assert clock.see(adapter(DOWN), after=1.0)
+    assert clock.health.pending()
+    assert clock.see(adapter(DOWN), after=NOTICE / 2)
+    assert not clock.see(adapter(DOWN), after=NOTICE / 2)
+    assert not clock.health.pending()
+
+
+def test_flicker_is_not_told() -> None:
+    clock = Clock(adapter(port()))
+    for _ in range(10):
+        assert clock.see(adapter(DOWN), after=NOTICE / 2)
+        assert clock.see(adapter(port()), after=NOTICE / 2)
+
+
+def test_end_of_a_fault_counts_once_it_lasts() -> None:
+    clock = Clock(adapter(DOWN))
+    assert not clock.see(adapter(port()), after=1.0)
+    assert not clock.see(adapter(port()), after=SETTLE * 0.9)
+    assert clock.see(adapter(port()), after=SETTLE * 0.2)
+
+
+def test_every_fault_makes_the_next_end_take_longer_up_to_a_limit() -> None:
+    clock = Clock(adapter(port()))
+    waits = []
+    for _ in range(8):
+        clock.see(adapter(DOWN), after=0.1)
+        assert not clock.see(adapter(DOWN), after=NOTICE)
+        clock.see(adapter(port()), after=0.1)
+        began = clock.now
+        while not clock.see(adapter(port()), after=0.5):
+            assert clock.now < began + 2 * LONGEST_SETTLE
+        waits.append(clock.now - began)
+    assert waits[0] == SETTLE
+    assert waits[1] == 2 * SETTLE
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_SETTLE
+
+
+def test_degraded_link_is_a_fault_until_it_has_its_rate_again() -> None:
+    clock = Clock(adapter(port()))
+    slow = adapter(port(rate="100 Gb/sec (1X NDR)"))
+    clock.see(slow, after=1.0)
+    assert not clock.see(slow, after=NOTICE)
+    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in clock.health.faults()[HCA]
+    clock.see(adapter(port()), after=1.0)
+    assert clock.see(adapter(port()), after=SETTLE)
+
+
+def test_listed_adapter_that_is_gone_is_unhealthy_and_one_that_is_not_listed_is_forgotten() -> None:
+    clock = Clock(adapter(port()))
+    clock.see(after=1.0)
+    assert not clock.see(after=NOTICE)
+    assert clock.health.faults()[HCA] == "it is gone from this node"
+    clock.health.observe([], [], clock.now)
+    assert clock.health.faults() == {}
+
+
+def test_news_are_what_the_last_look_changed() -> None:
+    clock = Clock(adapter(port()))
+    assert clock.health.news() == {HCA: ""}
+    clock.see(adapter(port()), after=1.0)
+    assert clock.health.news() == {}

@@ -1,0 +1,124 @@
+"""The kubelet's checkpoint, as it writes it and damaged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin import kubelet
+from deviceplugin.kubelet import PodDevices, Unreadable
+from host.paths import Paths
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """An empty device-plugins directory."""
+    paths = Paths(kubelet=tmp_path)
+    paths.device_plugins.mkdir()
+    return paths
+
+
+def put(paths: Paths, content: object) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (paths.device_plugins / "kubelet_internal_checkpoint").write_text(text)
+
+
+def entry(ids: object, **other: object) -> dict[str, Any]:
+    return {
+        "PodUID": "970a395d",
+        "ContainerName": "appcntr1",
+        "ResourceName": "intel.com/sriov_net_A",
+        "DeviceIDs": ids,
+        "AllocResp": "CikK",
+        **other,
+    }
+
+
+def whole(*entries: dict[str, Any], **other: object) -> dict[str, Any]:
+    data = {"PodDeviceEntries": list(entries), "RegisteredDevices": {}}
+    return {"Data": data, "Checksum": 229855270, **other}
+
+
+@pytest.mark.parametrize(
+    ("listed", "ids"),
+    [
+        ({"0": ["0000:03:02.3", "0000:03:02.0"]}, ("0000:03:02.0", "0000:03:02.3")),
+        ({"-1": ["5"]}, ("5",)),
+        ({"0": ["a"], "1": ["a", "b"]}, ("a", "b")),
+        ({"0": None, "1": ["a"]}, ("a",)),
+        (["b", "a"], ("a", "b")),
+        ([], ()),
+        (None, ()),
+    ],
+)
+def test_both_forms_are_read_and_every_id_is_there_once(
+    paths: Paths, listed: object, ids: tuple[str, ...]
+) -> None:
+    put(paths, whole(entry(listed), BootID="11-22"))
+    assert kubelet.from_checkpoint(paths) == [
+        PodDevices(
+            namespace="",
+            name="",
+            uid="970a395d",
+            container="appcntr1",
+            resource="intel.com/sriov_net_A",
+            ids=ids,
+        )
+    ]
+
+
+def test_the_order_is_not_that_of_the_file(paths: Paths) -> None:
+    entries = [
+        entry(["1"], ContainerName="b"),
+        entry(["2"], ContainerName="a", ResourceName="rdma/z"),
+        entry(["3"], ContainerName="a", ResourceName="rdma/a"),
+    ]
+    put(paths, whole(*entries))
+    forwards = kubelet.from_checkpoint(paths)
+    put(paths, whole(*reversed(entries)))
+    assert kubelet.from_checkpoint(paths) == forwards
+    assert [row.ids for row in forwards] == [("3",), ("2",), ("1",)]
+
+
+@pytest.mark.parametrize("content", [None, whole(), {"Data": {"PodDeviceEntries": None}}])
+def test_a_kubelet_that_gave_nothing_away_is_no_error(paths: Paths, content: object) -> None:
+    if content is not None:
+        put(paths, content)
+    assert kubelet.from_checkpoint(paths) == []
+    assert kubelet.registered(paths) == {}
+
+
+def test_the_resources_that_were_registered_are_known(paths: Paths) -> None:
+    data = {"PodDeviceEntries": None, "RegisteredDevices": {"rdma/hca": ["b", "a"], "a/b": None}}
+    put(paths, {"Data": data, "Checksum": 0})
+    assert kubelet.registered(paths) == {"rdma/hca": ["a", "b"], "a/b": []}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "\x00\x01", {"Checksum": 1}, {"Data": {"PodDeviceEntries": [{}]}}]
+)
+def test_a_damaged_file_is_named_with_what_to_do(paths: Paths, content: object) -> None:
+    put(paths, content)
+    for read in (kubelet.from_checkpoint, kubelet.registered):
+        with pytest.raises(Unreadable, match="kubelet_internal_checkpoint: is no checkpoint"):
+            read(paths)
+
+
+def test_a_file_that_may_not_be_read_is_named(paths: Paths) -> None:
+    (paths.device_plugins / "kubelet_internal_checkpoint").mkdir()
+    with pytest.raises(Unreadable, match="cannot be read: Is a directory"):
+        kubelet.from_checkpoint(paths)
+
+
+def test_reading_the_checkpoint_imports_no_grpc(paths: Paths) -> None:
+    put(paths, whole(entry(["a"])))
+    program = (
+        "import sys; from pathlib import Path; from host.paths import Paths; "
+        "from deviceplugin import kubelet; "
+        "assert kubelet.from_checkpoint(Paths(kubelet=Path(sys.argv[1]))); "
+        "assert 'grpc' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(paths.kubelet)], check=True)
