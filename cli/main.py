@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from cli import attached, install
+from cli import attached, device_plugin, devices, doctor, explain, install, topo
 from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
@@ -35,8 +35,17 @@ def run(given: list[str]) -> int:
     )
     sweep.set_defaults(part=_sweep)
     install.add_commands(parts)
+    for module in (topo, devices, explain, doctor):
+        module.add_commands(parts)
     agent = parts.add_parser("agent", help="serve the launchers of this node until SIGTERM")
     agent.set_defaults(part=_agent)
+    parts.add_parser(
+        "device-plugin",
+        help="offer the HCAs of this node to the kubelet, without the agent, until SIGTERM",
+        add_help=False,
+    )
+    if given[:1] == ["device-plugin"]:  # its flags are written as Go's, for whoever comes from it
+        return device_plugin.run(given[1:])
     arguments = parser.parse_args(given)
     code: int = arguments.part(arguments)
     return code

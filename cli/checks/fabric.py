@@ -1,0 +1,143 @@
+"""Ports, subnet manager, interfaces, and where GPUs are: what the wires and slots say."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.this_node import ThisNode, gpu_label, rdma_label
+from host.adapters import Adapter, Port
+from host.topology import Distance
+
+_WIDTH = re.compile(r"\(([0-9]+)X")
+_USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
+
+
+def ports(node: ThisNode) -> Iterator[Outcome]:
+    """Each port's state: a failure if a pool offers its HCA, else a warning."""
+    offered = {adapter.id for pool in node.pools for adapter in pool.adapters}
+    found = _ports(node)
+    active = 0
+    for adapter, name, port in found:
+        where = f"port {port.number} of {name} ({adapter.id})"
+        width = _WIDTH.search(port.rate)
+        if port.state != "ACTIVE":
+            bad = failed if adapter.id in offered else warning
+            physical = port.physical_state or "no physical state"
+            yield bad(f"{where} is {port.state or 'gone'} ({physical})", _why_down(adapter, port))
+        elif width and int(width[1]) < _USUAL_WIDTH:
+            yield warning(
+                f"{where} is degraded: {port.rate}, it uses {width[1]} of {_USUAL_WIDTH} lanes",
+                "look at cable and transceivers: `mlxlink -d DEVICE`, `iblinkinfo`",
+            )
+        else:
+            active += 1
+    if not found:
+        yield not_applicable("no port of an RDMA device is seen here")
+    elif active:
+        yield ok(f"{active} of {len(found)} ports are ACTIVE")
+
+
+def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
+    """InfiniBand ports get their address, and become ACTIVE, by a subnet manager."""
+    found = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
+    linked = [row for row in found if row[2].state in ("ACTIVE", "INIT", "ARMED")]
+    without = [
+        f"port {port.number} of {name} is {port.state}"
+        for _, name, port in linked
+        if port.sm_lid == 0 or port.state == "INIT"
+    ]
+    if not linked:
+        yield not_applicable("no InfiniBand port has a link")
+    elif without:
+        yield failed(
+            f"no subnet manager has set up: {', '.join(without)}",
+            "is one running on this fabric (`sminfo`)? Start it on the switch, or opensm on a node",
+        )
+    else:
+        lids = sorted({port.sm_lid for _, _, port in linked})
+        yield ok(f"there is one, at LID {', '.join(map(str, lids))}")
+
+
+def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
+    """An IPoIB interface that is down gives no carrier to its children."""
+    names = [
+        netdev for one in node.adapters if "infiniband" in one.link_types for netdev in one.netdevs
+    ]
+    states = {name: _is_up(node.paths.sys / "class/net" / name) for name in names}
+    down = sorted(name for name, up in states.items() if up is False)
+    if not names:
+        yield not_applicable("there is no IPoIB interface on the host")
+    elif down:
+        commands = "; ".join(f"ip link set {name} up" for name in down)
+        yield failed(f"down: {', '.join(down)}: their children have no carrier", f"`{commands}`")
+    elif None in states.values():
+        yield not_applicable(f"{node.paths.sys}/class/net does not tell whether they are up")
+    else:
+        yield ok(f"up: {', '.join(names)}")
+
+
+def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
+    """VFs carry nothing while their PF's interface is down."""
+    names = [name for one in node.adapters if one.num_vfs for name in one.netdevs]
+    down = [name for name in names if _is_up(node.paths.sys / "class/net" / name) is False]
+    if not any(one.num_vfs for one in node.adapters):
+        yield not_applicable("no PF has VFs")
+    elif down:
+        commands = "; ".join(f"ip link set {name} up" for name in down)
+        yield failed(f"down, with VFs: {', '.join(down)}: these have no link", f"`{commands}`")
+    else:
+        yield ok(f"up, with VFs: {', '.join(names) or 'PFs without interfaces'}")
+
+
+def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
+    """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
+    hcas = [one for one in node.adapters if one.address and (one.rdma or one.verbs)]
+    if not node.gpus or not hcas:
+        yield not_applicable("there are not both GPUs and HCAs")
+        return
+    far: dict[Distance, list[str]] = {}
+    for gpu in node.gpus:
+        near = min(node.topology.distance(gpu.address, one.address) for one in hcas)
+        if near > Distance.PXB:
+            far.setdefault(near, []).append(gpu_label(node.gpus, gpu.address))
+    for distance, labels in sorted(far.items()):
+        yield warning(
+            f"{', '.join(labels)}: the nearest HCA is at {distance.name}: GPUDirect RDMA, which "
+            "goes as far as PXB, is not used",
+            "in a virtual machine, describe the machine below in "
+            f"{node.paths.etc / 'topology.xml'} (NCCL_TOPO_FILE's format); else it is how the "
+            "slots are wired: `podfabric topo`",
+        )
+    if not far:
+        yield ok("each GPU has an HCA at PXB or nearer")
+
+
+def _ports(node: ThisNode) -> list[tuple[Adapter, str, Port]]:
+    return [
+        (one, rdma.name, port) for one in node.adapters for rdma in one.rdma for port in rdma.ports
+    ]
+
+
+def _why_down(adapter: Adapter, port: Port) -> str:
+    if port.state == "INIT":
+        return "it has a link and waits for a subnet manager"
+    if port.link_layer == "Ethernet":
+        names = ", ".join(adapter.netdevs) or "its interface"
+        return f"set {names} up; if it is, look at the cable and the switch's port"
+    if adapter.pf:
+        return (
+            "the link of a VF follows its policy: `ip link set PF vf N state auto`; and it needs "
+            f"a GUID, else none sets {rdma_label(adapter)} up"
+        )
+    if port.physical_state == "Disabled":
+        return "it was disabled: `ibportstate` on the switch, `mlxlink -d DEVICE --port_state UP`"
+    return "look at the cable and the switch's port; `ibstat`, `mlxlink -d DEVICE`"
+
+
+def _is_up(netdev: Path) -> bool | None:
+    """Whether an interface is set up (IFF_UP); None if sysfs does not tell."""
+    try:
+        return bool(int((netdev / "flags").read_text(), 0) & 1)
+    except (OSError, ValueError):
+        return None

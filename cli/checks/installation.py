@@ -1,0 +1,91 @@
+"""What a container runtime finds: Multus, and our executables."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cli import executables
+from cli.checks import Outcome, failed, ok, warning
+from cli.this_node import ThisNode
+
+_SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
+_MULTUS = ("multus", "multus-shim")
+
+
+class _Plugin(msgspec.Struct):
+    type: str = ""
+
+
+class _Network(msgspec.Struct):
+    type: str = ""
+    plugins: list[_Plugin] = []
+
+
+def multus(node: ThisNode) -> Iterator[Outcome]:
+    """Without Multus first in line nobody calls our plugins for a second interface."""
+    directory = node.paths.cni_conf
+    files = _files(directory)
+    if not files:
+        yield failed(
+            f"{directory}: no CNI configuration",
+            "install the cluster's network and Multus; or set PODFABRIC_CNI_CONF to where the "
+            "runtime looks",
+        )
+        return
+    by_multus = [path for path in files if set(_types(path)) & set(_MULTUS)]
+    there = [name for name in _MULTUS if (node.paths.cni_bin / name).exists()]
+    if not by_multus:
+        yield warning(
+            f"{directory}: no configuration is of type multus: pods get one interface, of "
+            f"{files[0].name}",
+            "install Multus, unless the plugins are called otherwise",
+        )
+    elif files[0] not in by_multus:
+        yield failed(
+            f"the runtime takes the first file, {files[0].name}, and not {by_multus[0].name}",
+            f"give Multus' file a name that sorts first: 00-multus.conf in {directory}",
+        )
+    elif not there:
+        yield failed(
+            f"{by_multus[0].name} needs an executable that is not in {node.paths.cni_bin}",
+            "is Multus' pod running on this node?",
+        )
+    else:
+        yield ok(f"{by_multus[0].name}, {', '.join(there)}")
+
+
+def our_executables(node: ThisNode) -> Iterator[Outcome]:
+    """What `podfabric install` puts in place."""
+    directory = node.paths.cni_bin
+    missing, foreign = [], []
+    for name in executables.PLUGINS:
+        if not (directory / name).exists():
+            missing.append(name)
+        elif not executables.is_ours(directory / name):
+            foreign.append(name)
+    remedy = f"`podfabric install --bin-dir {directory}`"
+    if missing:
+        yield failed(f"{directory} lacks {', '.join(missing)}", remedy)
+    if foreign:
+        yield warning(
+            f"{directory}: not podfabric's: {', '.join(foreign)}",
+            f"{remedy} --force, if ours is meant",
+        )
+    if not missing and not foreign:
+        yield ok(f"{directory}: {', '.join(executables.PLUGINS)}")
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix in _SUFFIXES)
+    except OSError:
+        return []
+
+
+def _types(path: Path) -> list[str]:
+    try:
+        network = msgspec.json.decode(path.read_bytes(), type=_Network)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+    return [network.type, *(plugin.type for plugin in network.plugins)]

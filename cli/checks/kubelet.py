@@ -1,0 +1,229 @@
+"""The kubelet's sockets and records, our own beside them, the agent, and the configuration."""
+
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.this_node import ThisNode
+from deviceplugin import checkpoint as records
+from deviceplugin import config, kubelet
+from deviceplugin.checkpoint import Damaged
+from deviceplugin.config import ConfigError
+from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.ledger import YOUNG
+
+_LOOK_AT_AGENT = "look at `systemctl status podfabric-agent` and its log"
+
+
+def configuration(node: ThisNode) -> Iterator[Outcome]:
+    """Both parts of config.yaml."""
+    from agent import settings
+
+    path = node.config_file
+    problems = []
+    shown = ""
+    try:
+        settings.load(path)
+    except settings.SettingsError as error:
+        problems.append(str(error))
+    try:
+        shown = ", ".join(f"{one.resource} ({one.mode})" for one in config.load(path).pools)
+    except ConfigError as error:
+        problems.append(str(error))
+    for text in dict.fromkeys(problems):
+        yield failed(text, "correct it: an agent that runs goes on with what it had")
+    if not problems:
+        absent = "" if path.exists() else " is not there, so the defaults count"
+        yield ok(f"{path}{absent}: {shown or 'no pool'}")
+
+
+def pools(node: ThisNode) -> Iterator[Outcome]:
+    """Whether each pool offers anything, all of it well."""
+    if not node.pools:
+        yield not_applicable("the configuration gives no pool")
+    for pool in node.pools:
+        name = pool.config.resource
+        if pool.slots:
+            unwell = sum(one.id in node.faults for one in pool.adapters)
+            counts = f"{name}: {len(pool.slots)} ids of {len(pool.adapters)} adapters"
+            yield (
+                warning(pool.problem, "see docs/pools.md")
+                if pool.problem
+                else ok(f"{counts}, {unwell} not well" if unwell else counts)
+            )
+        else:
+            reasons = Counter(one.why for one in node.left_out if one.resource == name)
+            shown = "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
+            yield failed(
+                f"{name} offers nothing: {shown or 'there is no adapter'}",
+                "`podfabric devices` has the reason for each adapter",
+            )
+
+
+def agent(node: ThisNode) -> Iterator[Outcome]:
+    """The socket on which launchers find the agent."""
+    path = node.paths.agent_socket
+    if _answers(path):
+        yield ok(f"{path} answers")
+    else:
+        what = "nobody answers" if path.exists() else "there is none"
+        yield failed(
+            f"{path}: {what}", f"`systemctl start podfabric-agent.socket`; {_LOOK_AT_AGENT}"
+        )
+
+
+def registration_socket(node: ThisNode) -> Iterator[Outcome]:
+    """Where device plugins register."""
+    path = node.paths.device_plugins / "kubelet.sock"
+    if not node.paths.device_plugins.is_dir():
+        yield failed(
+            f"{node.paths.device_plugins}: there is no such directory",
+            "is a kubelet running here, and is its directory elsewhere (--root-dir, k3s, "
+            "microk8s)? Then set PODFABRIC_KUBELET for the agent",
+        )
+    elif _answers(path):
+        yield ok(f"{path} answers")
+    else:
+        what = "nobody answers" if path.exists() else "there is none"
+        yield failed(f"{path}: {what}", "`systemctl status kubelet`")
+    watcher = node.paths.kubelet / "plugins_registry"
+    if node.config.registration == "watcher":
+        yield (
+            ok(f"{watcher} is there")
+            if watcher.is_dir()
+            else failed(
+                f"{watcher}: there is no such directory, and registration is `watcher`",
+                "take `legacy`, or mount the kubelet's directory",
+            )
+        )
+
+
+def pod_resources(node: ThisNode) -> Iterator[Outcome]:
+    """The kubelet's PodResources API, by which CNI plugins learn what a pod was given."""
+    try:
+        rows = kubelet.from_pod_resources(node.paths)
+    except Unreadable as error:
+        yield failed(str(error), "CNI plugins go by the kubelet's checkpoint alone until then")
+        return
+    pods = {(one.namespace, one.name) for one in rows if one.ids}
+    yield ok(f"{node.paths.pod_resources} answers: {len(pods)} pods hold devices")
+
+
+def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
+    """One live socket of ours per resource."""
+    from deviceplugin import sockets  # it loads gRPC
+
+    watcher = node.config.registration == "watcher"
+    directory = node.paths.kubelet / "plugins_registry" if watcher else node.paths.device_plugins
+    if not directory.is_dir():
+        yield not_applicable(f"{directory} is not there")
+        return
+    for pool in node.pools:
+        name = pool.config.resource
+        found = sorted(sockets.siblings(directory, name, None))
+        alive = [path.name for path in found if _answers(path)]
+        if len(alive) == 1:
+            yield ok(f"{name}: {alive[0]} answers")
+        elif alive:
+            yield warning(
+                f"{name}: {len(alive)} answer: {', '.join(alive)}",
+                "let one device plugin run: the agent's, or `podfabric device-plugin`",
+            )
+        else:
+            dead = f" ({', '.join(path.name for path in found)}: nobody answers)" if found else ""
+            yield failed(f"{name}: no socket of ours in {directory}{dead}", _LOOK_AT_AGENT)
+
+
+def registered(node: ThisNode) -> Iterator[Outcome]:
+    """What the kubelet has by our resources' names, which may be another plugin's."""
+    known = kubelet.registered(node.paths)
+    if not known:
+        yield not_applicable("the kubelet has no resource in its checkpoint")
+        return
+    for pool in node.pools:
+        name = pool.config.resource
+        foreign = [one for one in known.get(name, ()) if pool.slot(one) is None]
+        if foreign:
+            yield failed(
+                f"{name}: the kubelet has ids that are none of ours: {_some(foreign)}: another "
+                "device plugin offers that resource, or another configuration did",
+                "remove the other one (`kubectl get ds -A`), or give the pool another name; then "
+                "restart the agent",
+            )
+        elif name not in known and pool.slots:
+            yield failed(f"{name}: the kubelet does not know it", _LOOK_AT_AGENT)
+        else:
+            healthy = len(known.get(name, ()))
+            yield ok(f"{name}: the kubelet has {healthy} of our {len(pool.slots)} ids as healthy")
+
+
+def checkpoint(node: ThisNode) -> Iterator[Outcome]:
+    """Our record of what is handed out, against the kubelet's two."""
+    path = node.paths.checkpoint
+    try:
+        allocations = {one.key: one for one in records.read(node.paths).allocations}
+    except Damaged as damage:
+        yield failed(str(damage), "an agent that starts sets it aside and asks the kubelet")
+        return
+    rows: list[PodDevices] = []
+    problems = []
+    for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
+        try:
+            rows += reader(node.paths)
+        except Unreadable as error:
+            problems.append(str(error))
+    ours = {pool.config.resource for pool in node.pools}
+    theirs = {(one.resource, known) for one in rows for known in one.ids if one.resource in ours}
+    missing = sorted(theirs - allocations.keys())
+    if missing:
+        yield failed(
+            f"{path} lacks what the kubelet gave to containers: {_some(_shown(missing))}",
+            f"the agent takes it over within a minute, if it runs: {_LOOK_AT_AGENT}",
+        )
+    if problems:
+        yield warning(
+            f"{path} has {len(allocations)} allocations, not compared with the kubelet: "
+            f"{'; '.join(problems)}",
+            "see what the other checks say of the kubelet",
+        )
+        return
+    now = datetime.now(UTC)
+    stale = sorted(
+        key for key, one in allocations.items() if key not in theirs and _age(one.time, now) > YOUNG
+    )
+    if stale:
+        yield warning(
+            f"{path} has what no container holds by the kubelet: {_some(_shown(stale))}",
+            f"the agent drops it within a minute, if it runs: {_LOOK_AT_AGENT}",
+        )
+    if not stale and not missing:
+        yield ok(f"{path} and the kubelet agree on {len(theirs)} allocations")
+
+
+def _age(time: str, now: datetime) -> float:
+    try:
+        return (now - datetime.fromisoformat(time)).total_seconds()
+    except (ValueError, TypeError):
+        return float("inf")
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _shown(keys: list[tuple[str, str]]) -> list[str]:
+    return [f"{resource} {known}" for resource, known in keys]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"

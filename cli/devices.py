@@ -1,0 +1,198 @@
+"""`podfabric devices`: every adapter of the node, which pools offer it, and why others do not."""
+
+import argparse
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cli import output
+from cli.output import Cell, Table
+from cli.this_node import ThisNode, numa_text
+from deviceplugin.checkpoint import Damaged
+from deviceplugin.config import ConfigError
+from host.adapters import Adapter
+from host.paths import Paths
+
+if TYPE_CHECKING:
+    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """What a pool makes of an adapter."""
+
+    resource: str
+    ids: int  # device ids that its holders get this adapter by
+    held: int  # of these, by the checkpoint
+
+
+class NotOffered(msgspec.Struct, frozen=True):
+    """That a pool does not take an adapter."""
+
+    resource: str
+    why: str
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter with what the pools make of it."""
+
+    adapter: Adapter
+    present: bool  # false of one that a container holds and that is gone
+    fault: str  # "" of one that is well
+    offered: tuple[Offered, ...]
+    not_offered: tuple[NotOffered, ...]
+
+
+def add_commands(parts: "Parts") -> None:
+    """The command of this module."""
+    parser = parts.add_parser(
+        "devices", help="every adapter, which pools offer it, and why others do not"
+    )
+    output.add_option(parser)
+    parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="pools of this file (default: config.yaml)"
+    )
+    parser.set_defaults(part=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what `arguments` ask for; the exit code."""
+    node = ThisNode(Paths.from_environ(os.environ), arguments.config)
+    try:
+        found = devices(node)
+    except (ConfigError, Damaged) as error:
+        sys.stderr.write(f"podfabric devices: {error}\n")
+        return 1
+    resources = [pool.config.resource for pool in node.pools]
+    if arguments.pool is not None and arguments.pool not in resources:
+        known = ", ".join(resources) or "none"
+        sys.stderr.write(f"podfabric devices: there is no pool {arguments.pool}: {known}\n")
+        return 1
+    if arguments.pool is not None:
+        found = [_narrowed(one, arguments.pool) for one in found]
+    if arguments.output != "table":
+        output.document(found, arguments.output)
+    elif found:
+        output.show(_offered(found), _others(found), _problems(node))
+    else:
+        output.show(
+            f"no adapter was found below {node.paths.sys}: is it in `lspci`, and this the host's "
+            "/sys?"
+        )
+    return 0
+
+
+def devices(node: ThisNode) -> list[Device]:
+    """Every adapter by id, and those that are gone and held. Raises ConfigError, Damaged."""
+    held = Counter((one.resource, device.id) for one in node.allocations for device in one.devices)
+    offered: dict[str, list[Offered]] = {}
+    for pool in node.pools:
+        resource = pool.config.resource
+        ids = Counter(known for slot in pool.slots for known in slot.adapters)
+        for adapter in pool.adapters:
+            has = Offered(resource, ids[adapter.id], held[resource, adapter.id])
+            offered.setdefault(adapter.id, []).append(has)
+    left: dict[str, list[NotOffered]] = {}
+    for one in node.left_out:
+        left.setdefault(one.adapter, []).append(NotOffered(one.resource, one.why))
+    gone = {adapter.id for adapter in node.gone}
+    return [
+        Device(
+            adapter=adapter,
+            present=adapter.id not in gone,
+            fault=node.faults.get(adapter.id, ""),
+            offered=tuple(offered.get(adapter.id, ())),
+            not_offered=tuple(left.get(adapter.id, ())),
+        )
+        for adapter in sorted([*node.adapters, *node.gone], key=lambda adapter: adapter.id)
+    ]
+
+
+def _narrowed(device: Device, resource: str) -> Device:
+    return msgspec.structs.replace(
+        device,
+        offered=tuple(one for one in device.offered if one.resource == resource),
+        not_offered=tuple(one for one in device.not_offered if one.resource == resource),
+    )
+
+
+def _offered(found: list[Device]) -> Table | str:
+    rows = [_row(device) for device in found if device.offered]
+    if not rows:
+        return "no pool offers any adapter"
+    headers = (
+        "ADAPTER", "RDMA", "UVERBS", "NETDEVS", "DRIVER", "NUMA", "LINK", "STATE", "RATE",
+        "HEALTH", "POOL", "IDS", "HELD",
+    )  # fmt: skip
+    return Table(headers, rows)
+
+
+def _row(device: Device) -> tuple[str | Cell, ...]:
+    adapter = device.adapter
+    return (
+        *_hardware(adapter),
+        Cell(device.fault or "well", "red" if device.fault else "green"),
+        "\n".join(one.resource for one in device.offered),
+        "\n".join(str(one.ids) for one in device.offered),
+        "\n".join(str(one.held) for one in device.offered),
+    )
+
+
+def _hardware(adapter: Adapter) -> tuple[str, ...]:
+    ports = [port for rdma in adapter.rdma for port in rdma.ports]
+    several = len(ports) > 1
+    elsewhere = not adapter.rdma and adapter.verbs
+    return (
+        adapter.id,
+        _rdma(adapter),
+        "\n".join(
+            f"{one.uverbs.name} {one.uverbs.major}:{one.uverbs.minor}"
+            for one in adapter.rdma
+            if one.uverbs is not None
+        ),
+        ",".join(adapter.netdevs),
+        adapter.driver,
+        numa_text(adapter.numa),
+        "\n".join(dict.fromkeys(port.link_layer for port in ports)) or ",".join(adapter.link_types),
+        "in a pod"
+        if elsewhere
+        else "\n".join(
+            f"{f'{port.number}: ' if several else ''}{port.state or '?'}"
+            + (f" ({port.physical_state})" if port.state != "ACTIVE" else "")
+            for port in ports
+        ),
+        "\n".join(dict.fromkeys(port.rate for port in ports)),
+    )
+
+
+def _rdma(adapter: Adapter) -> str:
+    visible = [one.name for one in adapter.rdma]
+    return "\n".join(visible or [f"{name} (in a pod)" for name in adapter.verbs])
+
+
+def _others(found: list[Device]) -> Table | str:
+    """Those that no pool offers; of a node with one pool, or of one pool, its reasons alone."""
+    left = [device for device in found if not device.offered]
+    if not left:
+        return ""
+    rows = []
+    for device in left:
+        reasons: dict[str, list[str]] = {}
+        for one in device.not_offered:
+            reasons.setdefault(one.why, []).append(one.resource)
+        several = len(device.not_offered) > 1
+        text = "\n".join(
+            f"{', '.join(resources)}: {why}" if several else why
+            for why, resources in reasons.items()
+        )
+        adapter = device.adapter
+        rows.append((adapter.id, _rdma(adapter), ",".join(adapter.netdevs), adapter.driver, text))
+    return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
+
+
+def _problems(node: ThisNode) -> str:
+    return "\n".join(pool.problem for pool in node.pools if pool.problem)

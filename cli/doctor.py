@@ -1,0 +1,93 @@
+"""`podfabric doctor`: everything that has to be in place, what was seen of it, and what to do."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cli import output
+from cli.checks import Check, Finding, fabric, installation, kernel, kubelet
+from cli.output import Cell, Table
+from cli.this_node import ThisNode
+from host.paths import Paths
+
+if TYPE_CHECKING:
+    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
+
+CHECKS: Sequence[tuple[str, Check]] = (
+    ("configuration", kubelet.configuration),
+    ("pools", kubelet.pools),
+    ("module ib_uverbs", kernel.verbs_module),
+    ("module rdma_ucm", kernel.connection_manager),
+    ("module ib_ipoib", kernel.ipoib_module),
+    ("module ib_umad", kernel.mad_module),
+    ("device nodes", kernel.device_nodes),
+    ("RDMA namespaces", kernel.namespaces),
+    ("locked memory", kernel.locked_memory),
+    ("ports", fabric.ports),
+    ("subnet manager", fabric.subnet_manager),
+    ("IPoIB parents", fabric.ipoib_parents),
+    ("PFs of VFs", fabric.pfs_of_vfs),
+    ("GPUs and HCAs", fabric.gpu_distances),
+    ("GPU memory", kernel.peer_memory),
+    ("kubelet", kubelet.registration_socket),
+    ("PodResources", kubelet.pod_resources),
+    ("device plugin", kubelet.plugin_sockets),
+    ("resources", kubelet.registered),
+    ("checkpoint", kubelet.checkpoint),
+    ("agent", kubelet.agent),
+    ("Multus", installation.multus),
+    ("CNI executables", installation.our_executables),
+)
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "not applicable": "dim"}
+
+
+def add_commands(parts: "Parts") -> None:
+    """The command of this module."""
+    parser = parts.add_parser(
+        "doctor", help="check all that has to be in place, and say what to do (1: something failed)"
+    )
+    output.add_option(parser)
+    parser.set_defaults(part=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; 1 if some check failed."""
+    found = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
+    if arguments.output != "table":
+        output.document(found, arguments.output)
+    else:
+        _show(found)
+    return 1 if any(one.status == "failed" for one in found) else 0
+
+
+def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
+    """The findings of all checks, in their order. One that breaks off has failed."""
+    return [finding for name, check in checks for finding in _findings(name, check, node)]
+
+
+def _findings(name: str, check: Check, node: ThisNode) -> Iterator[Finding]:
+    try:
+        for status, seen, remedy in check(node):
+            yield Finding(check=name, status=status, seen=seen, remedy=remedy)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are worth having
+        text = str(error) or type(error).__name__
+        yield Finding(
+            check=name,
+            status="failed",
+            seen=f"it could not be checked: {text}",
+            remedy="see to that first, and run doctor again",
+        )
+
+
+def _show(found: list[Finding]) -> None:
+    rows = []
+    for one in found:
+        remedy = f"\n-> {one.remedy}" if one.remedy else ""
+        rows.append((one.check, Cell(one.status, _STYLES[one.status]), f"{one.seen}{remedy}"))
+    counts = {status: sum(one.status == status for one in found) for status in _STYLES}
+    output.show(
+        Table(("CHECK", "STATUS", "SEEN, AND WHAT TO DO"), rows, folded=True),
+        f"{counts['failed']} failed, {counts['warning']} warnings, {counts['ok']} ok, "
+        f"{counts['not applicable']} not applicable",
+    )

@@ -1,0 +1,84 @@
+"""What commands print: tables for people, JSON or YAML for programs."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+FORMS = ("table", "json", "yaml")
+_WIDE = 4000  # columns: a row is one line, if nothing folds it
+
+
+class Cell(NamedTuple):
+    """A text in one of rich's styles, such as "red"."""
+
+    text: str
+    style: str = ""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Rows of as many cells as there are headers; an empty cell is shown as "-".
+
+    `folded` is for sentences: on a terminal they are broken into lines of its width.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    folded: bool = False
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """`--output`, as all commands have it."""
+    parser.add_argument(
+        "-o", "--output", choices=FORMS, default="table", help="json and yaml are for programs"
+    )
+
+
+def document(value: object, form: str) -> None:
+    """Print what a program is to read, in "json" or "yaml"."""
+    if form == "yaml":
+        sys.stdout.write(msgspec.yaml.encode(value).decode())
+    else:
+        sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and paragraphs with a line between them; an empty paragraph is left out."""
+    from rich.console import Console
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else _WIDE
+    text = StringIO()
+    console = Console(
+        file=text, width=_WIDE, force_terminal=True if terminal else None, highlight=False
+    )
+    for number, part in enumerate(part for part in parts if part != ""):
+        if number:
+            console.print()
+        if isinstance(part, str):
+            console.print(Text(part), width=width)
+        else:
+            console.print(_rich(part), width=width if part.folded else _WIDE)
+    for line in text.getvalue().splitlines():
+        sys.stdout.write(f"{line.rstrip()}\n")
+
+
+def _rich(table: Table) -> "RichTable":
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in table.headers:
+        made.add_column(Text(header), overflow="fold")
+    for row in table.rows:
+        cells = (Cell(cell) if isinstance(cell, str) else cell for cell in row)
+        made.add_row(*(Text(cell.text or "-", style=cell.style) for cell in cells))
+    return made

@@ -1,0 +1,241 @@
+"""What is known of one pod: its devices, its attachments, and whether the two belong together."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cli.pod_devices import Device, devices_of
+from cli.this_node import ThisNode, rdma_label
+from cni.attachments.entry import Damaged, Entry
+from cni.attachments.journal import Journal
+from deviceplugin import kubelet
+from deviceplugin.claims import Pod
+from deviceplugin.kubelet import PodDevices, Unreadable
+from host.adapters import Adapter
+from host.errors import HostError
+from host.topology import Distance
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface that a CNI plugin made for the pod."""
+
+    ifname: str
+    network: str
+    plugin: str
+    container_id: str
+    phase: str
+    on: str  # the parent, or the device: "ib0", "0000:3b:00.2"
+    pkey: str  # "0x8001", "" where there is none
+    hca: str
+    rdma: str
+    addresses: tuple[str, ...]
+    matches: bool | None  # None if the pod was given no HCA, or it cannot be told
+    verdict: str
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How far a GPU of the pod is from an HCA of it."""
+
+    gpu: str
+    hca: str
+    rdma: str
+    distance: str
+    gpudirect: bool
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `notes` say what could not be asked, and what is wrong."""
+
+    pod: Pod
+    devices: tuple[Device, ...]
+    attachments: tuple[Attachment, ...]
+    claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
+    ways: tuple[Way, ...]
+    notes: tuple[str, ...]
+    answered: bool  # the kubelet told what the pod holds
+
+    @property
+    def known(self) -> bool:
+        """Anything at all is known of the pod."""
+        return bool(self.devices or self.attachments or self.claims)
+
+
+class _Undo(msgspec.Struct):
+    """What the records of the plugins have that says where an interface came from."""
+
+    parent: str = ""
+    pkey: int | None = None
+    device: str = ""
+
+
+class _Claims(msgspec.Struct):
+    """A file of deviceplugin.claims, of which this only reads."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    claims: dict[str, str] = {}
+
+
+def explained(node: ThisNode, namespace: str, name: str) -> Explained:
+    """What there is to say of a pod; whatever cannot be read becomes a note."""
+    notes: list[str] = []
+    entries = _entries(node, namespace, name, notes)
+    claims = _claims(node, namespace, name)
+    # A name is a new pod's once its former bearer is gone; the last attachment is the youngest.
+    uids = [one.pod_uid for one in entries if one.pod_uid] or [one.uid for one in claims if one.uid]
+    pod = Pod(namespace, name, uids[-1] if uids else "")
+    rows = _rows(node, pod, notes)
+    devices = tuple(devices_of(node, rows or [], notes))
+    given = tuple(dict.fromkeys(one.hca for one in devices if one.hca))
+    merged = {key: device for one in claims for key, device in one.claims.items()}
+    attachments = tuple(
+        _attachment(node, one, merged, devices, asked=rows is not None) for one in entries
+    )
+    ways = tuple(_ways(node, devices, given, notes))
+    return Explained(
+        pod=pod,
+        devices=devices,
+        attachments=attachments,
+        claims=merged,
+        ways=ways,
+        notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
+        answered=rows is not None,
+    )
+
+
+def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[Entry]:
+    found = []
+    for entry in Journal(node.paths).entries():
+        if isinstance(entry, Damaged):
+            notes.append(f"{entry}: it may be an attachment of this pod")
+        elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
+            found.append(entry)
+    return sorted(found, key=lambda one: (one.since, one.ifname))
+
+
+def _claims(node: ThisNode, namespace: str, name: str) -> list[_Claims]:
+    found = []
+    for path in sorted((node.paths.devices / "pods").glob("[!.]*.json")):
+        try:
+            one = msgspec.json.decode(path.read_bytes(), type=_Claims)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if (one.namespace, one.name) == (namespace, name):
+            found.append(one)
+    return found
+
+
+def _rows(node: ThisNode, pod: Pod, notes: list[str]) -> list[PodDevices] | None:
+    """What the kubelet says; None if it could not be asked at all."""
+    try:
+        kubelet.from_pod_resources(node.paths)
+    except Unreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
+        if not pod.uid:  # by which alone its checkpoint knows pods
+            return None
+    try:
+        return kubelet.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
+    except Unreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
+        return None
+
+
+def _attachment(
+    node: ThisNode,
+    entry: Entry,
+    claims: dict[str, str],
+    devices: tuple[Device, ...],
+    *,
+    asked: bool,
+) -> Attachment:
+    try:
+        undo = entry.undo_as(_Undo)
+    except Damaged:
+        undo = _Undo()
+    # The parent says where the interface is; the claim only helps where that is gone.
+    adapter = node.on_netdev(undo.parent) if undo.parent else node.adapter(entry.device)
+    hca = adapter.id if adapter else claims.get(f"{entry.network}/{entry.ifname}", entry.device)
+    matches, verdict = _verdict(node, hca, devices, asked=asked)
+    return Attachment(
+        ifname=entry.ifname,
+        network=entry.network,
+        plugin=entry.plugin,
+        container_id=entry.container_id,
+        phase=entry.phase,
+        on=undo.parent or undo.device or entry.device,
+        pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
+        hca=hca,
+        rdma=rdma_label(adapter) if adapter is not None and _has_rdma(adapter) else "",
+        addresses=entry.addresses,
+        matches=matches,
+        verdict=verdict,
+    )
+
+
+def _has_rdma(adapter: Adapter) -> bool:
+    return bool(adapter.rdma or adapter.verbs)
+
+
+def _verdict(
+    node: ThisNode, hca: str, devices: tuple[Device, ...], *, asked: bool
+) -> tuple[bool | None, str]:
+    given = [one for one in devices if one.hca]
+    if not hca:
+        return None, "its HCA cannot be told: its parent is gone"
+    if not asked:
+        return None, "cannot be told: the kubelet was not asked"
+    if not given:
+        return None, "the pod was given no HCA"
+    holders = dict.fromkeys(one.container for one in given if one.hca == hca)
+    if holders:
+        return True, f"on the HCA that {', '.join(holders)} was given"
+    others = dict.fromkeys(one.hca for one in given)
+    shown = ", ".join(_shown(node, known) for known in others)
+    return False, f"on {_shown(node, hca)}, but the pod was given {shown}"
+
+
+def _shown(node: ThisNode, known: str) -> str:
+    adapter = node.adapter(known)
+    return f"{known} ({rdma_label(adapter)})" if adapter and _has_rdma(adapter) else known
+
+
+def _ways(
+    node: ThisNode, devices: tuple[Device, ...], hcas: tuple[str, ...], notes: list[str]
+) -> Iterator[Way]:
+    held = dict.fromkeys(one.gpu for one in devices if one.gpu)
+    if not held or not hcas:
+        return
+    try:
+        topology = node.topology
+    except HostError as error:
+        notes.append(f"{error}: distances are not known")
+        return
+    for gpu in held:
+        for known in hcas:
+            adapter = node.adapter(known)
+            distance = topology.distance(gpu.rpartition(" ")[2], adapter.address if adapter else "")
+            rdma = rdma_label(adapter) if adapter else known
+            yield Way(gpu, known, rdma, distance.name, distance <= Distance.PXB)
+
+
+def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
+    """A sentence for each GPU that no HCA of the pod can reach directly."""
+    for gpu in dict.fromkeys(one.gpu for one in ways):
+        own = [one for one in ways if one.gpu == gpu]
+        if any(one.gpudirect for one in own):
+            continue
+        near = min(own, key=lambda one: (Distance[one.distance], one.hca))
+        yield (
+            f"GPUDirect RDMA will not work for {gpu}: no HCA of the pod is at PXB or nearer, the "
+            f"nearest is {near.rdma} at {near.distance}; NCCL copies through the host's memory"
+        )
+
+
+def _mismatches(attachments: tuple[Attachment, ...]) -> Iterator[str]:
+    for one in attachments:
+        if one.matches is False:
+            yield (
+                f"{one.ifname} is {one.verdict}: verbs and the interface go different ways; "
+                'choose the parent by "master": "auto", or see why "match_device" is false'
+            )

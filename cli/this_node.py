@@ -1,0 +1,142 @@
+"""What the commands show of a node: read from sysfs and files, whether or not the agent runs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import Allocation, Damaged
+from deviceplugin.config import Config, ConfigError, load
+from deviceplugin.health import Health
+from deviceplugin.inventory import Inventory
+from deviceplugin.pools import Left, Pool, left_out, pools, used_netdevs
+from host.adapters import Adapter
+from host.gpus import GPU, gpus
+from host.paths import Paths
+from host.topology import Topology
+
+
+class ThisNode:
+    """The node as it is now. Each part is read when it is first asked for, and kept.
+
+    The errors are those of the modules that read: ConfigError, checkpoint.Damaged, HostError. If
+    it is `tolerant`, a configuration or checkpoint that cannot be read says nothing.
+    """
+
+    def __init__(
+        self, paths: Paths, config_file: Path | None = None, *, tolerant: bool = False
+    ) -> None:
+        self.paths = paths
+        self._tolerant = tolerant
+        self.config_file = config_file or paths.config
+        self._required = config_file is not None
+
+    @cached_property
+    def config(self) -> Config:
+        """The device plugin's part of config.yaml."""
+        try:
+            return load(self.config_file, required=self._required)
+        except ConfigError:
+            if not self._tolerant:
+                raise
+            return Config(pools=())
+
+    @cached_property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """What containers hold, by the checkpoint."""
+        try:
+            return checkpoint.read(self.paths).allocations
+        except Damaged:
+            if not self._tolerant:
+                raise
+            return ()
+
+    @cached_property
+    def _inventory(self) -> tuple[list[Adapter], Inventory]:
+        inventory = Inventory(self.paths)
+        return inventory.look(), inventory
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """What is there, by id."""
+        return self._inventory[0]
+
+    @cached_property
+    def gone(self) -> list[Adapter]:
+        """What containers hold and is not there."""
+        held = (device for one in self.allocations for device in one.devices)
+        return self._inventory[1].missing(held)
+
+    @cached_property
+    def pools(self) -> list[Pool]:
+        """The pools as a device plugin that starts now would offer them."""
+        found, kept, used = self._for_pools()
+        return pools(self.config, found, kept, used)
+
+    @cached_property
+    def left_out(self) -> list[Left]:
+        """What each pool does not offer, and why."""
+        found, kept, used = self._for_pools()
+        return left_out(self.config, found, kept, used)
+
+    @cached_property
+    def faults(self) -> Mapping[str, str]:
+        """What is wrong with adapters, by id; those that are well are not in it."""
+        health = Health()
+        health.observe(self.adapters, [one.id for one in self.gone], 0.0)
+        return health.faults()
+
+    @cached_property
+    def gpus(self) -> list[GPU]:
+        """NVIDIA's GPUs, by address."""
+        return gpus(self.paths)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The places of all adapters and GPUs."""
+        addresses = [one.address for one in self.adapters]
+        addresses += [one.address for one in self.gpus]
+        return Topology.read(self.paths, [address for address in addresses if address])
+
+    def adapter(self, known: str) -> Adapter | None:
+        """The adapter with that id, if it is there."""
+        return next((one for one in self.adapters if one.id == known), None)
+
+    def on_netdev(self, netdev: str) -> Adapter | None:
+        """The adapter that an interface of the host is of."""
+        for one in self.adapters:
+            ports = (port for rdma in one.rdma for port in rdma.ports)
+            if netdev in one.netdevs or any(netdev in port.netdevs for port in ports):
+                return one
+        return None
+
+    def loads(self) -> Counter[str]:
+        """How many allocations each adapter has, over all resources."""
+        return Counter(device.id for one in self.allocations for device in one.devices)
+
+    def _for_pools(self) -> tuple[list[Adapter], dict[str, set[str]], frozenset[str]]:
+        kept: dict[str, set[str]] = {}
+        for one in self.allocations:
+            kept.setdefault(one.resource, set()).update(device.id for device in one.devices)
+        return [*self.adapters, *self.gone], kept, used_netdevs(self.paths)
+
+
+def gpu_label(found: Iterable[GPU], address: str) -> str:
+    """What topo calls the GPU at that address, "GPU0": they count by address, as nvidia-smi has it.
+
+    The address itself if it is no GPU's.
+    """
+    addresses = [gpu.address for gpu in found]
+    return f"GPU{addresses.index(address)}" if address in addresses else address
+
+
+def rdma_label(adapter: Adapter) -> str:
+    """The RDMA devices of an adapter, also those that are in a pod; its id if it has none."""
+    names = dict.fromkeys([*(rdma.name for rdma in adapter.rdma), *adapter.verbs])
+    return ",".join(names) or adapter.id
+
+
+def numa_text(numa: int | None) -> str:
+    """A NUMA node for a table."""
+    return "" if numa is None else str(numa)

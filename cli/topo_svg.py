@@ -1,0 +1,176 @@
+"""The drawing of `podfabric topo`: NUMA nodes, host bridges, switches and devices as nested boxes.
+
+The same topology gives the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from cli.topo import Device, Picture
+
+# Pixels.
+_CHARACTER = 7.3  # of the 12 px monospace font, at most
+_LINE = 16
+_PAD = 12
+_GAP = 10
+_TITLE = 24
+_HEAD = 52
+
+_STYLE = """\
+text { font: 12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2933 }
+text.title { font-weight: bold } text.head { font-size: 16px; font-weight: bold }
+rect { stroke-width: 1.2 }
+.page { fill: #ffffff } .numa { fill: #f5f7fa; stroke: #7b8794 }
+.bridge { fill: #e8edf3; stroke: #9aa5b1 } .switch { fill: #fdf6e3; stroke: #c9a227 }
+.gpu { fill: #e3f4e1; stroke: #3f9142 } .hca { fill: #e1effa; stroke: #2b6cb0 }
+.down { fill: #f8e0e0; stroke: #c0392b; stroke-dasharray: 4 3 }"""
+
+
+class _Box(msgspec.Struct):
+    """A box with a title line, or lines alone if nothing is in it."""
+
+    style: str
+    lines: tuple[str, ...]
+    inside: list["_Box"] = []
+    columns: int = 2
+    width: float = 0.0
+    height: float = 0.0
+
+
+def drawing(picture: "Picture") -> str:
+    """The whole SVG document."""
+    gpus = sum(device.kind == "gpu" for device in picture.devices)
+    head = f"PCIe topology: {gpus} GPUs, {len(picture.devices) - gpus} HCAs"
+    page = _Box("page", (), _numa_nodes(picture.devices))
+    _measure(page)
+    width = max(page.width, len(head) * 10 + 2 * _PAD)
+    height = page.height + _HEAD
+    shapes = [
+        f'<rect class="page" width="{width:g}" height="{height:g}"/>',
+        f'<text class="head" x="{_PAD}" y="24">{escape(head)}</text>',
+        *_key(),
+        *_placed(page, 0, _HEAD - _PAD),
+    ]
+    if not picture.devices:
+        shapes.append(f'<text x="{_PAD}" y="{_HEAD + 16}">no GPU and no HCA was found</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" role="img">\n'
+        f"<title>{escape(head)}</title>\n<style>\n{_STYLE}\n</style>\n"
+        + "\n".join(shapes)
+        + "\n</svg>\n"
+    )
+
+
+def _key() -> Iterator[str]:
+    x = float(_PAD)
+    for style, text in (("gpu", "GPU"), ("hca", "HCA"), ("down", "HCA without a working port")):
+        yield f'<rect class="{style}" x="{x:g}" y="33" width="12" height="12" rx="2"/>'
+        yield f'<text x="{x + 17:g}" y="43">{text}</text>'
+        x += 17 + len(text) * _CHARACTER + 16
+
+
+def _numa_nodes(devices: Sequence["Device"]) -> list[_Box]:
+    found: dict[int | None, list[Device]] = {}
+    for device in devices:
+        found.setdefault(device.numa, []).append(device)
+    order = sorted(found, key=lambda numa: (numa is None, numa or 0))
+    return [
+        _Box(
+            "numa",
+            (f"NUMA node {numa}" if numa is not None else "NUMA node not known",),
+            _bridges(found[numa]),
+        )
+        for numa in order
+    ]
+
+
+def _bridges(devices: Sequence["Device"]) -> list[_Box]:
+    found: dict[str, list[Device]] = {}
+    for device in devices:
+        found.setdefault(device.bridge, []).append(device)
+    return [
+        _Box(
+            "bridge",
+            (f"host bridge {bridge}" if bridge else "place not known",),
+            _below(found[bridge], 0),
+        )
+        for bridge in sorted(found)
+    ]
+
+
+def _below(devices: Sequence["Device"], level: int) -> list[_Box]:
+    """The switches at that level with what is below them, then the devices on none."""
+    switches: dict[str, list[Device]] = {}
+    here: list[Device] = []
+    for device in devices:
+        if len(device.switches) > level:
+            switches.setdefault(device.switches[level], []).append(device)
+        else:
+            here.append(device)
+    boxes = [
+        _Box("switch", (f"switch {switch}",), _below(switches[switch], level + 1))
+        for switch in sorted(switches)
+    ]
+    gpus = [_device(one) for one in here if one.kind == "gpu"]
+    hcas = [_device(one) for one in here if one.kind == "hca"]
+    rows = zip_longest(gpus, hcas)  # a GPU and an HCA side by side, while there are both
+    return [*boxes, *(box for row in rows for box in row if box is not None)]
+
+
+def _device(device: "Device") -> _Box:
+    style = device.kind if device.working else "down"
+    netdevs = ", ".join(device.netdevs)
+    lines = (device.label, device.address, netdevs if device.kind == "hca" else device.uuid[:12])
+    return _Box(style, tuple(line for line in lines if line))
+
+
+def _measure(box: _Box) -> None:
+    text = max((len(line) for line in box.lines), default=0) * _CHARACTER + 2 * _PAD
+    if not box.inside:
+        box.width = max(text, 130)
+        box.height = len(box.lines) * _LINE + _PAD
+        return
+    for one in box.inside:
+        _measure(one)
+    widths, heights = _grid(box)
+    title = _TITLE if box.lines else 0
+    box.width = max(text, sum(widths) + _GAP * (len(widths) - 1) + 2 * _PAD)
+    box.height = sum(heights) + _GAP * (len(heights) - 1) + 2 * _PAD + title
+
+
+def _grid(box: _Box) -> tuple[list[float], list[float]]:
+    """Widths of the columns, heights of the rows."""
+    columns = min(box.columns, len(box.inside))
+    widths = [max(one.width for one in box.inside[at::columns]) for at in range(columns)]
+    rows = [box.inside[at : at + columns] for at in range(0, len(box.inside), columns)]
+    return widths, [max(one.height for one in row) for row in rows]
+
+
+def _placed(box: _Box, x: float, y: float) -> Iterator[str]:
+    """The shapes of a box and all in it, the outer ones first."""
+    if box.lines:
+        yield (
+            f'<rect class="{box.style}" x="{x:g}" y="{y:g}" width="{box.width:g}" '
+            f'height="{box.height:g}" rx="6"/>'
+        )
+    for number, line in enumerate(box.lines):
+        kind = ' class="title"' if number == 0 else ""
+        at = y + _LINE * (number + 1) + 1
+        yield f'<text{kind} x="{x + _PAD:g}" y="{at:g}">{escape(line)}</text>'
+    if not box.inside:
+        return
+    widths, heights = _grid(box)
+    top = y + _PAD + (_TITLE if box.lines else 0)
+    for row, height in enumerate(heights):
+        left = x + _PAD
+        for one, width in zip(box.inside[row * len(widths) :], widths, strict=False):
+            one.width, one.height = width, height  # boxes of a row and of a column are aligned
+            yield from _placed(one, left, top)
+            left += width + _GAP
+        top += height + _GAP

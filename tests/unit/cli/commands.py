@@ -1,0 +1,57 @@
+"""Runs the operator's commands on made-up servers."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+
+from cli.main import run
+from host.paths import Paths
+
+_IN_MEMORY = Path("/dev/shm")  # a server has 800 files
+
+
+@contextmanager
+def short_path() -> Iterator[Path]:
+    """As tmp_path, with room for a socket's name in the 107 bytes that it may have."""
+    memory = _IN_MEMORY if _IN_MEMORY.is_dir() else None
+    with TemporaryDirectory(prefix="pf", dir=memory) as directory:
+        yield Path(directory)
+
+
+class Printed(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def document(self) -> Any:  # noqa: ANN401
+        """What `--output json` printed."""
+        return json.loads(self.out)
+
+
+class Shell:
+    """The commands, on the server whose files `paths` has."""
+
+    def __init__(
+        self, paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self._capsys = capsys
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        for field in Paths.__struct_fields__:
+            monkeypatch.setenv(f"PODFABRIC_{field.upper()}", str(getattr(paths, field)))
+
+    def __call__(self, *given: str) -> Printed:
+        """One command line; one that argparse refuses ends with its code, too."""
+        self._capsys.readouterr()
+        try:
+            code = run(list(given))
+        except SystemExit as ended:
+            assert isinstance(ended.code, int)
+            code = ended.code
+        return Printed(code, *self._capsys.readouterr())

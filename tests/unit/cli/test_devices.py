@@ -1,0 +1,191 @@
+"""`podfabric devices` on made-up servers: what pools offer, and why not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import Allocation, Device
+from host.paths import Paths
+from tests.unit.cli.commands import Shell
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+ShellOf = Callable[[Paths], Shell]
+
+TWO_POOLS = """
+pools:
+  - name: rdma/vf
+    mode: exclusive
+    selectors: [{pfNames: ["ib0#0-1"]}]
+  - name: rdma/eth
+    mode: shared
+    slots: 4
+    selectors: [{linkTypes: [ether], drivers: [mlx5_core]}]
+"""
+
+
+@pytest.fixture
+def shell_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Paths], Shell]:
+    return lambda paths: Shell(paths, monkeypatch, capsys)
+
+
+def _configured(paths: Paths, text: str) -> None:
+    paths.etc.mkdir(exist_ok=True)
+    paths.config.write_text(text)
+
+
+def _allocated(paths: Paths, *keys: tuple[str, str, str]) -> None:
+    """Resource, device id, adapter of each."""
+    checkpoint.write(
+        paths,
+        [
+            msgspec.Raw(
+                msgspec.json.encode(
+                    Allocation(
+                        resource=resource,
+                        id=known,
+                        devices=(Device(id=adapter, address=adapter, netdevs=(), rdma=()),),
+                        time="2026-11-21T19:12:56Z",
+                        boot_id="b",
+                    )
+                )
+            )
+            for resource, known, adapter in keys
+        ],
+    )
+
+
+def test_every_hca_is_offered_by_the_default_pool(shell_of: ShellOf, tmp_path: Path) -> None:
+    found = shell_of(servers.dgx(tmp_path))("devices", "-o", "json").document()
+
+    assert tuple(one["adapter"]["id"] for one in found) == servers.DGX_HCAS
+    for one in found:
+        assert one["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0}]
+        assert one["fault"] == ""
+        assert one["adapter"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
+
+
+def test_what_containers_hold_is_counted_for_its_adapter(shell_of: ShellOf, tmp_path: Path) -> None:
+    paths = servers.dgx(tmp_path)
+    first, second = servers.DGX_HCAS[:2]
+    _allocated(paths, *(("rdma/hca", f"{first}-{slot}", first) for slot in range(3)))
+
+    found = shell_of(paths)("devices", "-o", "json").document()
+
+    held = {one["adapter"]["id"]: one["offered"][0]["held"] for one in found}
+    assert held[first] == 3
+    assert held[second] == 0
+
+
+def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
+    shell_of: ShellOf, tmp_path: Path
+) -> None:
+    paths = servers.vfs(tmp_path)
+    _configured(paths, TWO_POOLS)
+
+    found = shell_of(paths)("devices", "-o", "json").document()
+
+    rows = {one["adapter"]["id"]: one for one in found}
+    assert rows[servers.VFS[0]]["offered"] == [{"resource": "rdma/vf", "ids": 1, "held": 0}]
+    assert rows[servers.VFS_ETHERNET[0]]["offered"][0]["ids"] == 4
+    reasons = {one["resource"]: one["why"] for one in rows[servers.VFS_SF]["not_offered"]}
+    assert set(reasons) == {"rdma/vf", "rdma/eth"}
+    assert "mlx5_core.sf" in reasons["rdma/eth"]
+    assert rows[servers.VFS[2]]["offered"] == []
+
+
+def test_the_table_has_both_parts(shell_of: ShellOf, tmp_path: Path) -> None:
+    paths = servers.vfs(tmp_path)
+    _configured(paths, TWO_POOLS)
+
+    out = shell_of(paths)("devices").out
+
+    offered, _, rest = out.partition("NOT OFFERED")
+    vf = next(line for line in offered.splitlines() if line.startswith(servers.VFS[0]))
+    words = ("mlx5_2", "uverbs2 231:194", "ib2", "InfiniBand", "ACTIVE", "well", "rdma/vf")
+    assert all(word in vf for word in words)
+    sf = next(line for line in rest.splitlines() if line.startswith(servers.VFS_SF))
+    assert "mlx5_10" in sf
+    assert "rdma/vf: " in sf
+
+
+def test_one_pool_can_be_asked_for(shell_of: ShellOf, tmp_path: Path) -> None:
+    paths = servers.vfs(tmp_path)
+    _configured(paths, TWO_POOLS)
+
+    found = shell_of(paths)("devices", "--pool", "rdma/vf", "-o", "json").document()
+
+    offered = {one["adapter"]["id"] for one in found if one["offered"]}
+    assert offered == set(servers.VFS[:2])
+    assert all(why["resource"] == "rdma/vf" for one in found for why in one["not_offered"])
+
+
+def test_a_port_that_is_down_and_an_adapter_that_is_gone_are_faults(
+    shell_of: ShellOf, tmp_path: Path
+) -> None:
+    paths = servers.dgx(tmp_path)
+    first, second = servers.DGX_HCAS[:2]
+    _allocated(paths, ("rdma/hca", f"{first}-0", first), ("rdma/hca", f"{second}-0", second))
+    tree = Tree(paths.sys)
+    tree.port("mlx5_0", state="1: DOWN", physical_state="3: Disabled")
+    tree.remove(second)
+
+    found = shell_of(paths)("devices", "-o", "json").document()
+
+    rows = {one["adapter"]["id"]: one for one in found}
+    assert "DOWN (Disabled)" in rows[first]["fault"]
+    assert rows[first]["offered"], "held, so it stays listed"
+    assert not rows[second]["present"]
+    assert "gone" in rows[second]["fault"]
+    assert "DOWN (Disabled)" in shell_of(paths)("devices").out
+
+
+def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path: Path) -> None:
+    paths = servers.dgx(tmp_path)
+    (paths.sys / "class/infiniband/mlx5_0").unlink()
+
+    out = shell_of(paths)("devices").out
+
+    assert "mlx5_0 (in a pod)" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "text"),
+    [
+        (["--pool", "rdma/none"], "", "there is no pool rdma/none: rdma/hca"),
+        ([], "pools: 3", "config.yaml"),
+        (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: there is no such file"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line_and_code_1(
+    shell_of: ShellOf, tmp_path: Path, given: list[str], config: str, text: str
+) -> None:
+    paths = servers.dgx(tmp_path)
+    _configured(paths, config)
+
+    printed = shell_of(paths)("devices", *given)
+
+    assert printed.code == 1
+    assert text in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_another_plugins_file_can_be_tried(shell_of: ShellOf, tmp_path: Path) -> None:
+    paths = servers.dgx(tmp_path)
+    file = tmp_path / "mellanox.json"
+    file.write_text(
+        '{"configList": [{"resourceName": "hca_a", "rdmaHcaMax": 5, "selectors": '
+        '{"ifNames": ["ib0"]}}]}'
+    )
+
+    found = shell_of(paths)("devices", "--config", str(file), "-o", "json").document()
+
+    offered = [one for one in found if one["offered"]]
+    assert [one["adapter"]["netdevs"] for one in offered] == [["ib0"]]
+    assert offered[0]["offered"][0]["ids"] == 5

@@ -1,0 +1,332 @@
+"""`podfabric explain` beside a kubelet and the device plugin, with what the CNI plugins wrote."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cni.attachments.entry import ATTACHED, Entry
+from cni.attachments.journal import Journal
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.claims import Pod, claims_of
+from deviceplugin.config import Config, PoolConfig
+from deviceplugin.manager import DevicePlugin
+from deviceplugin.server import Listing, PluginServer
+from host.paths import Paths
+from tests.kubelet import Kubelet
+from tests.unit.cli.commands import Shell, short_path
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+FIRST, SECOND = servers.DGX_HCAS[:2]
+CONFIG = Config(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
+
+
+class Gpus:
+    """NVIDIA's device plugin, as far as the kubelet can tell."""
+
+    name = "nvidia.com/gpu"
+
+    def __init__(self) -> None:
+        self.best = 0  # the number of the GPU that is handed out next
+
+    def listing(self) -> Listing:
+        return [(servers.gpu_uuid(n), True, ()) for n in range(8)]
+
+    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        return [servers.gpu_uuid(self.best)]
+
+    def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
+        return v1beta1_pb2.ContainerAllocateResponse()
+
+    def pre_start(self, ids: list[str]) -> None:
+        pass
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """A made-up server with everything running on it."""
+
+    paths: Paths
+    kubelet: Kubelet
+    shell: Shell
+    gpus: Gpus
+
+    def admit(self, name: str, **limits: int) -> None:
+        """A pod of namespace "ml" with one container "main"."""
+        given = {key.replace("_", "/"): count for key, count in limits.items()}
+        wanted = {"nvidia.com/gpu" if key == "gpu" else key: n for key, n in given.items()}
+        self.kubelet.admit(name, [{"name": "main", "limits": wanted}], namespace="ml")
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fleet]:
+    with short_path() as directory:
+        paths = servers.dgx(directory, nodes=True)
+        yield from _running(paths, Shell(paths, monkeypatch, capsys))
+
+
+def _running(paths: Paths, shell: Shell) -> Iterator[Fleet]:
+    _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
+    gpus = Gpus()
+    plugin, beside = DevicePlugin(paths, CONFIG), PluginServer(paths, gpus)
+    with Kubelet(paths.kubelet) as kubelet:
+        plugin.start()
+        beside.start()
+        try:
+            kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8)
+            kubelet.wait(lambda: kubelet.allocatable("nvidia.com/gpu") == 8)
+            yield Fleet(paths, kubelet, shell, gpus)
+        finally:
+            plugin.close()
+            beside.close()
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    """A server on which nothing runs."""
+    paths = servers.dgx(tmp_path)
+    _prepared(paths, "pools:\n- {name: rdma/hca}\n- {name: rdma/all, mode: all, overlap: true}")
+    return Shell(paths, monkeypatch, capsys)
+
+
+def _prepared(paths: Paths, config: str) -> None:
+    (paths.proc / "sys/kernel/random").mkdir(parents=True)
+    (paths.proc / "sys/kernel/random/boot_id").write_text("a-boot\n")
+    paths.etc.mkdir(exist_ok=True)
+    paths.config.write_text(config)
+
+
+def _attached(paths: Paths, pod: str, ifname: str, **undo: Any) -> None:  # noqa: ANN401
+    entry = Entry(
+        plugin="ipoib" if "parent" in undo else "sriov",
+        network="fabric",
+        container_id="0123456789abcdef",
+        ifname=ifname,
+        netns="/var/run/netns/x",
+        netns_identity="cookie:1",
+        boot_id="a-boot",
+        phase=ATTACHED,
+        pod_namespace="ml",
+        pod_name=pod,
+        pod_uid=f"uid-of-ml-{pod}",
+        since="2026-11-21T19:12:56Z",
+        addresses=("10.0.0.7/24",),
+        device=undo.get("device", ""),
+        undo=msgspec.Raw(msgspec.json.encode(undo)),
+    )
+    Journal(paths).write(entry)
+
+
+def test_a_pods_devices_attachment_and_distances_are_one_picture(fleet: Fleet) -> None:
+    fleet.admit("worker-0", gpu=1, rdma_hca=1)
+    _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0x8001)
+
+    printed = fleet.shell("explain", "ml/worker-0", "-o", "json")
+
+    found = printed.document()
+    assert printed.code == 0
+    devices = {one["resource"]: one for one in found["devices"]}
+    hca = devices["rdma/hca"]
+    assert (hca["container"], hca["id"], hca["netdevs"]) == ("main", FIRST, ["ib0"])
+    assert hca["verbs"] == [{"rdma": "mlx5_0", "uverbs": "uverbs0", "major": 231, "minor": 192}]
+    assert devices["nvidia.com/gpu"]["gpu"] == f"GPU0 {servers.DGX_GPUS[0]}"
+    (attachment,) = found["attachments"]
+    assert attachment["hca"] == FIRST
+    assert attachment["pkey"] == "0x8001"
+    assert attachment["addresses"] == ["10.0.0.7/24"]
+    assert attachment["matches"] is True
+    assert found["ways"][0]["distance"] == "PIX"
+    assert found["ways"][0]["gpudirect"] is True
+    assert found["notes"] == []
+
+
+def test_the_text_has_the_same_for_people(fleet: Fleet) -> None:
+    fleet.admit("worker-0", gpu=1, rdma_hca=1)
+    _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0xFFFF)
+
+    out = fleet.shell("explain", "worker-0", "-n", "ml").out
+
+    assert out.startswith("Pod ml/worker-0 (uid-of-ml-worker-0)\n")
+    lines = [line for line in out.splitlines() if line.startswith("main")]
+    assert any("uverbs0 231:192" in line and FIRST in line for line in lines)
+    match = next(line for line in out.splitlines() if line.startswith("net1"))
+    assert "ib0 0xffff" in match
+    assert "yes: on the HCA that main was given" in match
+    assert out.splitlines()[-2].split() == ["GPU", "mlx5_0"]
+    assert out.splitlines()[-1].split() == ["GPU0", servers.DGX_GPUS[0], "PIX"]
+
+
+def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet) -> None:
+    fleet.admit("worker-0", rdma_hca=1)
+    _attached(fleet.paths, "worker-0", "net1", device=SECOND)
+
+    printed = fleet.shell("explain", "ml/worker-0")
+
+    assert "NO: " in printed.out
+    assert f"{SECOND} (mlx5_1), but the pod was given {FIRST} (mlx5_0)" in printed.out
+
+
+def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:
+    fleet.admit("other", rdma_hca=7)
+    (other,) = fleet.kubelet.held()
+    (left,) = {*servers.DGX_HCAS} - {*other.devices}
+    fleet.gpus.best = 7 if left in servers.DGX_HCAS[:4] else 0  # at the other socket
+    gpu = servers.DGX_GPUS[fleet.gpus.best]
+    fleet.admit("both", gpu=1, rdma_hca=1)
+
+    found = fleet.shell("explain", "ml/both", "-o", "json").document()
+
+    (way,) = found["ways"]
+    assert way["gpu"].endswith(gpu)
+    assert way["gpudirect"] is False
+    (note,) = found["notes"]
+    assert "GPUDirect RDMA will not work" in note
+    assert "the nearest is mlx5_" in note
+    assert "at SYS" in note
+
+
+def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
+    fleet.admit("worker-0", rdma_hca=1)
+    tree = Tree(fleet.paths.sys, fleet.paths)
+    directory = tree.device(FIRST) / "infiniband_verbs/uverbs0"
+    (directory / "dev").write_text("231:250\n")
+
+    found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
+
+    assert any("its driver was loaded anew" in note for note in found["notes"])
+
+
+def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
+    fleet.admit("worker-0", rdma_hca=1)
+    with claims_of(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")) as claims:
+        claims.take("fabric/net1", FIRST)
+
+    out = fleet.shell("explain", "ml/worker-0").out
+
+    kept = out.partition("KEPT FOR A NEXT ADD")[2].splitlines()[1]
+    assert kept.split() == ["fabric/net1", FIRST]
+
+
+def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
+    printed = fleet.shell("explain", "ml/none")
+
+    assert printed.code == 1
+    assert "pod ml/none" in printed.err
+    assert printed.out == ""
+
+
+def test_what_could_not_be_asked_is_said(shell: Shell, tmp_path: Path) -> None:
+    paths = Paths.from_environ({"PODFABRIC_STATE": str(tmp_path / "state")})
+    _attached(paths, "worker-0", "net1", parent="ib3", pkey=0x8001)
+
+    printed = shell("explain", "ml/worker-0", "-o", "json")
+
+    found = printed.document()
+    assert printed.code == 0
+    assert found["answered"] is False
+    assert any("pod-resources/kubelet.sock: is not there" in note for note in found["notes"])
+    assert found["attachments"][0]["rdma"] == "mlx5_3"
+    assert found["attachments"][0]["matches"] is None
+    assert "not known" in shell("explain", "ml/worker-0").out
+
+
+def test_a_damaged_journal_file_is_a_note(fleet: Fleet) -> None:
+    fleet.admit("worker-0", rdma_hca=1)
+    fleet.paths.attachments.mkdir(parents=True)
+    (fleet.paths.attachments / "x-net1-y.json").write_text("{")
+
+    found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
+
+    assert any("x-net1-y.json" in note for note in found["notes"])
+    assert found["devices"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "names"),
+    [
+        ([], 2, ["mlx5_0", "mlx5_2"]),
+        (["GPU4"], 1, ["mlx5_4"]),
+        ([servers.DGX_GPUS[6], servers.gpu_uuid(2)], 2, ["mlx5_2", "mlx5_6"]),
+        (["nvidia7"], 1, ["mlx5_6"]),
+    ],
+)
+def test_a_dry_run_tells_what_would_be_chosen(
+    shell: Shell, gpus: list[str], size: int, names: list[str]
+) -> None:
+    given = ["--gpus", ",".join(gpus)] if gpus else []
+
+    found = shell(
+        "explain", "--dry-run", "--resource", "rdma/hca", "--size", str(size), *given, "-o", "json"
+    ).document()
+
+    assert [one["rdma"] for one in found["chosen"]] == names
+    assert {one["distance"] for one in found["chosen"]} == ({"PIX"} if gpus else {""})
+    assert found["available"] == 8 * 64
+
+
+def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "sys")
+    for name in ("mlx5_0", "mlx5_1"):
+        tree.port(name, state="1: DOWN", physical_state="2: Polling")
+
+    out = shell("explain", "--dry-run", "--resource", "rdma/hca", "--gpus", "GPU0").out
+
+    assert "384 free ids, 0 held, 128 not well" in out
+    assert "no GPUDirect RDMA; nobody holds it" in out
+    assert "would not work for GPU0" in out
+    assert "at the least sum of distances" in out
+
+
+def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:
+    found = shell("explain", "--dry-run", "--resource", "rdma/all", "-o", "json").document()
+
+    assert [(one["id"], one["hca"]) for one in found["chosen"]] == [("0", "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--resource", "rdma/none"], "there is no pool rdma/none"),
+        (["--resource", "rdma/hca", "--gpus", "GPU9"], "GPU9 is no GPU of this node: GPU0 0000:1a"),
+    ],
+)
+def test_a_dry_run_of_what_is_not_there_is_an_error(
+    shell: Shell, given: list[str], text: str
+) -> None:
+    printed = shell("explain", "--dry-run", *given)
+
+    assert printed.code == 1
+    assert text in printed.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--dry-run"],
+        ["a", "--dry-run", "--resource", "rdma/hca"],
+        ["a", "--gpus", "GPU0"],
+        ["ns/a", "-n", "other"],
+        ["--dry-run", "--resource", "rdma/hca", "--size", "0"],
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> None:
+    assert shell("explain", *given).code == 2
+
+
+def test_a_kubelet_that_does_not_answer_is_not_waited_for(shell: Shell, tmp_path: Path) -> None:
+    directory = tmp_path / "kubelet/pod-resources"
+    directory.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(directory / "kubelet.sock"))
+        deaf.listen()
+
+        printed = shell("explain", "ml/worker-0")
+
+    assert printed.code == 1
+    assert "DEADLINE_EXCEEDED" in printed.out

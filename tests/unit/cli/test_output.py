@@ -1,0 +1,73 @@
+"""What commands print, to a terminal and to a program."""
+
+import sys
+from typing import Literal
+
+import pytest
+
+from cli.output import Cell, Table, document, show
+
+LONG = "a sentence that is longer than a line of this terminal"
+
+
+@pytest.fixture(autouse=True)
+def no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user's or a CI's environment says of colours."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_a_row_is_a_line_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Table(("A", "B"), [("x", ""), (Cell("y", "red"), "[b]" * 100)]), "", "a note")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "A  B",
+        "x  -",
+        f"y  {'[b]' * 100}",
+        "",
+        "a note",
+    ]
+
+
+@pytest.mark.parametrize(("folded", "whole"), [(True, False), (False, True)])
+def test_sentences_are_folded_on_a_terminal_and_other_rows_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folded: bool,
+    whole: bool,
+) -> None:
+    _on_a_terminal(monkeypatch, 30)
+
+    show(Table(("A", "B"), [("x", LONG)], folded=folded))
+
+    assert (LONG in capsys.readouterr().out) is whole
+
+
+def test_colours_are_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table(("A",), [(Cell("x", "red"),)])
+    show(table)
+    plain = capsys.readouterr().out
+    _on_a_terminal(monkeypatch, 80)
+    show(table)
+
+    assert "\x1b[" not in plain
+    assert "\x1b[31mx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("json", '{\n  "a": [\n    1\n  ]\n}\n'), ("yaml", "a:\n- 1\n")]
+)
+def test_documents_are_for_programs(
+    capsys: pytest.CaptureFixture[str], form: Literal["json", "yaml"], text: str
+) -> None:
+    document({"a": (1,)}, form)
+
+    assert capsys.readouterr().out == text
