@@ -36,6 +36,7 @@ from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from deviceplugin import config as pools
 from deviceplugin.service import Service
+from host import decoders
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.plugin import AddressPlugin
@@ -56,6 +57,7 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
     try:
         given = settings.load(paths.config)
         logs.configure(given)
+        decoders.build()
         _allow_descriptors()
         with ExitStack() as stack:
             stack.enter_context(_only_one(paths))

@@ -3,9 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from bench import attach, ipam
+from bench import attach, devices, ipam
 
 if __name__ == "__main__":
     attach.measure()
     with tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp") as name:
         ipam.library(Path(name), rounds=30)
+    devices.measure()

@@ -8,6 +8,7 @@ from cli.pod_devices import Device, devices_of
 from cli.this_node import ThisNode, rdma_label
 from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
+from deviceplugin import claims as kept
 from deviceplugin import kubelet
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import PodDevices, Unreadable
@@ -68,20 +69,13 @@ class _Undo(msgspec.Struct):
     device: str = ""
 
 
-class _Claims(msgspec.Struct):
-    """A file of deviceplugin.claims, of which this only reads."""
-
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    claims: dict[str, str] = {}
-
-
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     """What there is to say of a pod; whatever cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
-    claims = _claims(node, namespace, name)
+    claims = [
+        one for one in kept.every(node.paths) if (one.namespace, one.name) == (namespace, name)
+    ]
     # A name is a new pod's once its former bearer is gone; the last attachment is the youngest.
     uids = [one.pod_uid for one in entries if one.pod_uid] or [one.uid for one in claims if one.uid]
     pod = Pod(namespace, name, uids[-1] if uids else "")
@@ -112,18 +106,6 @@ def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> lis
         elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
             found.append(entry)
     return sorted(found, key=lambda one: (one.since, one.ifname))
-
-
-def _claims(node: ThisNode, namespace: str, name: str) -> list[_Claims]:
-    found = []
-    for path in sorted((node.paths.devices / "pods").glob("[!.]*.json")):
-        try:
-            one = msgspec.json.decode(path.read_bytes(), type=_Claims)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-        if (one.namespace, one.name) == (namespace, name):
-            found.append(one)
-    return found
 
 
 def _rows(node: ThisNode, pod: Pod, notes: list[str]) -> list[PodDevices] | None:

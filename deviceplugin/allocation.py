@@ -43,7 +43,6 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[GrantedNode, ...] = ()  # by path, each once; none where CDI names stand for them
     envs: dict[str, str] = {}  # sorted
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0", sorted
-    annotations: dict[str, str] = {}
     devices: dict[str, tuple[checkpoint.Device, ...]] = {}  # by device id, sorted
     notes: tuple[str, ...] = ()  # for the log: what it goes without
 

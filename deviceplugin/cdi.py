@@ -76,11 +76,6 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
             ) from None
 
 
-def remove(paths: Paths, resource: str) -> None:
-    """Remove the pool's file, if it is there and ours. Raises OSError."""
-    _remove(path(paths, resource))
-
-
 def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> list[Path]:
     """Remove our files of other pools than these; what was removed. Raises OSError."""
     kept = {path(paths, pool.resource) for pool in pools}

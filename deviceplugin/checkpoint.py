@@ -77,12 +77,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file."""
 
     version: int = VERSION
+    resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
     allocations: tuple[Allocation, ...] = ()
-
-    def find(self, resource: str, device_id: str) -> Allocation | None:
-        """The allocation of that id, None if there is none."""
-        wanted = (resource, device_id)
-        return next((one for one in self.allocations if one.key == wanted), None)
 
 
 class _Versioned(msgspec.Struct):
@@ -91,6 +87,7 @@ class _Versioned(msgspec.Struct):
 
 class _Encoded(msgspec.Struct):
     version: int
+    resources: Sequence[str]
     allocations: Sequence[msgspec.Raw]
 
 
@@ -117,11 +114,13 @@ def read(paths: Paths) -> Checkpoint:
     )
 
 
-def write(paths: Paths, allocations: Sequence[msgspec.Raw]) -> None:
+def write(paths: Paths, resources: Sequence[str], allocations: Sequence[msgspec.Raw]) -> None:
     """Replace the file by these allocations, each encoded already: most are as they were.
 
     The one device plugin of the node is its only writer. The file survives a kill. After a power
     cut it may be the one before: the kubelet is asked then.
     """
-    content = msgspec.json.encode(_Encoded(version=VERSION, allocations=allocations))
+    content = msgspec.json.encode(
+        _Encoded(version=VERSION, resources=resources, allocations=allocations)
+    )
     files.write_atomically(paths.checkpoint, content, durable=False)

@@ -11,18 +11,15 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from filelock import FileLock
 
 from host import files
 from host.paths import Paths
 
 VERSION = 1
 YOUNG = 600.0  # seconds in which the kubelet may not yet tell of a pod
-LOCK_TIMEOUT = 30.0  # seconds; it is held for one small file
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -36,21 +33,24 @@ class Pod(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class _File(msgspec.Struct, kw_only=True):
+class Kept(msgspec.Struct, kw_only=True):
+    """The file of one pod."""
+
     version: int = VERSION
     namespace: str
     name: str
     uid: str
-    claims: dict[str, str] = {}
+    claims: dict[str, str] = {}  # the HCA by "network/interface"
 
 
 class Claims:
-    """The claims of one pod, under its lock."""
+    """The claims of one pod, as they are when this is made: the caller has `lock_of` the pod."""
 
-    def __init__(self, path: Path, pod: Pod) -> None:
-        self._path = path
+    def __init__(self, paths: Paths, pod: Pod) -> None:
+        self._path = _path(paths, pod)
         self._pod = pod
-        self._claims = _read(path)
+        kept = _read(self._path)
+        self._claims = kept.claims if kept is not None else {}
 
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
         """The candidates as this attachment is to try them.
@@ -64,32 +64,31 @@ class Claims:
         return sorted(place, key=lambda device: (device != own, taken[device], place[device]))
 
     def take(self, attachment: str, device: str) -> None:
-        """Write down that the attachment has the device."""
+        """Write down that the attachment has the device. Raises OSError."""
         if self._claims.get(attachment) == device:
             return
         self._claims[attachment] = device
-        file = _File(
+        kept = Kept(
             namespace=self._pod.namespace,
             name=self._pod.name,
             uid=self._pod.uid,
             claims=self._claims,
         )
         # Without it another HCA of the pod may be taken after a power cut, when no pod is left.
-        files.write_atomically(self._path, msgspec.json.encode(file), durable=False)
+        files.write_atomically(self._path, msgspec.json.encode(kept), durable=False)
 
 
-@contextmanager
-def claims_of(paths: Paths, pod: Pod) -> Iterator[Claims]:
-    """The claims of a pod, for one caller at a time. Raises OSError, filelock.Timeout."""
-    path = _path(paths, pod)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(paths.locks / f"pod-{path.stem}", timeout=LOCK_TIMEOUT)
-    with lock:
-        try:
-            yield Claims(path, pod)
-        finally:
-            Path(lock.lock_file).unlink(missing_ok=True)
+def lock_of(paths: Paths, pod: Pod) -> Path:
+    """The file by which one attachment of the pod chooses at a time."""
+    return paths.locks / f"pod-{_path(paths, pod).stem}"
+
+
+def every(paths: Paths) -> Iterator[Kept]:
+    """The claims of all pods, as files have them now; what cannot be read is left out."""
+    for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
+        kept = _read(path)
+        if kept is not None:
+            yield kept
 
 
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
@@ -98,12 +97,10 @@ def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str
     for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
         try:
             young = time.time() - path.stat().st_mtime < YOUNG
-            file = msgspec.json.decode(path.read_bytes(), type=_File)
         except OSError:
             continue
-        except msgspec.MsgspecError:
-            file = _File(namespace="", name="", uid="")
-        if not young and file.uid not in uids and (file.namespace, file.name) not in names:
+        kept = _read(path) or Kept(namespace="", name="", uid="")
+        if not young and kept.uid not in uids and (kept.namespace, kept.name) not in names:
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
@@ -115,9 +112,9 @@ def _path(paths: Paths, pod: Pod) -> Path:
     return paths.devices / "pods" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path) -> dict[str, str]:
-    """The claims of a file; a damaged one is none, for it only keeps choices as they were."""
+def _read(path: Path) -> Kept | None:
+    """A file; a damaged one is none, for it only keeps choices as they were."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).claims
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
+        return None

@@ -13,7 +13,9 @@ know our files, too, and which its readers skip.
 Source: Network Plumbing Working Group, Device Information Specification 1.1.0.
 """
 
-from collections.abc import Collection
+import os
+import stat
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +55,14 @@ def write(paths: Paths, resource: str, device_id: str, adapters: Collection[Adap
     return True
 
 
-def remove(paths: Paths, resource: str, device_id: str) -> None:
-    """Remove the file of an id, if it is there and ours. Raises OSError."""
-    file = path(paths, resource, device_id)
-    if _is_ours(file):
-        files.remove(file)
-
-
-def remove_stale(paths: Paths, keys: Collection[tuple[str, str]]) -> list[Path]:
+def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) -> list[Path]:
     """Remove our files but those of these (resource, id); what was removed. Raises OSError.
 
-    Without keys that is all of them, as on stop. Other plugins' files stay.
+    `keys` is asked once the files are listed: one that is written meanwhile stays. Without keys
+    that is all of them. Other plugins' files stay.
     """
-    kept = {path(paths, resource, device_id) for resource, device_id in keys}
     found = sorted((paths.devinfo / "dp").glob("*-device.json"))
+    kept = {path(paths, resource, device_id) for resource, device_id in keys()}
     stale = [file for file in found if file not in kept and _is_ours(file)]
     for file in stale:
         files.remove(file)
@@ -74,18 +70,45 @@ def remove_stale(paths: Paths, keys: Collection[tuple[str, str]]) -> list[Path]:
 
 
 def update_cni(
-    file: Path, address: str, rdma: str, uverbs: Node | None = None, *, pf: str = ""
+    paths: Paths, file: str, address: str, rdma: str, uverbs: Node | None = None, *, pf: str = ""
 ) -> None:
     """Complete an attachment's copy (`runtimeConfig.CNIDeviceInfoFile`), or make it.
 
     What it says already of other things stays; of a device that is none of PCI's (vDPA), all of
-    it. One that cannot be understood is replaced. For an interface whose device has no PCI
-    address nothing is made. Raises OSError.
+    it. For an interface whose device has no PCI address nothing is made. Raises OSError, and
+    ValueError for what is no such copy: whoever writes a network's definition chooses the path.
     """
-    found = _document(file)
-    if not found and not _is_pci(address):
-        return
-    _write(file, _completed(found, address, rdma, pf, uverbs))
+    copy = _copy(paths, file)
+    found = _content(copy)
+    if found or _is_pci(address):
+        _write(copy, _completed(found, address, rdma, pf, uverbs))
+
+
+def _copy(paths: Paths, file: str) -> Path:
+    """The file with that path, directly below Multus' directory. Raises OSError, ValueError."""
+    directory, given = (paths.devinfo / "cni").resolve(), Path(file)
+    if ".." in given.parts or not given.is_absolute() or given.parent.resolve() != directory:
+        raise ValueError(f"it is not directly below {directory}, so it is left alone")
+    return directory / given.name
+
+
+def _content(copy: Path) -> dict[str, Any]:
+    """What a copy says, {} if there is none. Raises OSError, ValueError for anything else."""
+    try:
+        # A link is followed by nobody, and a pipe waited for by nobody.
+        descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return {}
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file, so it is left alone")
+        try:
+            found = msgspec.json.decode(opened.read())
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found = None
+    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+        raise ValueError("it is no device information, so it is left alone")
+    return found
 
 
 def _completed(

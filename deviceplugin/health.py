@@ -8,8 +8,6 @@ of the last minutes.
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-import msgspec
-
 from host.adapters import Adapter, Port
 
 NOTICE = 0.5  # seconds a fault must last
@@ -30,54 +28,38 @@ class _State:
         self.faults: list[float] = []  # when it became unhealthy
 
 
-class Condition(msgspec.Struct, frozen=True):
-    """An adapter's health as it is told. `fault` is "" of a healthy one."""
-
-    healthy: bool
-    fault: str
-
-
 class Health:
     """The health of every adapter that was ever seen. One thread at a time may use it."""
 
     def __init__(self) -> None:
+        self.pending = False  # a report will change by time alone, if nothing else does
         self._states: dict[str, _State] = {}
-        self._best: dict[tuple[str, int], float] = {}  # Gb/s, by RDMA device and port
-        self._news: dict[str, str] = {}
+        self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by adapter, device, port
 
-    def observe(self, adapters: Iterable[Adapter], listed: Collection[str], now: float) -> bool:
-        """Take in what sysfs says at `now`, a monotonic clock's seconds; whether a report changes.
+    def observe(
+        self, adapters: Iterable[Adapter], listed: Collection[str], now: float
+    ) -> Mapping[str, str]:
+        """Take in what sysfs says at `now`, a monotonic clock's seconds.
 
-        `listed` are the ids of adapters that are offered or held, and so can be missing.
+        Answers which reports change: the faults by adapter, "" of those that are well. `listed`
+        are the ids of adapters that are offered or held, and so can be missing.
         """
         there = {adapter.id: adapter for adapter in adapters}
-        self._news = {}
+        news: dict[str, str] = {}
         for known in set(there) | set(listed) | set(self._states):
             adapter = there.get(known)
             fault = "it is gone from this node" if adapter is None else self._fault(adapter)
             state = self._states.get(known)
             if state is None:
                 self._states[known] = _State(fault)  # what is first seen is believed at once
-                self._news[known] = fault
+                news[known] = fault
             elif self._advance(state, fault, now):
-                self._news[known] = state.reported
+                news[known] = state.reported
         for known in set(self._states) - set(there) - set(listed):
             del self._states[known]
-        return bool(self._news)
-
-    def news(self) -> Mapping[str, str]:
-        """What the last `observe` changed: the faults by adapter, "" of those that are well."""
-        return self._news
-
-    def condition(self, adapter_id: str) -> Condition:
-        """An adapter's health; what was never seen is gone."""
-        state = self._states.get(adapter_id)
-        fault = "it is gone from this node" if state is None else state.reported
-        return Condition(healthy=fault == "", fault=fault)
-
-    def pending(self) -> bool:
-        """Whether a report will change by time alone, if nothing else does."""
-        return any(state.seen != state.reported for state in self._states.values())
+        self._best = {key: best for key, best in self._best.items() if key[0] in there}
+        self.pending = any(state.seen != state.reported for state in self._states.values())
+        return news
 
     def faults(self) -> Mapping[str, str]:
         """The unhealthy adapters and what is wrong with each."""
@@ -102,20 +84,20 @@ class Health:
     def _fault(self, adapter: Adapter) -> str:
         """What is wrong with an adapter, "" if nothing is."""
         if not adapter.rdma:
-            # Either it never had an RDMA device, or that is in a pod: its port cannot be seen here.
+            # It never had one, or that is in a pod, where its port cannot be seen from here.
             return ""
         faults = []
-        for rdma in adapter.rdma:
+        for position, rdma in enumerate(adapter.rdma):
             if rdma.uverbs is None:
                 return f"{rdma.name} has no uverbs device: is the module ib_uverbs loaded?"
             for port in rdma.ports:
-                fault = self._port_fault(rdma.name, port)
+                fault = self._port_fault((adapter.id, position, port.number), rdma.name, port)
                 if not fault:
                     return ""
                 faults.append(fault)
         return "; ".join(faults) or f"{adapter.rdma[0].name} has no port"
 
-    def _port_fault(self, name: str, port: Port) -> str:
+    def _port_fault(self, here: tuple[str, int, int], name: str, port: Port) -> str:
         if port.state != "ACTIVE":
             return (
                 f"port {port.number} of {name} is {port.state or 'gone'} "
@@ -124,7 +106,6 @@ class Health:
         rate = _RATE.match(port.rate)
         if rate is None:
             return ""
-        here = (name, port.number)
         best = self._best[here] = max(self._best.get(here, 0.0), float(rate[1]))
         if float(rate[1]) < best:
             return f"port {port.number} of {name} is degraded: {port.rate}, it had {best:g} Gb/sec"

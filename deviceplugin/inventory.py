@@ -11,6 +11,9 @@ from host import adapters as sysfs
 from host.adapters import Adapter, Node
 from host.paths import Paths
 
+_VERBS = "class/infiniband_verbs"
+_PARTS = ("class/infiniband", _VERBS, "bus/pci/devices", "bus/auxiliary/devices")
+
 
 class Inventory:
     """A picture of sysfs. Any thread may use it."""
@@ -21,7 +24,9 @@ class Inventory:
         self._found: dict[str, Adapter] = {}
         self._seen: dict[str, Adapter] = {}
         self._worked: set[str] = set()
-        self._names: frozenset[str] = frozenset()
+        self._hardware: frozenset[str] = frozenset()
+        self._verbs: frozenset[str] = frozenset()
+        self._untold = False  # somebody looked who told nobody
 
     @property
     def worked(self) -> frozenset[str]:
@@ -30,37 +35,39 @@ class Inventory:
 
     def look(self) -> list[Adapter]:
         """What is there now, sorted by id."""
-        names = _names(f"{self._paths.sys}/class/infiniband")  # before, so that none is missed
-        found = sysfs.adapters(self._paths)
-        with self._lock:
-            self._names = names
-            self._found = {adapter.id: adapter for adapter in found}
-            self._seen |= self._found
-            self._worked.update(adapter.id for adapter in found if adapter.working)
+        found = self._look()
+        self._untold = False
         return found
 
-    def differs(self) -> bool:
-        """Whether RDMA devices came or went, or a port's state is another than last seen.
+    def last(self) -> list[Adapter]:
+        """What was there at the last look."""
+        return [self._found[known] for known in sorted(self._found)]
 
-        A fraction of the cost of a look: a port without an interface changes without an event.
+    def differs(self, *, told: bool) -> bool:
+        """Whether a look would see something else than the last one: devices, ports' states.
+
+        A fraction of its cost. Unless the kernel `told` of some change only those ports are read
+        that have no interface with a carrier, of whose end it would have told: to read a port's
+        state is to ask the adapter's firmware.
         """
-        devices = [rdma for adapter in self._found.values() for rdma in adapter.rdma]
-        root = f"{self._paths.sys}/class/infiniband"
-        if _names(root) != self._names:
+        if self._untold or self._hardware != self._devices(told=told):
             return True
+        sys = self._paths.sys
+        root = f"{sys}/class/infiniband"
         return any(
             _text(f"{root}/{rdma.name}/ports/{port.number}/state").partition(": ")[2] != port.state
-            or _text(f"{root}/{rdma.name}/ports/{port.number}/rate") != port.rate
-            for rdma in devices
+            for adapter in list(self._found.values())
+            for rdma in adapter.rdma
             for port in rdma.ports
+            if told or not any(_text(f"{sys}/class/net/{n}/carrier") == "1" for n in port.netdevs)
         )
 
     def current(self, ids: Iterable[str]) -> dict[str, Adapter]:
         """The adapters of these ids that are there, with the device numbers that they have now."""
         wanted = list(ids)
-        cached = [self._found.get(known) for known in wanted]
-        if not all(adapter is not None and self._is_as_seen(adapter) for adapter in cached):
-            self.look()
+        if not all(self._is_as_seen(known) for known in wanted):
+            self._look()
+            self._untold = True  # whoever looks next is to take in all of it
         return {known: self._found[known] for known in wanted if known in self._found}
 
     def missing(self, held: Iterable[checkpoint.Device]) -> list[Adapter]:
@@ -68,13 +75,43 @@ class Inventory:
         gone = {device.id: device for device in held if device.id not in self._found}
         return [self._remembered(gone[known]) for known in sorted(gone)]
 
-    def _is_as_seen(self, adapter: Adapter) -> bool:
-        """Whether the names and numbers of its devices are still its own.
+    def _look(self) -> list[Adapter]:
+        hardware = self._devices(told=True)  # before, so that none is missed
+        found = sysfs.adapters(self._paths)
+        with self._lock:
+            self._hardware = hardware
+            self._found = {adapter.id: adapter for adapter in found}
+            self._seen |= self._found
+            self._worked.update(adapter.id for adapter in found if adapter.working)
+        return found
+
+    def _devices(self, *, told: bool) -> frozenset[str]:
+        """Names that come and go with the hardware, its drivers and its interfaces."""
+        sys = self._paths.sys
+        names = {f"{part}/{name}" for part in _PARTS for name in _names(f"{sys}/{part}")}
+        interfaces = _names(f"{sys}/class/net")
+        names.update(name for name in interfaces if _is_hardware(f"{sys}/class/net/{name}"))
+        if told:
+            self._verbs = frozenset(
+                f"{name} {_text(f'{sys}/{_VERBS}/{name}/ibdev')}"
+                for name in _names(f"{sys}/{_VERBS}")
+            )
+        return frozenset(names) | self._verbs
+
+    def _is_as_seen(self, known: str) -> bool:
+        """Whether an adapter's devices still have the names and numbers that they had.
 
         All of them are handed out anew when a driver is loaded, also to one another.
         """
+        adapter = self._found.get(known)
+        sys = self._paths.sys
+        if adapter is None:
+            places = ("bus/pci/devices", "bus/auxiliary/devices", "class/infiniband")
+            return not any(os.path.lexists(f"{sys}/{place}/{known}") for place in places)
+        if not adapter.rdma:  # its RDMA devices may be back from a pod
+            return not any(os.path.lexists(f"{sys}/class/infiniband/{n}") for n in adapter.verbs)
         for rdma in adapter.rdma:
-            place = _target(f"{self._paths.sys}/class/infiniband/{rdma.name}")
+            place = _target(f"{sys}/class/infiniband/{rdma.name}")
             # ".../0000:3b:00.0/infiniband/mlx5_0"
             if adapter.address and place.split("/")[-3:-2] != [adapter.address]:
                 return False
@@ -134,6 +171,10 @@ def _names(directory: str) -> frozenset[str]:
         return frozenset(os.listdir(directory))  # noqa: PTH208
     except OSError:
         return frozenset()
+
+
+def _is_hardware(netdev: str) -> bool:
+    return "/virtual/" not in _target(netdev)
 
 
 def _target(link: str) -> str:

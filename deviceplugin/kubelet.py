@@ -1,19 +1,27 @@
 """What the kubelet knows: which container holds which device ids.
 
 From its PodResources API, which is stable but names no pod UID and on older kubelets leaves init
-containers out; and from its own checkpoint, which has both but is nobody's interface.
+containers out; and from its own checkpoint, which has both but is nobody's interface, and knows
+nothing of devices that a pod has by a ResourceClaim.
 """
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from host.paths import Paths
 
 MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
 
 _Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
+# Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
+_ADDRESS = re.compile(
+    r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
+)
 
 
 class Unreadable(Exception):
@@ -29,6 +37,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     resource: str
     ids: tuple[str, ...]  # sorted
+    claimed: bool = False  # by a ResourceClaim, of a DRA driver: in no checkpoint
 
 
 class _Entry(msgspec.Struct):
@@ -72,10 +81,14 @@ def registered(paths: Paths) -> dict[str, list[str]]:
     return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
-def from_pod_resources(paths: Paths, timeout: float = 2.0) -> list[PodDevices]:
+def from_pod_resources(
+    paths: Paths, timeout: float = 2.0, *, claimed: bool = False
+) -> list[PodDevices]:
     """Every container's devices, pods by namespace and name, in the kubelet's order.
 
-    Raises Unreadable, after `timeout` seconds at the latest.
+    With `claimed` those of ResourceClaims, too: of "driver/pool", by the names of the devices and
+    the PCI addresses in them and in their CDI names. The kubelet tells of them since Kubernetes
+    1.34, before that by a feature gate. Raises Unreadable, after `timeout` seconds at the latest.
     """
     import grpc  # not earlier: what asks the checkpoint alone needs none of it
 
@@ -94,13 +107,20 @@ def from_pod_resources(paths: Paths, timeout: float = 2.0) -> list[PodDevices]:
         except grpc.RpcError as error:
             raise Unreadable(f"{socket}: {_why(socket, error)}") from None
     found: dict[_Key, set[str]] = {}
+    of_claims: dict[_Key, set[str]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
             # One entry per device or NUMA node, in no order.
             for entry in sorted(container.devices, key=lambda one: one.resource_name):
                 key = pod.namespace, pod.name, "", container.name, entry.resource_name
                 found.setdefault(key, set()).update(entry.device_ids)
-    return _rows(found)
+            for claim in container.dynamic_resources:
+                for one in claim.claim_resources:
+                    resource = f"{one.driver_name}/{one.pool_name}"
+                    key = pod.namespace, pod.name, "", container.name, resource
+                    cdi = [device.name for device in one.cdi_devices]
+                    of_claims.setdefault(key, set()).update(_ids(one.device_name, cdi))
+    return _rows(found) + (_rows(of_claims, claimed=True) if claimed else [])
 
 
 def of_pod(
@@ -109,40 +129,55 @@ def of_pod(
     """What the containers of one pod hold: in PodResources' order, then those it leaves out.
 
     By the pod's UID from the checkpoint, which has all of it before the sandbox is made, ordered
-    by PodResources; if it has nothing of that UID, by the pod's name from PodResources, though a
-    name may have been another pod's a moment ago. One of the two is enough. Raises Unreadable.
+    by PodResources; if it has nothing of that UID, by the pod's name from PodResources, unless an
+    id is another pod's: the name was that one's a moment ago. What a ResourceClaim gave is known
+    by the name alone. One of the two is enough, but without a UID the checkpoint is none. Raises
+    Unreadable.
     """
     by_name: list[PodDevices] = []
-    by_uid: list[PodDevices] = []
+    noted: list[PodDevices] = []
     problems = []
     try:
-        rows = from_pod_resources(paths, timeout)
+        rows = from_pod_resources(paths, timeout, claimed=True)
         by_name = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     except Unreadable as problem:
         problems.append(str(problem))
     try:
-        by_uid = [row for row in from_checkpoint(paths) if row.uid == uid] if uid else []
+        noted = from_checkpoint(paths) if uid else []
+        if problems and not uid:
+            raise Unreadable(
+                f"{_checkpoint_path(paths)}: knows pods by their UID alone, and CNI_ARGS have no "
+                "K8S_POD_UID"
+            )
         if problems and not _checkpoint_path(paths).exists():
             raise Unreadable(f"{_checkpoint_path(paths)}: is not there")
     except Unreadable as problem:
         problems.append(str(problem))
     if len(problems) == 2:
         raise Unreadable("; ".join(problems))
-    ids = {(row.container, row.resource): row.ids for row in by_name}
+    by_uid = {(row.container, row.resource): row for row in noted if row.uid == uid}
+    others = {(row.resource, known) for row in noted if row.uid != uid for known in row.ids}
+    if _keys(by_name) & (others - _keys(by_uid.values())):
+        by_name = []
+    found = {(row.container, row.resource, row.claimed): row for row in by_name}
     if by_uid:
-        known = {(row.container, row.resource): row.ids for row in by_uid}
-        ids = {key: known[key] for key in ids if key in known} | known
-    return [
-        PodDevices(
-            namespace=namespace,
-            name=name,
-            uid=uid,
-            container=container,
-            resource=resource,
-            ids=held,
-        )
-        for (container, resource), held in ids.items()
-    ]
+        known_rows = {(*key, False): row for key, row in by_uid.items()}
+        kept = {key: row for key, row in found.items() if row.claimed or key in known_rows}
+        found = kept | known_rows
+    return [replace(row, namespace=namespace, name=name, uid=uid) for row in found.values()]
+
+
+def _keys(rows: Iterable[PodDevices]) -> set[tuple[str, str]]:
+    return {(row.resource, known) for row in rows if not row.claimed for known in row.ids}
+
+
+def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
+    """What a claimed device may be called by: its name, and the PCI addresses in its names."""
+    if device:
+        yield device
+    for name in (device, *cdi):
+        for domain, bus, slot, function in _ADDRESS.findall(name):
+            yield f"{domain}:{bus}:{slot}.{function}".lower()
 
 
 def _checkpoint_path(paths: Paths) -> Path:
@@ -167,7 +202,7 @@ def _checkpoint(paths: Paths) -> _Data:
         ) from None
 
 
-def _rows(found: dict[_Key, set[str]]) -> list[PodDevices]:
+def _rows(found: dict[_Key, set[str]], *, claimed: bool = False) -> list[PodDevices]:
     return [
         PodDevices(
             namespace=namespace,
@@ -176,6 +211,7 @@ def _rows(found: dict[_Key, set[str]]) -> list[PodDevices]:
             container=container,
             resource=resource,
             ids=tuple(sorted(ids)),
+            claimed=claimed,
         )
         for (namespace, name, uid, container, resource), ids in found.items()
     ]

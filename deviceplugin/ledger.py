@@ -7,7 +7,7 @@ knows is taken over.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -28,6 +28,7 @@ class Ledger:
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
         self._boot_id = boot_id
+        self._resources: tuple[str, ...] = ()
         self._lock = threading.Lock()
         try:
             kept = checkpoint.read(paths).allocations
@@ -38,10 +39,26 @@ class Ledger:
         self._allocations: dict[Key, Allocation] = {one.key: one for one in kept}
         self._encoded = {one.key: msgspec.json.encode(one) for one in kept}
 
+    def serve(self, resources: Sequence[str]) -> None:
+        """Note which resources are this plugin's. Raises OSError."""
+        with self._lock:
+            if tuple(resources) != self._resources:
+                before, self._resources = self._resources, tuple(resources)
+                try:
+                    self._replace(self._allocations, self._encoded)
+                except OSError:
+                    self._resources = before
+                    raise
+
     def allocations(self) -> list[Allocation]:
         """All of them, in the order of their first grant."""
         with self._lock:
             return list(self._allocations.values())
+
+    def keys(self) -> frozenset[Key]:
+        """The (resource, id) of all of them."""
+        with self._lock:
+            return frozenset(self._allocations)
 
     def held(self, resource: str) -> dict[str, Allocation]:
         """The allocations of one resource, by device id."""
@@ -106,7 +123,8 @@ class Ledger:
 
     def _replace(self, allocations: dict[Key, Allocation], encoded: dict[Key, bytes]) -> None:
         """Nothing is known here that could not be written down."""
-        checkpoint.write(self._paths, [msgspec.Raw(one) for one in encoded.values()])
+        whole = [msgspec.Raw(one) for one in encoded.values()]
+        checkpoint.write(self._paths, self._resources, whole)
         self._allocations, self._encoded = allocations, encoded
 
 

@@ -10,16 +10,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from deviceplugin import allocation, cdi, claims, devinfo, kubelet
 from deviceplugin.config import Config
+from deviceplugin.fitness import unfit
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import PodDevices, Unreadable
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
-from deviceplugin.pools import Pool, pools, used_netdevs
+from deviceplugin.pools import Pool, left_out, pools, used_netdevs
 from deviceplugin.server import PluginServer, State
 from host.adapters import Adapter
 from host.errors import HostError
@@ -34,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class DevicePlugin:
-    """Serves the pools of `config` from `start` to `close`. Neither raises."""
+    """Serves the pools of `config` from `start` to `close`.
+
+    What keeps it from beginning is raised by `start`, and nothing later: OSError, HostError.
+    """
 
     def __init__(self, paths: Paths, config: Config) -> None:
         self._paths = paths
@@ -95,74 +99,89 @@ class DevicePlugin:
         return Counter(one.resource for one in self._ledger.allocations())
 
     def _watch(self) -> None:
-        looked, told = time.monotonic(), False
+        looked = time.monotonic()
         while not self._ended.is_set():
-            wait = LOOK_AGAIN if self._health.pending() else LOOK_EVERY
-            if self._events is None:
-                told = True
-                self._ended.wait(wait)
-            else:
-                told = self._events.wait(wait) or told
-            if self._ended.is_set():
-                return
             try:
-                since = time.monotonic() - looked
-                # Every interface of every pod is told of: one look a second does for all.
-                due = (told and since >= LOOK_EVERY) or since >= self._config.rescan > 0
-                if due or self._health.pending() or self._inventory.differs():
-                    looked, told = time.monotonic(), False
+                told = self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
+                if self._ended.is_set():
+                    return
+                due = time.monotonic() - looked >= self._config.rescan > 0
+                if due or self._inventory.differs(told=told):
+                    looked = time.monotonic()
                     self._look()
+                elif self._health.pending:
+                    self._look(again=False)
             except Exception:  # noqa: BLE001 - the next look may find what this one could not
                 _log.exception("looking at the adapters failed")
+                self._ended.wait(LOOK_EVERY)
 
-    def _look(self) -> None:
-        """Bring every pool up to date with the hardware."""
+    def _wait(self, seconds: float) -> bool:
+        """Whether the kernel told of a change; False after `seconds` without."""
+        if self._events is not None:
+            try:
+                return self._events.wait(seconds)
+            except (HostError, OSError) as error:
+                _log.warning("no events of the kernel any more: %s: looking every second", error)
+                self._events = None
+        self._ended.wait(seconds)
+        return True
+
+    def _look(self, *, again: bool = True) -> None:
+        """Bring every pool up to date with the hardware; as last seen if not `again`."""
         with self._lock:
-            found = self._inventory.look()
+            found = self._inventory.look() if again else self._inventory.last()
             allocations = self._ledger.allocations()
             held: dict[str, set[str]] = {}
             for one in allocations:
                 held.setdefault(one.resource, set()).update(device.id for device in one.devices)
             gone = self._inventory.missing(device for one in allocations for device in one.devices)
-            made = pools(
-                self._config,
-                [*found, *gone],
-                held,
-                worked=self._inventory.worked,
-                used=used_netdevs(self._paths),
-            )
+            everything, worked = [*found, *gone], self._inventory.worked
+            used = used_netdevs(self._paths)
+            made = pools(self._config, everything, held, worked=worked, used=used)
             offered = {adapter.id for pool in made for adapter in pool.adapters}
-            self._health.observe(found, offered, time.monotonic())
-            for adapter, fault in sorted(self._health.news().items()):
+            news = self._health.observe(found, offered, time.monotonic())
+            for adapter, fault in sorted(news.items()):
                 if adapter in offered:
-                    _log.log(
-                        logging.WARNING if fault else logging.INFO,
-                        "%s: %s",
-                        adapter,
-                        fault or "well",
-                    )
+                    level = logging.WARNING if fault else logging.INFO
+                    _log.log(level, "%s: %s", adapter, fault or "well")
+            for name in [pool.config.resource for pool in made if not pool.adapters]:
+                left = left_out(self._config, everything, held, worked=worked, used=used)
+                reasons = [f"{one.adapter}: {one.why}" for one in left if one.resource == name]
+                self._tell(
+                    name, f"nothing is offered: {'; '.join(reasons) or 'no adapter is there'}"
+                )
             self._offer(made)
             self._describe([pool for pool in made if pool.config.cdi], found)
 
     def _offer(self, made: Sequence[Pool]) -> None:
         ours = frozenset(pool.config.resource for pool in made)
         self._withdraw([name for name in self._servers if name not in ours])
+        try:
+            self._ledger.serve(sorted(ours))
+        except OSError as error:
+            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         faults = self._health.faults()
         with_rdma = [pool for pool in made if pool.config.rdma and pool.adapters]
         fabric = with_rdma[0].config.resource if with_rdma else ""
         for pool in made:
             name = pool.config.resource
-            if pool.problem and pool.problem != self._problems.get(name):
-                _log.warning("%s: %s", name, pool.problem)
-            self._problems[name] = pool.problem
+            if pool.adapters:
+                self._tell(name, pool.problem)
             offer = self._offers.get(name)
             if offer is None:
                 offer = self._offers[name] = Offer(self._paths, self._ledger, self._inventory)
-            changed = offer.update(pool, faults, ours, fabric_env=name == fabric)
+            held = self._ledger.held(name)
+            changed = offer.update(pool, unfit(pool, faults, held), ours, fabric_env=name == fabric)
             if name not in self._servers:
                 self._serve(name, offer)
             elif changed:
                 self._servers[name].changed()
+
+    def _tell(self, what: str, problem: str) -> None:
+        """Log a problem, once while it stays the same."""
+        if problem and problem != self._problems.get(what):
+            _log.warning("%s: %s", what, problem)
+        self._problems[what] = problem
 
     def _describe(self, made: Sequence[Pool], found: Sequence[Adapter]) -> None:
         """The CDI files: a container that starts again gets the nodes of now."""
@@ -173,18 +192,14 @@ class DevicePlugin:
                 allocation.describe(self._paths, pool, {one.id: one for one in found})
         except (OSError, cdi.Unwritten) as error:
             problem = str(error)
-        if problem and problem != self._problems.get("CDI"):
-            _log.warning("CDI: %s", problem)
-        self._problems["CDI"] = problem
+        self._tell("CDI", problem)
 
     def _serve(self, name: str, offer: Offer) -> None:
-        server = PluginServer(self._paths, offer, self._config.registration)
         try:
+            server = PluginServer(self._paths, offer, self._config.registration)
             server.start()
         except Exception as error:  # noqa: BLE001 - the other pools are served all the same
-            _log.error("%s: cannot be served: %s (tried again)", name, error)
-            with suppress(Exception):
-                server.close()
+            self._tell(name, f"cannot be served: {error} (tried again with the next change)")
             return
         self._servers[name] = server
 
@@ -225,7 +240,7 @@ class DevicePlugin:
         for resource, device_id in self._ledger.drop_unknown(keys):
             _log.info("%s: %s is free again", resource, device_id)
         try:
-            devinfo.remove_stale(self._paths, [one.key for one in self._ledger.allocations()])
+            devinfo.remove_stale(self._paths, self._ledger.keys)
         except OSError as error:
             _log.warning("device information of what is free again: %s", error)
         pods = {(one.namespace, one.name) for one in known if one.name}

@@ -8,6 +8,7 @@ start. The CNI plugins ask; nothing here changes anything but the pod's claims.
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from deviceplugin import checkpoint, kubelet
 from deviceplugin.checkpoint import Damaged, Device
@@ -33,6 +34,7 @@ class Face(msgspec.Struct, frozen=True):
     resource: str
     id: str
     device: Device
+    ids: frozenset[str] = frozenset()  # all of the pod's that stand for the HCA
 
     def __str__(self) -> str:
         verbs = ", ".join(_shown(rdma) for rdma in self.device.rdma) or "no verbs device"
@@ -44,51 +46,81 @@ class Given(msgspec.Struct, frozen=True):
 
     pod: Pod
     faces: tuple[Face, ...] = ()  # the HCAs of our pools, each once, in a lasting order
-    ids: frozenset[str] = frozenset()  # every device id, also of other device plugins
+    ids: frozenset[str] = frozenset()  # every device id, also of other drivers
 
     def face(self, device_id: str) -> Face | None:
-        """The HCA that a device id of the kubelet's, or an adapter's id, means."""
-        for face in self.faces:
-            if device_id in (face.id, face.device.id) or adapter_of(device_id) == face.device.id:
-                return face
-        return None
+        """The first HCA that a device id of the kubelet's, or an adapter's id, means."""
+        return next(iter(self.faces_of(device_id)), None)
+
+    def faces_of(self, device_id: str) -> tuple[Face, ...]:
+        """The HCAs that a device id means: every one of its pool if that is a token of mode "all".
+
+        An id that the pod does not hold means the adapter that it names.
+        """
+        own = tuple(face for face in self.faces if device_id in (*face.ids, face.id))
+        named = adapter_of(device_id)
+        return own or tuple(face for face in self.faces if face.device.id in (device_id, named))
 
     def shown(self) -> str:
         """All HCAs, in words."""
         return ", ".join(str(face) for face in self.faces) or "no HCA"
 
 
-def given_to(paths: Paths, pod: Pod) -> Given:
-    """What a pod holds; nothing where this node hands out nothing. Raises Unknown."""
+def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> Given:
+    """What a pod holds; nothing where this node hands out nothing. Raises Unknown.
+
+    Unless it is `needed` the kubelet is not asked while nobody holds an HCA of ours.
+    """
     try:
         known = checkpoint.read(paths)
     except Damaged as damage:
         raise Unknown(str(damage)) from None
-    if not pod.name or not (known.allocations or paths.device_plugins.is_dir()):
+    ours = known.allocations or (needed and (known.resources or paths.device_plugins.is_dir()))
+    if not pod.name or not ours:
         return Given(pod)
     try:
         rows = kubelet.of_pod(paths, pod.namespace, pod.name, pod.uid, KUBELET_TIMEOUT)
     except Unreadable as error:
-        if not known.allocations:
+        if not known.allocations and not known.resources:
             return Given(pod)
         raise Unknown(f"cannot tell which HCAs pod {pod} was given: {error}") from None
     allocations = {one.key: one for one in known.allocations}
     faces: dict[str, Face] = {}
+    ids: dict[str, set[str]] = {}
     for row in rows:
         for device_id in row.ids:
+            if row.claimed:  # a DRA driver's, whatever its name
+                continue
             allocation = allocations.get((row.resource, device_id))
+            if allocation is None and row.resource in known.resources:
+                raise Unknown(
+                    f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
+                    "not have: the agent takes it over from the kubelet within a minute; try again"
+                )
             for device in allocation.devices if allocation is not None else ():
                 faces.setdefault(device.id, Face(row.resource, device_id, device))
-    return Given(pod, tuple(faces.values()), frozenset(i for row in rows for i in row.ids))
+                ids.setdefault(device.id, set()).add(device_id)
+    return Given(
+        pod,
+        tuple(replace(face, ids=frozenset(ids[known_id])) for known_id, face in faces.items()),
+        frozenset(device_id for row in rows for device_id in row.ids),
+    )
 
 
-def held_by_anybody(paths: Paths) -> frozenset[str]:
-    """The adapters that containers of this node hold. Raises Unknown."""
+def held_alone(paths: Paths) -> dict[str, str]:
+    """The adapters that some container has for itself (mode "exclusive"), with the resource.
+
+    Slots and tokens do not count: their holders share the HCA. Raises Unknown.
+    """
     try:
         allocations = checkpoint.read(paths).allocations
     except Damaged as damage:
         raise Unknown(str(damage)) from None
-    return frozenset(device.id for one in allocations for device in one.devices)
+    return {one.id: one.resource for one in allocations if [one.id] == _adapters(one)}
+
+
+def _adapters(allocation: checkpoint.Allocation) -> list[str]:
+    return [device.id for device in allocation.devices]
 
 
 def adapter_of(device_id: str) -> str:
@@ -105,21 +137,30 @@ def adapter_of(device_id: str) -> str:
 def require_current(paths: Paths, face: Face, names: Iterable[str]) -> None:
     """Raise Stale if the HCA's verbs devices are not those that the container was given.
 
-    `names` are the RDMA devices that the HCA has now. Its uverbs number is another one once its
-    driver was loaded anew, and the old number may be another HCA's by then.
+    `names` are the RDMA devices of the HCA now, or those that matter. Its uverbs number is another
+    one once its driver was loaded anew, and the old number may be another HCA's by then.
     """
-    numbers = pci.uverbs_numbers(paths)
-    now = {numbers[name] for name in names if name in numbers}
-    for rdma in face.device.rdma:
-        if rdma.uverbs is None or not now:
-            continue
-        node = rdma.uverbs
-        if (node.path.rpartition("/")[2], node.major, node.minor) not in now:
-            other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now))
-            raise Stale(
-                f"the container was given {_shown(rdma)}, but HCA {face.device.id} has {other} "
-                "now: its driver was loaded anew; delete the pod, so that it gets a new one"
-            )
+    every = pci.uverbs_numbers(paths)
+    now = {name: every[name] for name in names if name in every}
+    if not now:
+        return
+    given = [rdma for rdma in face.device.rdma if rdma.uverbs is not None]
+    # Also their names may be others by now: then one of the numbers must be right.
+    compared = [rdma for rdma in given if rdma.name in now]
+    wrong = next((rdma for rdma in compared if _number(rdma) != now[rdma.name]), None)
+    if wrong is None and given and not compared:
+        wrong = None if {_number(rdma) for rdma in given} & set(now.values()) else given[0]
+    if wrong is not None:
+        other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now.values()))
+        raise Stale(
+            f"the container was given {_shown(wrong)}, but HCA {face.device.id} has {other} "
+            "now: its driver was loaded anew; delete the pod, so that it gets a new one"
+        )
+
+
+def _number(rdma: checkpoint.Rdma) -> tuple[str, int, int] | None:
+    node = rdma.uverbs
+    return None if node is None else (node.path.rpartition("/")[2], node.major, node.minor)
 
 
 def _shown(rdma: checkpoint.Rdma) -> str:

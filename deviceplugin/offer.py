@@ -13,14 +13,14 @@ from deviceplugin.checkpoint import Device
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import Unreadable
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools import Pool, Slot
+from deviceplugin.pools import Pool
 from deviceplugin.preferred import preferred
 from deviceplugin.server import Listing, Rejected
 from host.adapters import Adapter
 from host.errors import HostError
 from host.gpus import GPUs
 from host.paths import Paths
-from host.topology import Topology
+from host.topology import Topology, topology_file
 
 ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 
@@ -37,7 +37,7 @@ class Offer:
         self._granting = threading.Lock()
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
-        self._faults: Mapping[str, str] = {}
+        self._unfit: Mapping[str, str] = {}
         self._listing: Listing = []
         self._healthy: frozenset[str] = frozenset()
         self._gpus = GPUs(paths)
@@ -46,16 +46,17 @@ class Offer:
         self._placed: tuple[str, ...] = ()
 
     def update(
-        self, pool: Pool, faults: Mapping[str, str], ours: frozenset[str], *, fabric_env: bool
+        self, pool: Pool, unfit: Mapping[str, str], ours: frozenset[str], *, fabric_env: bool
     ) -> bool:
         """Take in how the pool is now; whether the kubelet is to be told.
 
-        `faults` has what is wrong by adapter id; `ours` are all resources of this plugin.
+        `unfit` has the device ids that may not be handed out, and why; `ours` are all resources of
+        this plugin.
         """
-        listing = [(slot.id, _is_well(slot, faults), slot.numa) for slot in pool.slots]
+        listing = [(slot.id, slot.id not in unfit, slot.numa) for slot in pool.slots]
         changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._faults, self._listing = faults, listing
+        self._unfit, self._listing = unfit, listing
         self._healthy = frozenset(known for known, well, _ in listing if well)
         return changed
 
@@ -133,7 +134,7 @@ class Offer:
                 self._paths, pool, ids, self._healthy, current=current, fabric_env=self._fabric_env
             )
         except Refused as refused:
-            faults = {self._faults[one] for one in sorted(wanted) if one in self._faults}
+            faults = {self._unfit[one] for one in ids if one in self._unfit}
             text = "; ".join([str(refused), *sorted(faults)])
             raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
         return granted, current
@@ -147,21 +148,24 @@ class Offer:
                 _log.warning("device information of %s: %s", device_id, error)
 
     def _topology_of(self, adapters: list[str], gpu_addresses: list[str]) -> Topology:
-        """The places of all devices; read anew only when there are others."""
-        addresses = tuple(sorted({*adapters, *gpu_addresses} - {""}))
-        if self._topology is None or addresses != self._placed:
+        """The places of all devices; read anew only when there are others, or the file is."""
+        addresses = {*adapters, *gpu_addresses} - {""}
+        placed = (self._file_of_topology(), *sorted(addresses))
+        if self._topology is None or placed != self._placed:
             try:
                 self._topology = Topology.read(self._paths, addresses)
             except HostError as error:
                 _log.warning("%s: devices are chosen without it", error)
-                self._topology = Topology.read(self._paths, ())
-            self._placed = addresses
+                self._topology = Topology(())
+            self._placed = placed
         return self._topology
 
-
-def _is_well(slot: Slot, faults: Mapping[str, str]) -> bool:
-    """One HCA of several is enough: a holder of all gets those that are well."""
-    return any(adapter not in faults for adapter in slot.adapters)
+    def _file_of_topology(self) -> str:
+        try:
+            found = topology_file(self._paths).stat()
+        except OSError:
+            return ""
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 def _response(granted: Granted) -> v1beta1_pb2.ContainerAllocateResponse:
@@ -173,6 +177,5 @@ def _response(granted: Granted) -> v1beta1_pb2.ContainerAllocateResponse:
             )
             for node in granted.nodes
         ],
-        annotations=granted.annotations,
         cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in granted.cdi],
     )

@@ -126,8 +126,9 @@ def _shared_out(
     """Of each pool what it takes, and of the rest why not."""
     order = [pool.resource for pool in config.pools]
     owner: dict[str, str] = {}
+    shares = {pool.resource for pool in config.pools if pool.overlap}
     for resource in [*order, *kept]:  # also what a pool handed out that is no longer there
-        for adapter_id in kept.get(resource, ()):
+        for adapter_id in kept.get(resource, ()) if resource not in shares else ():
             owner.setdefault(adapter_id, resource)
     result: list[_Taken] = []
     for pool in config.pools:

@@ -37,6 +37,8 @@ def parse(
     checked = {}
     for written, values in given.items():
         key = spelling[written]
+        if values == () and not loose:
+            raise DocumentError(f"{where}.{written}: is empty, which selects nothing: leave it out")
         check = _CHECKS.get(key)
         if check is None:
             checked[key] = values

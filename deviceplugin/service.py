@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from deviceplugin.config import Config, ConfigError
+from host import decoders
 from host.paths import Paths
 from host.watching import Watched
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from deviceplugin.server import State
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
+TRY_AGAIN = 5.0  # seconds, after the pools could not be served
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ class Service:
         self._load = load
         self._file = file
         self._wrong = ""
+        self._failed = ""
         self._config: Config | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._plugin: DevicePlugin | None = None
         self._watched: Watched | None = None
         self._ended = threading.Event()
@@ -79,6 +82,9 @@ class Service:
             self._take()
         else:
             self._watched = Watched(self._file, self._take, name="pools")
+        while not self._ended.wait(TRY_AGAIN):
+            if self._failed:
+                self._take()
 
     def _alone(self) -> bool:
         """Wait until no other device plugin writes this node's checkpoint; False at the end."""
@@ -99,7 +105,11 @@ class Service:
         return False
 
     def _take(self) -> None:
-        """The configuration as it is now, if it is another one."""
+        with self._lock:
+            self._take_locked()
+
+    def _take_locked(self) -> None:
+        """The configuration as it is now, if it is another one or could not be served."""
         try:
             config = self._load()
         except ConfigError as error:
@@ -109,23 +119,31 @@ class Service:
             self._wrong = str(error)
             return
         self._wrong = ""
-        if config == self._config or self._ended.is_set():
+        if self._ended.is_set() or (config == self._config and not self._failed):
             return
         self._config = config
         offered = ", ".join(f"{pool.resource} ({pool.mode})" for pool in config.pools)
         _log.info("device plugin: pools %s", offered or "none")
         try:
             self._apply(config)
-        except Exception:  # noqa: BLE001 - whatever it is, attachments are served all the same
-            _log.exception("device plugin: cannot serve the pools")
-            self._config = None
+        except Exception as error:  # noqa: BLE001 - attachments are served all the same
+            if str(error) != self._failed:
+                _log.exception("device plugin: cannot serve the pools (tried again)")
+            self._failed = str(error) or type(error).__name__
+        else:
+            self._failed = ""
 
     def _apply(self, config: Config) -> None:
         from deviceplugin.manager import DevicePlugin  # it loads gRPC
 
-        with self._lock:
-            if self._plugin is not None:
-                self._plugin.reconfigure(config)
-            elif not self._ended.is_set():
-                self._plugin = DevicePlugin(self._paths, config)
-                self._plugin.start()
+        decoders.build()
+        if self._plugin is not None:
+            self._plugin.reconfigure(config)
+            return
+        plugin = DevicePlugin(self._paths, config)
+        try:
+            plugin.start()
+        except BaseException:
+            plugin.close()
+            raise
+        self._plugin = plugin

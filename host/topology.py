@@ -65,7 +65,7 @@ class Topology:
 
         Those that the file names are where it says. HostError if there is one that is wrong.
         """
-        given = _override(paths.etc / "topology.xml")
+        given = _override(topology_file(paths))
         places = (_place(paths, address, given) for address in addresses)
         return cls(place for place in places if place is not None)
 
@@ -96,6 +96,11 @@ class Topology:
         while at >= 2 and place.ports[at] in place.flat:
             at -= 2
         return place.ports[at]
+
+
+def topology_file(paths: Paths) -> Path:
+    """The file that says it for a virtual machine, which need not be there."""
+    return paths.etc / "topology.xml"
 
 
 def _distance(a: Place, b: Place) -> Distance:

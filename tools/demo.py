@@ -1,7 +1,8 @@
-"""`make demo`: two pods on an InfiniBand fabric, from the attachment definition to the last trace.
+"""`make demo`: two pods, each with an HCA and the interface on that HCA, from offer to last trace.
 
-Runs where there is an IPoIB parent (the virtual machine of tests/kernel has two). Everything is
-the real thing: the executables that a runtime starts, the stock IPoIB driver, two namespaces.
+Runs where there are HCAs with IPoIB interfaces (the virtual machine of tests/kernel has two).
+Everything is the real thing, the agent with its device plugin, the executables that a runtime
+starts, the stock IPoIB driver, two namespaces; but for the kubelet, which is the tests' stand-in.
 """
 
 import json
@@ -10,94 +11,160 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.runtime import CHECKOUT, Definition, Outcome, Runtime, definitions
+from tests.kubelet import Kubelet, Pod
+from tests.runtime import CHECKOUT, Definition, Outcome, Runtime, definitions, pods
+from tools.page import PODFABRIC, Page
 
-EXAMPLE = CHECKOUT / "netattach-examples/single-fabric.yaml"
+EXAMPLE = CHECKOUT / "netattach-examples/ipoib-auto.yaml"
 PODS = ("worker-0", "worker-1")
 STATE = Path("/var/lib/podfabric")
 SOCKET = Path("/run/podfabric/agent.sock")
-PODFABRIC = str(Path(sys.prefix) / "bin/podfabric")
-COLOUR = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+FUNCTIONS = Path("/sys/bus/pci/devices")
+NETWORK_CARD = "0x020000"
+PATIENCE = 60.0  # seconds
 
 
 def main() -> int:
     """Run the demonstration; 0 if everything was as it must be."""
-    runtime = Runtime()
-    definition = definitions(EXAMPLE)[0]
     show = Page()
+    show.title("podfabric: two pods, each with an HCA and the interface on it")
+    place_hcas()
     before = host_interfaces()
-
-    show.title("podfabric: two pods on an InfiniBand fabric")
-    show.text(f"definition  {EXAMPLE.relative_to(CHECKOUT)}")
-    show.text(f"config      {json.dumps(definition.config)}")
-    show.text(f"parent      {port(definition.config['master'])}")
-
-    show.title("0  the agent, which the executables lead to")
-    started = time.monotonic()
-    agent = subprocess.Popen([PODFABRIC, "agent"], stderr=subprocess.DEVNULL)
-    try:
-        up = wait_for(SOCKET, agent)
-        show.step(f"podfabric agent serves {SOCKET}", up, time.monotonic() - started)
-        tour(show, runtime, definition, before)
-    finally:
-        agent.terminate()
-        ended = agent.wait(60)
-    show.title("7  the agent ends")
-    show.step(f"exit code {ended}", ended == 0)
+    definition, container = definitions(EXAMPLE)[0], pods(EXAMPLE)[0]["spec"]["containers"][0]
+    (resource,) = container["resources"]["limits"]
+    limits = {resource: int(container["resources"]["limits"][resource])}
+    show.text(f"definition  {EXAMPLE.relative_to(CHECKOUT)}: {json.dumps(definition.config)}")
+    show.text(f"container   limits {json.dumps(limits)}")
+    with ExitStack() as stack:
+        # Never the root of a kubelet that runs here. Short, for the paths of sockets.
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-demo-"))
+        os.environ["PODFABRIC_KUBELET"] = root
+        show.title("0  a kubelet, and the agent: the resource is offered")
+        kubelet = stack.enter_context(Kubelet(Path(root)))
+        ended = stack.enter_context(agent(show))
+        show.timed(f"{resource}", partial(offered, kubelet, resource))
+        tour(show, Runtime(), kubelet, definition, {"name": container["name"], "limits": limits})
+        ended()
+        show.title("9  what is left")
+        left = {
+            "interfaces on the host": sorted(host_interfaces() - before),
+            "journal entries": sorted(p.name for p in (STATE / "attachments").glob("*")),
+            "reservations": reservations(),
+            "sockets at the kubelet": sorted(
+                path.name for path in kubelet.directory.glob("*podfabric*")
+            ),
+        }
+        for what, found in left.items():
+            show.step(f"{what}: {', '.join(found) or 'none'}", not found)
     return show.verdict()
 
 
-def tour(show: "Page", runtime: Runtime, definition: Definition, before: set[str]) -> None:
-    """Attach, look, ping, check, detach, look again."""
-    show.title("1  ADD: each pod gets an interface and an address")
-    for pod in PODS:
-        run("ip", "netns", "add", pod)
+def tour(
+    show: Page,
+    runtime: Runtime,
+    kubelet: Kubelet,
+    definition: Definition,
+    container: dict[str, Any],
+) -> None:
+    """Admit, attach, compare, ping, explain, check, detach."""
+    show.title("1  podfabric topo: where the HCAs are")
+    show.command("topo")
+
+    show.title("2  the kubelet admits the pods: each container gets a verbs device")
+    admitted: dict[str, Pod] = {}
+    for name in PODS:
+        run("ip", "netns", "add", name)
+        started = time.monotonic()
+        pod = admitted[name] = kubelet.admit(name, [container], namespace="demo", uid=f"uid-{name}")
+        given = pod.containers[container["name"]]
+        show.step(f"{name} holds {held(pod)}", True, time.monotonic() - started)
+        show.text(f"  {', '.join(sorted(given.devices))}")
+        show.text(f"  NCCL_IB_HCA {given.env.get('NCCL_IB_HCA')}")
+
+    show.title('3  ADD with "master": "auto": an interface and an address')
     results: dict[str, dict[str, Any]] = {}
-    for pod in PODS:
-        outcome = call(runtime, "ADD", definition, pod)
-        if not show.step(f"ADD {pod}", outcome.exit_code == 0, outcome.seconds, outcome.stdout):
+    for name in PODS:
+        outcome = call(runtime, "ADD", definition, name)
+        if not show.step(f"ADD {name}", outcome.exit_code == 0, outcome.seconds, outcome.stdout):
             return
-        results[pod] = outcome.document
-        interface, ip = results[pod]["interfaces"][0], results[pod]["ips"][0]
-        show.text(f"  {interface['name']}  {ip['address']}  mtu {interface['mtu']}")
-        show.text(f"  {interface['mac']}")
+        results[name] = outcome.document
+        interface, ip = results[name]["interfaces"][0], results[name]["ips"][0]
+        show.text(f"  {interface['name']}  {ip['address']}  {described(name)}")
 
-    show.title("2  what the kernel says in the pods")
-    for pod in PODS:
-        show.text(f"{pod}  {described(pod)}")
+    show.title("4  one HCA: the container's device node, and the device beside the pod's interface")
+    for name in PODS:
+        node, beside = numbers_of(admitted[name]), numbers_beside(name)
+        interface = results[name]["interfaces"][0]
+        show.step(
+            f"{name}  {', '.join(f'{path} is {number}' for path, number in node.items())}; "
+            f"net1 is on {interface['rdmaDevice']} ({interface['uverbs']}), {', '.join(beside)}",
+            sorted(node.values()) == beside,
+        )
+    show.step(
+        "the pods' HCAs differ",
+        numbers_of(admitted[PODS[0]]).values() != numbers_of(admitted[PODS[1]]).values(),
+    )
 
-    show.title("3  ping over IPoIB")
+    show.title("5  ping over IPoIB")
     for source, target in (PODS, PODS[::-1]):
         address = results[target]["ips"][0]["address"].partition("/")[0]
         show.timed(f"{source} -> {target} ({address})", partial(ping, source, address))
 
-    show.title("4  CHECK: everything still as it was set")
-    for pod in PODS:
-        outcome = call(runtime, "CHECK", definition, pod, results[pod])
-        show.step(f"CHECK {pod}", outcome.exit_code == 0, outcome.seconds, outcome.stdout)
+    show.title(f"6  podfabric explain demo/{PODS[0]}")
+    show.command("explain", f"demo/{PODS[0]}")
 
-    show.title("5  DEL")
-    for pod in PODS:
-        outcome = call(runtime, "DEL", definition, pod, results[pod])
-        show.step(f"DEL {pod}", outcome.exit_code == 0, outcome.seconds, outcome.stdout)
+    show.title("7  CHECK: everything still as it was set")
+    for name in PODS:
+        outcome = call(runtime, "CHECK", definition, name, results[name])
+        show.step(f"CHECK {name}", outcome.exit_code == 0, outcome.seconds, outcome.stdout)
 
-    show.title("6  what is left")
-    left = {
-        "interfaces in the pods": [i for p in PODS for i in interfaces(p) if i != "lo"],
-        "interfaces on the host": sorted(host_interfaces() - before),
-        "journal entries": sorted(p.name for p in (STATE / "attachments").glob("*")),
-        "reservations": reservations(),
-    }
-    for what, found in left.items():
-        show.step(f"{what}: {', '.join(found) or 'none'}", not found)
-    for pod in PODS:
-        run("ip", "netns", "del", pod)
+    show.title("8  DEL, the pods go, the agent ends")
+    for name in PODS:
+        outcome = call(runtime, "DEL", definition, name, results[name])
+        show.step(f"DEL {name}", outcome.exit_code == 0, outcome.seconds, outcome.stdout)
+        inside = [one for one in interfaces(name) if one != "lo"]
+        show.step(f"interfaces in {name}: {', '.join(inside) or 'none'}", not inside)
+        kubelet.remove(admitted[name])
+        run("ip", "netns", "del", name)
+
+
+@contextmanager
+def agent(show: Page) -> Iterator[Callable[[], None]]:
+    """The agent, until what this answers is called, or the end."""
+    started = time.monotonic()
+    process = subprocess.Popen([PODFABRIC, "agent"], stderr=subprocess.DEVNULL)
+
+    def end() -> None:
+        process.terminate()
+        code = process.wait(PATIENCE)
+        show.step(f"the agent ends with exit code {code}", code == 0)
+
+    try:
+        up = wait_for(SOCKET, process)
+        show.step(f"podfabric agent serves {SOCKET}", up, time.monotonic() - started)
+        yield end
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def offered(kubelet: Kubelet, resource: str) -> str:
+    """Wait until the kubelet may hand the resource out."""
+    try:
+        count = kubelet.wait(lambda: kubelet.allocatable(resource), PATIENCE)
+    except AssertionError as error:
+        raise subprocess.CalledProcessError(1, "kubelet", str(error)) from None
+    adapters = {known.rpartition("-")[0] for known in kubelet.devices(resource)}
+    return f"allocatable: {count} device ids of {len(adapters)} HCAs, {', '.join(sorted(adapters))}"
 
 
 def wait_for(path: Path, process: "subprocess.Popen[bytes]") -> bool:
@@ -109,48 +176,29 @@ def wait_for(path: Path, process: "subprocess.Popen[bytes]") -> bool:
     return True
 
 
-class Page:
-    """What a person reads."""
+def place_hcas() -> None:
+    """Put the virtual machine's software HCAs where a real one is: under a PCI function each."""
+    if not Path("/sys/module/ibloop").exists():
+        return
+    functions = sorted(
+        path.name
+        for path in FUNCTIONS.iterdir()
+        if (path / "class").read_text().strip() == NETWORK_CARD
+    )
+    run("/sbin/modprobe", "--remove", "ibloop")
+    run("/sbin/modprobe", "ibloop", f"parents={','.join(functions[:2])}")
+    deadline = time.monotonic() + PATIENCE
+    for parent in ("ib0", "ib1"):
+        while not (Path("/sys/class/net") / parent).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run("ip", "link", "set", parent, "up")
+        while not carrier(parent) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
-    def __init__(self) -> None:
-        self._failures: list[str] = []
-        self._steps = 0
-        self._started = time.monotonic()
 
-    def title(self, text: str) -> None:
-        print(f"\n{_painted(text, '1;36')}", flush=True)
-
-    def text(self, text: str) -> None:
-        print(f"    {text}", flush=True)
-
-    def step(self, what: str, good: bool, seconds: float | None = None, output: str = "") -> bool:
-        """One thing that must hold. Answers whether it does."""
-        self._steps += 1
-        mark = _painted("ok", "32") if good else _painted("FAILED", "1;31")
-        took = _painted(f"  {seconds:.2f} s", "2") if seconds is not None else ""
-        print(f"  {mark}  {what}{took}", flush=True)
-        if not good:
-            self._failures.append(what)
-            if output.strip():
-                self.text(output.strip())
-        return good
-
-    def timed(self, what: str, action: Callable[[], str]) -> None:
-        """A step that answers what it saw, or raises CalledProcessError."""
-        started = time.monotonic()
-        try:
-            seen, good = action(), True
-        except subprocess.CalledProcessError as error:
-            seen, good = str(error.stdout), False
-        self.step(f"{what}  {seen if good else ''}", good, time.monotonic() - started, seen)
-
-    def verdict(self) -> int:
-        seconds = time.monotonic() - self._started
-        if self._failures:
-            print(_painted(f"\n{len(self._failures)} of {self._steps} steps failed", "1;31"))
-            return 1
-        print(_painted(f"\nall {self._steps} steps as they must be", "1;32"), f"({seconds:.1f} s)")
-        return 0
+def carrier(interface: str) -> bool:
+    """Whether it is up and its partition is joined."""
+    return (Path("/sys/class/net") / interface / "carrier").read_text().strip() == "1"
 
 
 def call(
@@ -181,19 +229,38 @@ def ping(pod: str, address: str) -> str:
     return f"3 of 3 answered, {times[1] if times else '?'} ms on average"
 
 
-def port(master: str) -> str:
-    """The adapter's port under a parent."""
-    from host import infiniband, links
-    from host.netlink import netlink
-    from host.paths import Paths
+def held(pod: Pod) -> str:
+    """The device ids of a pod's containers."""
+    every = [one for given in pod.containers.values() for ids in given.ids.values() for one in ids]
+    return ", ".join(sorted(every))
 
-    with netlink() as host:
-        link = links.require(host, master)
-    found = infiniband.port_of(Paths(), link)
-    if found is None:
-        return f"{master}, no port in sysfs"
-    pkeys = ", ".join(f"{pkey:#06x}" for pkey in found.pkeys)
-    return f"{master} on {found.hca} port {found.number}, {found.state}, P_Keys {pkeys}"
+
+def numbers_of(pod: Pod) -> dict[str, str]:
+    """Major and minor number of each verbs device node that the pod's containers were given."""
+    found = {}
+    for given in pod.containers.values():
+        for path, (host, _) in given.devices.items():
+            if "uverbs" in path:
+                number = Path(host).stat().st_rdev
+                found[path] = f"{os.major(number)}:{os.minor(number)}"
+    return found
+
+
+def numbers_beside(pod: str) -> list[str]:
+    """Those of the verbs devices on the HCA of the pod's interface, seen from inside the pod.
+
+    The interface bears the GUID of its port in its address.
+    """
+    command = (
+        "cat /sys/class/net/net1/address; "
+        "for verbs in /sys/class/infiniband_verbs/uverbs*; do "
+        "echo $(cat $verbs/dev) $(cat /sys/class/infiniband/$(cat $verbs/ibdev)/ports/1/gids/0); "
+        "done"
+    )
+    address, *lines = run("ip", "netns", "exec", pod, "/bin/sh", "-c", command).splitlines()
+    guid = address.replace(":", "")[-16:]
+    numbers = (line.split() for line in lines)
+    return sorted(number for number, gid in numbers if gid.replace(":", "").endswith(guid))
 
 
 def described(pod: str) -> str:
@@ -226,10 +293,6 @@ def run(*command: str) -> str:
 
 def _ping() -> str:
     return shutil.which("ping") or "/bin/ping"
-
-
-def _painted(text: str, code: str) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if COLOUR else text
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ DATAGRAM, CONNECTED = "datagram", "connected"
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
+AUTO = "auto"  # as `master`: the parent on the HCA that the pod was given
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
 
@@ -44,12 +45,18 @@ class _Config(msgspec.Struct, kw_only=True):
     ipam: _IPAM | None = None
     dns: DNS | None = None
     mac: str | None = None
+    match_device: bool = True
+    deviceID: str | None = None
+    pciBusID: str | None = None
     runtimeConfig: dict[str, Any] | None = None
     args: _Arguments | None = None
 
 
 KNOWN = frozenset(
-    ("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "wait_carrier", "ipam", "dns")
+    (
+        *("master", "pkey", "mode", "umcast", "mtu", "proxy_arp", "wait_carrier", "ipam", "dns"),
+        "match_device",
+    )
 )
 
 
@@ -61,7 +68,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     the child does not even hear IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]
+    masters: tuple[str, ...]  # () leaves the choice to the match with the pod's HCAs
+    device_id: str  # as the kubelet has it; "" if the runtime passed none
+    match_device: bool  # the parent must be on an HCA of the pod, if it has any
     pkey: int | None
     mode: str | None
     umcast: bool
@@ -87,6 +96,8 @@ def read(request: Request) -> Options:
         )
     return Options(
         masters=_masters(written.master),
+        device_id=_device_id(written),
+        match_device=written.match_device,
         pkey=_pkey(written.pkey),
         mode=_mode(written.mode),
         umcast=written.umcast,
@@ -104,17 +115,31 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     if not names or not all(names):
         raise invalid_config(
             '"master" is missing: name the IPoIB interface of the host (such as "ib0"), '
-            "or a list of them to be tried in order"
+            'or a list of them to be tried in order, or "auto" for the HCA that the pod was given'
         )
-    if "auto" in names:
-        raise invalid_config(
-            '"master": "auto" needs the device plugin, which this version does not have: '
-            "name the IPoIB interface of the host"
-        )
+    if names == (AUTO,):
+        return ()
+    if AUTO in names:
+        raise invalid_config('"master": "auto" stands alone: remove it, or the others')
     for name in names:
         if len(name.encode()) > 15 or "/" in name:
             raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
     return names
+
+
+def _device_id(written: _Config) -> str:
+    """The kubelet's device id. Multus injects it in all of these places."""
+    runtime = (written.runtimeConfig or {}).get("deviceID")
+    places = {
+        "deviceID": written.deviceID,
+        "runtimeConfig.deviceID": runtime if isinstance(runtime, str) else None,
+        "pciBusID": written.pciBusID,
+    }
+    given = {place: value for place, value in places.items() if value}
+    if len(set(given.values())) > 1:
+        listed = ", ".join(f'"{place}" is "{value}"' for place, value in given.items())
+        raise invalid_config(f"{listed}: they must name the same device, or leave one out")
+    return next(iter(given.values()), "")
 
 
 def _pkey(given: int | str | None) -> int | None:

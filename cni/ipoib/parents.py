@@ -2,9 +2,10 @@
 
 import msgspec
 
+from cni.attachments.matching import Match, none_given
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
 from cni.spec.errors import CNIError, Code
-from host import infiniband, links
+from host import infiniband, links, pci
 from host.links import Link
 from host.netlink import Rtnetlink
 from host.paths import Paths
@@ -22,21 +23,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     bdf: str
+    adapter: str  # host.adapters.Adapter.id of the HCA under the parent, "" if it has none
+
+    @property
+    def rdma(self) -> tuple[str, ...]:
+        """The RDMA device under the parent, if sysfs tells."""
+        return (self.port.hca,) if self.port is not None else ()
 
 
-def choose(route: Rtnetlink, paths: Paths, options: Options) -> Plan:
-    """The first of the masters that can carry the child.
+def choose(route: Rtnetlink, paths: Paths, options: Options, match: Match | None = None) -> Plan:
+    """The first of the masters that can carry the child, on an HCA of the pod if it has any.
 
-    Raises CNIError 7 with the reason for each master that cannot, 11 if waiting may help.
+    Raises CNIError with the reason for each master that cannot: 7, 11 if waiting may help, 120 if
+    only other HCAs than the pod's could.
     """
     reasons = []
     code = Code.INVALID_CONFIG
-    for name in options.masters:
+    for name in options.masters or _given_parents(route, paths, options, match):
         parent = links.find(route, name)
         reason = unfit(route, name, parent)
         if parent is not None and not reason:
             plan = _plan(paths, parent, options)
             reason = _refused(plan, options)
+            if not reason and match is not None and options.match_device:
+                reason = _other_hca(plan, match)
+                code = Code.DEVICE_MISMATCH if reason else code
             if not reason and parent.up:
                 return plan
         if parent is not None and not reason:
@@ -69,18 +80,62 @@ def unfit(route: Rtnetlink, name: str, parent: Link | None) -> str:
     return ""
 
 
+def _given_parents(
+    route: Rtnetlink, paths: Paths, options: Options, match: Match | None
+) -> list[str]:
+    """The parents on the HCAs that the pod was given, in the order of trying.
+
+    Those on ports that are ACTIVE come first: a child of another has no carrier. Without a pod
+    (STATUS) those on any HCA.
+    """
+    by_adapter: dict[str, list[tuple[int, str]]] = {}
+    active = set()
+    for link in links.every(route, "ipoib"):
+        port = None if link.parent else infiniband.port_of(paths, link)
+        if port is not None:
+            adapter = pci.holder_of_rdma(paths, port.hca) or port.hca
+            by_adapter.setdefault(adapter, []).append((port.number, link.name))
+            if port.state == "ACTIVE":
+                active.add(link.name)
+    if match is None:
+        names = [name for parents in by_adapter.values() for _, name in sorted(parents)]
+        if not names:
+            raise CNIError(Code.INVALID_CONFIG, f'"master": "auto": {_others(route)}')
+        return sorted(names, key=lambda name: name not in active)
+    faces = match.candidates(options.device_id)
+    if not faces:
+        raise none_given(options.pod, '"master": "auto"')
+    names = [name for face in faces for _, name in sorted(by_adapter.get(face.device.id, ()))]
+    if not names:
+        listed = ", ".join(str(face) for face in faces)
+        raise CNIError(
+            Code.DEVICE_MISMATCH,
+            f'"master": "auto": no IPoIB interface of the host is on {listed}, which the pod was '
+            f"given: {_others(route)}",
+        )
+    return sorted(names, key=lambda name: name not in active)
+
+
+def _other_hca(plan: Plan, match: Match) -> str:
+    return match.refusal(
+        plan.adapter, f'parent "{plan.parent.name}"', plan.rdma, 'set "master": "auto"'
+    )
+
+
 def _plan(paths: Paths, parent: Link, options: Options) -> Plan:
     mode = options.mode or parent.mode or DATAGRAM
+    port = infiniband.port_of(paths, parent)
     # A parent in connected mode may have a larger MTU than a datagram child can have.
     inherited = min(parent.mtu, UD_MTU) if mode == DATAGRAM else parent.mtu
     return Plan(
         parent=parent,
-        port=infiniband.port_of(paths, parent),
+        port=port,
         pkey=options.pkey or (parent.pkey or 0xFFFF) | infiniband.FULL_MEMBER,
         mode=mode,
         mtu=options.mtu or inherited,
         umcast=options.umcast,
         bdf=infiniband.bdf_of(paths, parent.name),
+        adapter=(pci.holder_of_rdma(paths, port.hca) or port.hca) if port is not None else "",
     )
 
 

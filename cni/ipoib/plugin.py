@@ -13,6 +13,7 @@ import msgspec
 from cni.attachments import carrier, results
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
+from cni.attachments.matching import matched, tell, verbs_beside
 from cni.attachments.removal import Remover
 from cni.attachments.requests import (
     attached,
@@ -67,7 +68,7 @@ class IPoIB:
             pod = opened.enter_context(netlink(pod_namespace))
 
             self._remover.settle_earlier_attempt(attachment)
-            plan = parents.choose(host, self._paths, wanted)
+            plan = self._choose(host, request, wanted)
             _refuse_taken_name(pod, request)
             record = _record(plan, wanted)
             boot_id = self._paths.boot_id()
@@ -94,7 +95,8 @@ class IPoIB:
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
                 require_still_there(pod_namespace)
-                interface = _interface(request, ready, plan)
+                interface = self._interface(request, ready, plan)
+                tell(self._paths, request, interface)
                 document = results.document(request, interface, answer, wanted.dns)
                 interrupts.hold()  # what is attached now is answered as attached
                 record = msgspec.structs.replace(record, mac=ready.mac)
@@ -150,6 +152,32 @@ class IPoIB:
             return None
         return choose(ipam_type, request, self._addresses)
 
+    def _choose(self, host: Rtnetlink, request: Request, wanted: Options) -> Plan:
+        """The parent, on an HCA that the pod was given if it was given any."""
+        match = matched(
+            self._paths,
+            request,
+            wanted.pod,
+            needed=not wanted.masters,
+            wanted=wanted.match_device,
+        )
+        with match.choosing():
+            plan = parents.choose(host, self._paths, wanted, match)
+            match.take(plan.adapter)
+        return plan
+
+    def _interface(self, request: Request, ready: Link, plan: Plan) -> Interface:
+        rdma, uverbs = verbs_beside(self._paths, plan.rdma)
+        return Interface(
+            name=ready.name,
+            mac=ready.mac,
+            mtu=ready.mtu,
+            sandbox=request.netns,
+            pciID=plan.bdf,
+            rdmaDevice=rdma,
+            uverbs=uverbs,
+        )
+
     def _wait_for_carrier(
         self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
     ) -> Link:
@@ -163,12 +191,6 @@ class IPoIB:
             f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '
             f'{reason} (or set "wait_carrier": 0 to attach without)',
         )
-
-
-def _interface(request: Request, ready: Link, plan: Plan) -> Interface:
-    return Interface(
-        name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns, pciID=plan.bdf
-    )
 
 
 def _record(plan: Plan, wanted: Options) -> child.Record:

@@ -31,6 +31,7 @@ class Code(enum.IntEnum):
     ADDRESS_TAKEN = 111
     STORE_DAMAGED = 112
     JOURNAL_DAMAGED = 113
+    DEVICE_MISMATCH = 120
 
     INTERNAL = 999
 

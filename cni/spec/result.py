@@ -50,7 +50,11 @@ class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host."""
+    """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host.
+
+    The RDMA device beside it and that one's character device are not the specification's; who
+    does not know them leaves them out.
+    """
 
     name: str
     mac: str = ""
@@ -58,6 +62,8 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     sandbox: str = ""
     socketPath: str = ""
     pciID: str = ""
+    rdmaDevice: str = ""
+    uverbs: str = ""
 
 
 class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -163,7 +169,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
             f"no converter for CNI result version 1.1.0 to {version}",
         )
     for interface in document.get("interfaces", ()):
-        for key in ("mtu", "socketPath", "pciID"):
+        for key in ("mtu", "socketPath", "pciID", "rdmaDevice", "uverbs"):
             interface.pop(key, None)
     if "ips" in document:
         document["ips"] = [

@@ -1,12 +1,13 @@
 """Which device an attachment gets, and what it is now: nothing is changed here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from cni.attachments.matching import Match, mismatch
 from cni.spec.errors import CNIError, Code
 from cni.sriov import settings
-from cni.sriov.options import Options
+from cni.sriov.options import Options, no_device, no_such_device
 from host import addresses, links, pci, rdma, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
@@ -46,17 +47,41 @@ class Unfit(CNIError):
         super().__init__(code, message)
 
 
-def candidates(paths: Paths, options: Options) -> Iterator[str]:
-    """The addresses of the devices to be tried, in order. Raises Unfit where there are none."""
+def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
+    """The addresses of the devices to be tried, in order. Raises CNIError where there are none.
+
+    The one that is named; else those that the kubelet gave to the pod; else any of a master's
+    that no pod was given.
+    """
     if options.device:
         yield options.device
         return
+    if options.device_id and match.given.face(options.device_id) is None:
+        raise no_such_device(options.device_id)
+    given = _given(paths, options, match)
+    if given:
+        yield from given
+        return
+    if not options.masters:
+        if not match.given.ids:
+            raise no_device()
+        raise mismatch(
+            f"pod {match.given.pod} was given {match.given.shown()}, of which none is "
+            f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
+            'a resource of such devices, or set "master"'
+        )
+    others = match.held_by_others()
     away: list[str] = []
+    held: dict[str, str] = {}
     found = False
     for pf in filter(None, (pci.of_netdev(paths, master) for master in options.masters)):
         functions = [pf] if options.pf_only else pci.vfs(paths, pf.address)
         for function in functions:
             if function.userspace != bool(options.vfio_pci_mode):
+                continue
+            names = [one for one in (function.address, *function.rdma) if one in others]
+            if names:
+                held[function.address] = others[names[0]]
                 continue
             found = True
             if options.vfio_pci_mode or function.netdevs:
@@ -65,7 +90,51 @@ def candidates(paths: Paths, options: Options) -> Iterator[str]:
                 away.append(function.address)
     yield from away  # in pods, of which one may be dead
     if not found:
-        raise Unfit(_no_vf(paths, options), Code.TRY_AGAIN)
+        raise Unfit(_no_vf(paths, options, held), Code.TRY_AGAIN)
+
+
+def _given(paths: Paths, options: Options, match: Match) -> list[str]:
+    """The devices that the pod was given and that `options` can be about, in order."""
+    pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
+    found = []
+    for face in match.candidates(options.device_id):
+        # A software device is on the function that its interface is of.
+        address = face.device.address or pci.holder_of_rdma(paths, face.device.id)
+        function = pci.find(paths, address) if address else None
+        if function is None or (function.is_vf or ":" not in function.address) is options.pf_only:
+            continue
+        if not options.masters or {function.pf, function.address} & pfs:
+            found.append(function.address)
+    return found
+
+
+def adapter_of(paths: Paths, plan: Plan, match: Match) -> str:
+    """The id by which pools know a device: a software device's name, where it is of that one."""
+    address, software = plan.function.address, plan.function.rdma
+    if match.given.face(address) is not None or pci.verbs_of(paths, address):
+        return address
+    return next((one for one in software if match.given.face(one) is not None), address)
+
+
+def require_match(paths: Paths, plan: Plan, options: Options, match: Match) -> None:
+    """Raise CNIError 120 if the pod's verbs devices are those of another HCA.
+
+    Or if a device that is named is one that another pod has for itself. A VF without an RDMA
+    device is an interface like any other: it has nothing to differ in.
+    """
+    if not options.match_device:
+        return
+    address, what = plan.function.address, f"device {plan.function.address}"
+    names = pci.verbs_of(paths, address) or plan.function.rdma
+    reason = ""
+    if names:
+        remedy = 'leave "deviceID" and "master" out'
+        reason = match.refusal(adapter_of(paths, plan, match), what, names, remedy)
+    if options.device and not reason:
+        known = (address, *plan.function.rdma)
+        reason = next(filter(None, (match.anothers(one, what) for one in known)), "")
+    if reason:
+        raise mismatch(reason)
 
 
 def plan(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
@@ -115,7 +184,7 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: Options)
             f'"{link.name}" of device {link.device} belongs to "{master.resolve().name}" on the '
             "host: take it out of that first"
         )
-    if options.device and not options.pf_only:
+    if (options.device or options.device_id) and not options.pf_only:
         return
     own = [cidr for cidr in addresses.of(host, link) if not cidr.startswith("fe80:")]
     if own:
@@ -272,7 +341,8 @@ def require_isolation() -> None:
         )
 
 
-def _no_vf(paths: Paths, options: Options) -> str:
+def _no_vf(paths: Paths, options: Options, held: Mapping[str, str]) -> str:
+    """`held` are the devices that other pods have, with the resource each is of."""
     told = []
     for master in options.masters:
         pf = pci.of_netdev(paths, master)
@@ -280,7 +350,12 @@ def _no_vf(paths: Paths, options: Options) -> str:
             told.append(_no_master(master))
             continue
         there, possible = pci.vf_count(paths, pf.address)
-        if not possible:
+        own = [pf] if options.pf_only else pci.vfs(paths, pf.address)
+        pods = {one.address: held[one.address] for one in own if one.address in held}
+        if pods:
+            listed = ", ".join(f"{address} as {name}" for address, name in pods.items())
+            told.append(f"the kubelet gave {listed} of {master} to other pods")
+        elif not possible:
             told.append(f"{master} cannot have VFs")
         elif not there:
             told.append(f"{master} has no VFs: write a number to its sriov_numvfs")

@@ -55,17 +55,20 @@ def place(
     if plan.infiniband and record.rdma:
         verbs.move_in(record, namespace)
         link = guids.made_anew(host, plan.function.address, link)
-    soft.take_off(paths, record, (link.name,))
-    mark = Mark(attachment.key)
-    moved = placement.move_in(host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu)
-    moved = _with_its_address(pod, moved, record)
-    cidrs = [ip.address for ip in answer.ips]
-    ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
-    for hop in hops(answer):
-        add_route(pod, ready, hop)
-    if not plan.infiniband:
-        verbs.move_in(record, namespace)
-    soft.put_on(record, ready.name, namespace)
+    with soft.same_numbers(paths, record):
+        soft.take_off(paths, record, (link.name,))
+        mark = Mark(attachment.key)
+        moved = placement.move_in(
+            host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu
+        )
+        moved = _with_its_address(pod, moved, record)
+        cidrs = [ip.address for ip in answer.ips]
+        ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
+        for hop in hops(answer):
+            add_route(pod, ready, hop)
+        if not plan.infiniband:
+            verbs.move_in(record, namespace)
+        soft.put_on(record, ready.name, namespace)
     if given:
         ready = carrier.awaited(pod, ready, CARRIER_WAIT)
         if ready.carrier:

@@ -51,6 +51,7 @@ class _Config(msgspec.Struct, kw_only=True):
     pciBusID: str | None = None
     master: str | list[str] | None = None
     pfOnly: bool | None = None
+    match_device: bool | None = None
     vlan: int | None = None
     vlanQoS: int | None = None
     vlanProto: str | None = None
@@ -94,9 +95,11 @@ class Vlan(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
-    device: str  # canonical BDF or an auxiliary device's name, "" if `masters` decide
+    device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
+    device_id: str  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
     masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
     pf_only: bool  # the PF itself
+    match_device: bool  # it must be a device of the pod, if the pod was given any HCA
     vlan: Vlan | None
     mac: str  # lower case
     spoofchk: bool | None
@@ -145,10 +148,13 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     config.refuse_misspelt(keys, KNOWN)
     written = config.convert(keys, _Config, "$")
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
-    device = _device(written)
+    device, device_id = _device(written)
     masters = _masters(written.master)
-    if needs_device and not device and not masters:
-        raise _no_device()
+    pod = arguments.pod_of(pairs)
+    if device_id and not pod.name:
+        raise no_such_device(device_id, _place_of(written, device_id))
+    if needs_device and not device and not masters and not pod.name:
+        raise no_device()
     mac = _given_mac(written, pairs)
     guid = _given_guid(written)
     vlan = _vlan(written.vlan, written.vlanQoS, written.vlanProto)
@@ -160,8 +166,10 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     min_tx_rate, max_tx_rate = _rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,
-        masters=() if device else masters,
+        device_id=device_id,
+        masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),
+        match_device=written.match_device is not False,
         vlan=vlan,
         mac=_mac(mac),
         spoofchk=_switch("spoofchk", written.spoofchk),
@@ -178,44 +186,69 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
         promisc=written.promisc,
         ipam_type=_ipam_type(written, guid),
         dns=written.dns or DNS(),
-        pod=arguments.pod_of(pairs),
+        pod=pod,
     )
 
 
 def device_of(request: Request) -> str:
     """Only the device, for a DEL that must work with whatever configuration it gets."""
     try:
-        return _device(msgspec.json.decode(request.config, type=_OnlyDevice))
+        return _device(msgspec.json.decode(request.config, type=_OnlyDevice))[0]
     except (msgspec.MsgspecError, CNIError):
         return ""
 
 
-def _device(written: _Config | _OnlyDevice) -> str:
-    runtime = written.runtimeConfig or _RuntimeConfig()
+def _device(written: _Config | _OnlyDevice) -> tuple[str, str]:
+    """The address that is given, and a device id that is none: one of the two is ""."""
+    given = _device_ids(written)
+    if given and len(set(given.values())) == 1:
+        device_id = next(iter(given.values()))
+        address = _address(device_id)
+        return ("", device_id) if address is None else (address, "")
     chosen, place = "", ""
-    for key, text in (
-        ("deviceID", written.deviceID),
-        ("runtimeConfig.deviceID", runtime.deviceID),
-        ("pciBusID", written.pciBusID),
-    ):
-        if not text:
-            continue
-        address = pci.canonical(text)
+    for key, text in given.items():
+        address = _address(text)
         if address is None:
-            raise invalid_config(
-                f'"{key}": "{text}" is no device: give a PCI address such as "0000:af:06.0", '
-                'or the name of an auxiliary device such as "mlx5_core.sf.6"'
-            )
+            raise no_such_device(text, key)
         if chosen and address != chosen:
             raise invalid_config(
                 f'"{place}" is {chosen}, but "{key}" is {address}: they must name the same '
                 "device, or leave one out"
             )
         chosen, place = chosen or address, place or key
-    return chosen
+    return chosen, ""
 
 
-def _no_device() -> CNIError:
+def _address(device_id: str) -> str | None:
+    """The device that an id names, or of which it is a slot of a shared pool: "0000:af:06.0-3"."""
+    return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
+
+
+def _device_ids(written: _Config | _OnlyDevice) -> dict[str, str]:
+    """The device id at each place where Multus puts it."""
+    runtime = written.runtimeConfig or _RuntimeConfig()
+    places = {
+        "deviceID": written.deviceID,
+        "runtimeConfig.deviceID": runtime.deviceID,
+        "pciBusID": written.pciBusID,
+    }
+    return {place: text for place, text in places.items() if text}
+
+
+def _place_of(written: _Config, device_id: str) -> str:
+    return next(key for key, text in _device_ids(written).items() if text == device_id)
+
+
+def no_such_device(device_id: str, place: str = "deviceID") -> CNIError:
+    """The error for a device id that is no address and that the pod does not hold."""
+    return invalid_config(
+        f'"{place}": "{device_id}" is no device: give a PCI address such as "0000:af:06.0", '
+        'or the name of an auxiliary device such as "mlx5_core.sf.6"'
+    )
+
+
+def no_device() -> CNIError:
+    """The error for an attachment that nobody has chosen a device for."""
     return invalid_config(
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '

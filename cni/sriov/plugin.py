@@ -16,6 +16,7 @@ from cni.attachments import locks, results
 from cni.attachments.entry import ATTACHED, Damaged, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.locks import Busy
+from cni.attachments.matching import Match, matched, tell, verbs_beside
 from cni.attachments.removal import Remover, lives
 from cni.attachments.requests import (
     attached,
@@ -94,7 +95,7 @@ class Sriov:
                 require_store(self._journal, self._paths)
             with Undo() as undo:
                 undo.last(lambda: self._journal.remove(attachment))
-                entry, record, plan = self._claim(request, wanted, namespace, host)
+                entry, record, plan = self._choose(request, wanted, namespace, host)
                 ipam, answer = self._ipam(request), Result()
                 needs_interface = wanted.ipam_type == "dhcp"
                 if ipam is not None and not needs_interface:
@@ -117,7 +118,8 @@ class Sriov:
                     if plan.link is not None:
                         give_addresses(pod, namespace, request.ifname, answer)
                 require_still_there(namespace)
-                interface = _interface(request, placed)
+                interface = self._interface(request, placed, plan)
+                tell(self._paths, request, interface)
                 document = results.document(request, interface, answer, wanted.dns)
                 interrupts.hold()  # what is attached now is answered as attached
                 addresses = [ip.address for ip in answer.ips]
@@ -171,36 +173,51 @@ class Sriov:
             return None
         return choose(ipam_type, request, self._addresses)
 
+    def _choose(
+        self, request: Request, wanted: Options, namespace: NetworkNamespace, host: Rtnetlink
+    ) -> tuple[Entry, Record, Plan]:
+        """Claim a device, of those that the pod was given if it was given any."""
+        match = matched(
+            self._paths,
+            request,
+            wanted.pod,
+            needed=not wanted.device and not wanted.masters,
+            wanted=wanted.match_device,
+        )
+        return self._claim(request, wanted, namespace, host, match)
+
     def _claim(
         self,
         request: Request,
         wanted: Options,
         namespace: NetworkNamespace,
         host: Rtnetlink,
+        match: Match,
     ) -> tuple[Entry, Record, Plan]:
         """Choose a device and write down that it is this attachment's. Nothing else is changed.
 
         A device whose owner is dead is made what it was first. One whose owner is being removed
-        is waited for, if no other will do.
+        is waited for, if no other will do; other attachments of the pod choose meanwhile.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         pause = 0.05
         while True:
             refusals: list[CNIError] = []
             settling = False
-            for address in devices.candidates(self._paths, wanted):
-                try:
-                    return self._claim_one(address, request, wanted, namespace, host)
-                except _InUse as in_use:
-                    settling = settling or in_use.settling
-                    refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
-                except Busy as busy:
-                    settling = True
-                    refusals.append(CNIError(Code.TRY_AGAIN, str(busy)))
-                except HostError as error:
-                    refusals.append(CNIError(Code.KERNEL, str(error)))
-                except CNIError as refusal:
-                    refusals.append(refusal)
+            with match.choosing():
+                for address in devices.candidates(self._paths, wanted, match):
+                    try:
+                        return self._claim_one(address, request, wanted, namespace, host, match)
+                    except _InUse as in_use:
+                        settling = settling or in_use.settling
+                        refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
+                    except Busy as busy:
+                        settling = True
+                        refusals.append(CNIError(Code.TRY_AGAIN, str(busy)))
+                    except HostError as error:
+                        refusals.append(CNIError(Code.KERNEL, str(error)))
+                    except CNIError as refusal:
+                        refusals.append(refusal)
             if not settling or time.monotonic() >= deadline:
                 raise _joined(refusals)
             interrupts.checkpoint()
@@ -214,16 +231,19 @@ class Sriov:
         wanted: Options,
         namespace: NetworkNamespace,
         host: Rtnetlink,
+        match: Match,
     ) -> tuple[Entry, Record, Plan]:
         with self._journal.device_locked(address, timeout=0.0):
             self._evict_the_dead(address)
-            if wanted.device:
+            if wanted.device or wanted.device_id:
                 unrecorded.bring_home(host, self._paths, address)
             plan = devices.plan(host, self._paths, address, wanted)
+            devices.require_match(self._paths, plan, wanted, match)
             record = record_of(plan, wanted)
             boot_id = self._paths.boot_id()
             entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
             self._journal.write(entry)
+            match.take(devices.adapter_of(self._paths, plan, match))
         return entry, record, plan
 
     def _evict_the_dead(self, address: str) -> None:
@@ -256,6 +276,19 @@ class Sriov:
         else:  # no kernel state outlives a boot
             self._journal.write(msgspec.structs.replace(owner, device=""))
 
+    def _interface(self, request: Request, placed: Placed, plan: Plan) -> Interface:
+        names = pci.verbs_of(self._paths, plan.function.address) or plan.function.rdma
+        rdma, uverbs = verbs_beside(self._paths, names)
+        return Interface(
+            name=request.ifname,
+            mac=placed.mac,
+            mtu=placed.mtu,
+            sandbox=request.netns,
+            pciID=placed.bdf,
+            rdmaDevice=rdma,
+            uverbs=uverbs,
+        )
+
     def _apply_settings(self, host: Rtnetlink, record: Record) -> None:
         if record.before is not None and record.applied not in (None, record.before):
             function = pci.find(self._paths, record.device)
@@ -265,16 +298,6 @@ class Sriov:
                 )
             with settings.pf_of(self._paths, host, record.pf) as pf:
                 settings.apply(host, pf, record.before, record.applied)
-
-
-def _interface(request: Request, placed: Placed) -> Interface:
-    return Interface(
-        name=request.ifname,
-        mac=placed.mac,
-        mtu=placed.mtu,
-        sandbox=request.netns,
-        pciID=placed.bdf,
-    )
 
 
 def _joined(refusals: list[CNIError]) -> CNIError:

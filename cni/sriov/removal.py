@@ -76,7 +76,11 @@ class Devices:
             note(f"device {record.device} of {attachment} is not on this node any more")
             return
         failures = Failures()
-        with places_of(request, entry) as places, netlink() as host:
+        with (
+            soft.one_at_a_time(self._paths, record),
+            places_of(request, entry) as places,
+            netlink() as host,
+        ):
             if record.rdma:
                 failures.of(lambda: self._bring_verbs_home(places, entry, record))
             if record.origin is not None:

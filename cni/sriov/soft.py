@@ -3,12 +3,18 @@
 The kernel destroys it with the interface's move to another namespace. In the RDMA subsystem's
 shared mode one can be made in the pod, under the same name. In exclusive mode a new one belongs to
 the host whoever makes it (Linux 6.1), so the pod gets none; the host has its own again afterwards.
+
+The pod has had the uverbs device since it was admitted, so the new one must get the same number.
+Numbers are handed out over all RDMA devices, the lowest that is free: one is made at a time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from cni.attachments import locks
 from cni.spec import interrupts
+from cni.spec.errors import CNIError, Code
 from cni.sriov.record import Record, Soft
 from host import pci, rdma
 from host.errors import HostError
@@ -16,6 +22,34 @@ from host.namespaces import NetworkNamespace
 from host.paths import Paths
 
 PATIENCE = 5.0  # seconds: the kernel destroys one in the background, its name is taken until then
+
+
+@contextmanager
+def one_at_a_time(paths: Paths, record: Record) -> Iterator[None]:
+    """Nobody else makes a device anew while these are taken off and put on."""
+    if not record.soft:
+        yield
+        return
+    with locks.locked(paths.locks / "soft", "a Soft-RoCE device"):
+        yield
+
+
+@contextmanager
+def same_numbers(paths: Paths, record: Record) -> Iterator[None]:
+    """As `one_at_a_time`. CNIError 100 if a device has another number after it."""
+    with one_at_a_time(paths, record):
+        before = pci.uverbs_numbers(paths) if record.soft else {}
+        yield
+        after = pci.uverbs_numbers(paths) if record.soft else {}
+    for soft in record.soft:
+        old, new = before.get(soft.name), after.get(soft.name)
+        if old is not None and new is not None and old != new:
+            raise CNIError(
+                Code.KERNEL,
+                f"RDMA device {soft.name} was {old[0]} ({old[1]}:{old[2]}) and is {new[0]} "
+                f"({new[1]}:{new[2]}) since it was made anew in the pod, which has the former: "
+                "another RDMA device was made at that moment: delete the pod",
+            )
 
 
 def take_off(paths: Paths, record: Record, netdevs: Sequence[str]) -> None:

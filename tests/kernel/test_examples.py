@@ -1,10 +1,17 @@
 """Every attachment definition that we give users, through the real executables."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import Allocation, Device
+from host import adapters, infiniband, links
+from host.netlink import netlink
+from host.paths import Paths
 from tests.kernel.pods import link_names, pod
 from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
 
@@ -14,6 +21,8 @@ FILES = [
     for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
     if any(definition.config["type"] == "ipoib" for definition in definitions(file))
 ]
+POD = "IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=example;K8S_POD_UID=uid-1"
+GIVEN = "ib1"  # on the HCA that the pod is given, where the definition leaves the choice to that
 
 
 def _every() -> Iterator[tuple[str, Definition]]:
@@ -26,14 +35,19 @@ def _every() -> Iterator[tuple[str, Definition]]:
     "definition", [pytest.param(d, id=f"{file}-{d.name}") for file, d in _every()]
 )
 def test_example_attaches_and_detaches(definition: Definition, tmp_path: Path) -> None:
+    roots = {name: f"{tmp_path}/{name}" for name in ("state", "run", "kubelet")}
     runtime = Runtime()
-    runtime.environ |= {"PODFABRIC_STATE": f"{tmp_path}/s", "PODFABRIC_RUN": f"{tmp_path}/r"}
+    runtime.environ |= {f"PODFABRIC_{name.upper()}": path for name, path in roots.items()}
+    if definition.config["master"] == "auto":
+        _give_hca(Paths.from_environ(runtime.environ))
     with pod("example") as netns:
-        place = {"container_id": "c1", "netns": f"/var/run/netns/{netns}"}
+        place = {"container_id": "c1", "netns": f"/var/run/netns/{netns}", "args": POD}
         added = runtime.call("ADD", definition.config, **place)  # type: ignore[arg-type]
         assert (added.exit_code, added.stderr) == (0, "")
         assert added.document["cniVersion"] == definition.config["cniVersion"]
         assert added.document["ips"]
+        if definition.config["master"] == "auto":
+            assert added.document["interfaces"][0]["rdmaDevice"] == _rdma(GIVEN)
         assert link_names(netns) == {"lo", "net1"}
         removed = runtime.call("DEL", definition.config, **place)  # type: ignore[arg-type]
         assert (removed.exit_code, removed.stdout, removed.stderr) == (0, "", "")
@@ -46,3 +60,37 @@ def test_pods_of_an_example_name_its_definitions(file: Path) -> None:
     for one in pods(file):
         asked = one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
         assert {name.strip() for name in asked.split(",")} == names
+
+
+def _give_hca(paths: Paths) -> None:
+    """As if the kubelet had given the pod the HCA, in what it and the device plugin keep."""
+    rdma = _rdma(GIVEN)
+    (adapter,) = (
+        one for one in adapters.adapters(paths) if rdma in {each.name for each in one.rdma}
+    )
+    device = Device(id=adapter.id, address=adapter.address, netdevs=adapter.netdevs, rdma=())
+    given = Allocation(
+        resource="rdma/hca",
+        id=f"{adapter.id}-0",
+        devices=(device,),
+        time="2026-01-02T03:04:05Z",
+        boot_id=paths.boot_id(),
+    )
+    checkpoint.write(paths, [given.resource], [msgspec.Raw(msgspec.json.encode(given))])
+    entry = {
+        "PodUID": "uid-1",
+        "ContainerName": "worker",
+        "ResourceName": given.resource,
+        "DeviceIDs": {"-1": [given.id]},
+    }
+    paths.device_plugins.mkdir(parents=True)
+    (paths.device_plugins / "kubelet_internal_checkpoint").write_text(
+        json.dumps({"Data": {"PodDeviceEntries": [entry]}})
+    )
+
+
+def _rdma(interface: str) -> str:
+    with netlink() as host:
+        port = infiniband.port_of(Paths(), links.require(host, interface))
+    assert port is not None
+    return port.hca

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,26 @@ import pytest
 from cni.ipoib import child
 from host.namespaces import NetworkNamespace
 from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+
+
+def verbs_below(parent: str) -> tuple[str, str]:
+    """The RDMA device whose port has the interface's GUID, and its character device."""
+    guid = text(Path("/sys/class/net") / parent / "address").replace(":", "")[-16:]
+    (hca,) = (
+        one.name
+        for one in Path("/sys/class/infiniband").iterdir()
+        if text(one / "ports/1/gids/0").replace(":", "").endswith(guid)
+    )
+    (uverbs,) = (
+        one.name
+        for one in Path("/sys/class/infiniband_verbs").glob("uverbs*")
+        if text(one / "ibdev") == hca
+    )
+    return hca, uverbs
+
+
+def text(path: Path) -> str:
+    return path.read_text().strip()
 
 
 def test_child_inherits_pkey_mode_and_mtu_of_its_parent(node: Node, pods: list[str]) -> None:
@@ -24,11 +45,14 @@ def test_child_inherits_pkey_mode_and_mtu_of_its_parent(node: Node, pods: list[s
     assert (link.kind, link.pkey, link.mode, link.mtu) == ("ipoib", 0xFFFF, "datagram", 1500)
     assert link.up
     assert link.carrier
+    hca, uverbs = verbs_below("ib1")
     interface = {
         "name": "net1",
         "mac": link.mac,
         "mtu": 1500,
         "sandbox": f"/var/run/netns/{pods[0]}",
+        "rdmaDevice": hca,
+        "uverbs": uverbs,
     }
     assert reply.document == {"cniVersion": "1.1.0", "interfaces": [interface]}
     assert len(bytes.fromhex(link.mac.replace(":", ""))) == 20

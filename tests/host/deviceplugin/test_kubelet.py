@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,98 @@ def test_a_former_pod_of_the_name_gives_no_devices_to_its_successor(
     second = kubelet.admit("pod", [wants()], uid="u-2")
     (row,) = reader.of_pod(paths, "default", "pod", "u-2")
     assert list(row.ids) == second.containers["main"].ids[FOO]
+
+
+def test_a_successor_without_devices_gets_none_of_its_predecessors(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    """PodResources shows the pod of that name which ends, the checkpoint that it is another."""
+    others()
+    former = kubelet.admit("pod", [wants()], uid="u-1")
+    assert reader.of_pod(paths, "default", "pod", "u-2") == []
+    kubelet.checkpoint.unlink()
+    (row,) = reader.of_pod(paths, "default", "pod", "u-2")
+    assert list(row.ids) == former.containers["main"].ids[FOO]
+
+
+def test_without_a_uid_the_checkpoint_is_no_answer(
+    kubelet: Kubelet, others: Others, paths: Paths
+) -> None:
+    others()
+    kubelet.admit("pod", [wants()], uid="u-1")
+    kubelet.stop()
+    with pytest.raises(Unreadable, match=r"is not there.*; .*knows pods by their UID alone"):
+        reader.of_pod(paths, "default", "pod", "")
+
+
+def claimed(device: str, *cdi: str) -> dict[str, Any]:
+    names = [{"name": name} for name in cdi]
+    return {
+        "driver_name": "dra.net",
+        "pool_name": "node-1",
+        "device_name": device,
+        "cdi_devices": names,
+    }
+
+
+@contextmanager
+def telling(paths: Paths, *containers: dict[str, Any]) -> Iterator[None]:
+    """A PodResources API with these containers of pod "pod"."""
+
+    class Lister(podresources_pb2_grpc.PodResourcesListerServicer):
+        def List(self, request: object, context: object) -> Any:  # noqa: ANN401
+            pod = {"name": "pod", "namespace": "default", "containers": containers}
+            return podresources_pb2.ListPodResourcesResponse(pod_resources=[pod])
+
+    paths.pod_resources.parent.mkdir(parents=True)
+    server = grpc.server(ThreadPoolExecutor(1))
+    podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(Lister(), server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{paths.pod_resources}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait(10)
+
+
+@pytest.mark.parametrize(
+    ("device", "ids"),
+    [
+        (claimed("net0"), ("net0",)),
+        (claimed("0000-3b-00-2"), ("0000-3b-00-2", "0000:3b:00.2")),
+        (claimed("pci-0000-3B-00-2"), ("0000:3b:00.2", "pci-0000-3B-00-2")),
+        (claimed("vf", "dra.net/net=0000:3b:00.2"), ("0000:3b:00.2", "vf")),
+        (
+            claimed("", "v/c=8d2f0a61-3b1c-4a7b-9c2d-4a7b1c2d3e4f-0000-3b-00-2", "v/c=all"),
+            ("0000:3b:00.2",),
+        ),
+    ],
+)
+def test_what_a_claim_gave_is_known_by_names_and_addresses(
+    paths: Paths, device: dict[str, Any], ids: tuple[str, ...]
+) -> None:
+    main = {"name": "main", "dynamic_resources": [{"claim_resources": [device]}]}
+    with telling(paths, main):
+        assert reader.from_pod_resources(paths) == []  # no device plugin's
+        (row,) = reader.of_pod(paths, "default", "pod", "u-1")
+    assert (row.resource, row.ids, row.claimed) == ("dra.net/node-1", ids, True)
+    assert (row.uid, row.container) == ("u-1", "main")
+
+
+def test_what_a_claim_gave_stands_beside_the_checkpoints_rows(paths: Paths) -> None:
+    main = {
+        "name": "main",
+        "devices": [{"resource_name": FOO, "device_ids": ["5"]}],
+        "dynamic_resources": [{"claim_resources": [claimed("vf")]}],
+    }
+    with telling(paths, main):
+        paths.device_plugins.mkdir(parents=True)
+        checkpoint = paths.device_plugins / "kubelet_internal_checkpoint"
+        row = {"ContainerName": "main", "ResourceName": FOO, "DeviceIDs": {"-1": ["5"]}}
+        for uid, ids in (("u-1", [("5",), ("vf",)]), ("u-0", [])):
+            data = {"PodDeviceEntries": [{"PodUID": uid, **row}], "RegisteredDevices": {}}
+            checkpoint.write_text(json.dumps({"Data": data, "Checksum": 0}))
+            assert [one.ids for one in reader.of_pod(paths, "default", "pod", "u-1")] == ids
 
 
 def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(

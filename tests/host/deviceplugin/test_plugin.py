@@ -1,6 +1,7 @@
 """The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
 
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from deviceplugin.config import Config, PoolConfig, Selector
 from deviceplugin.manager import DevicePlugin
 from deviceplugin.server import PluginServer
 from host import gpus
+from host.errors import HostError
 from host.paths import Paths
 from host.topology import Topology
 from tests.host.deviceplugin.pool import Pool
@@ -263,6 +265,63 @@ def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubele
         kubelet.wait(lambda: kubelet.allocatable("rdma/refused") == 8)
     finally:
         one.plugin.close()
+
+
+def test_token_of_all_takes_no_hca_from_the_pool_that_has_it(
+    server: Paths, kubelet: Kubelet
+) -> None:
+    """rdma/all overlaps: it may also offer what rdma/hca has, and not instead of it."""
+    everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
+    one = Node(server, config(*SHARED.pools, everything))
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
+        kubelet.admit("worker-0", [container("rdma/all")])
+        one.restart()
+        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+    finally:
+        one.plugin.close()
+
+
+def test_hca_that_is_shared_is_not_given_to_one_alone(node: Node, kubelet: Kubelet) -> None:
+    kubelet.admit("worker-0", [container()])
+    (held,) = checkpoint.read(node.paths).allocations
+    exclusive = PoolConfig(resource=HCA, mode="exclusive")
+    node.plugin.reconfigure(config(exclusive))
+    kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 7)
+    assert not kubelet.devices(HCA)[held.devices[0].id][0]
+
+
+def test_event_socket_that_fails_ends_no_watch(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, seconds: float) -> bool:
+        raise HostError("out of memory")
+
+    monkeypatch.setattr("host.events.Events.wait", fail)
+    port(node.paths, 0, up=False)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 28)
+    port(node.paths, 0, up=True)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+
+
+def test_pod_whose_hca_was_renumbered_is_told_and_gets_no_other(
+    node: Node, kubelet: Kubelet
+) -> None:
+    kubelet.admit("worker-0", [container()])
+    (held,) = checkpoint.read(node.paths).allocations
+    (rdma,) = held.devices[0].rdma
+    assert rdma.uverbs is not None
+    name = rdma.uverbs.path.rpartition("/")[2]
+    old = node.paths.sys / "class/infiniband_verbs" / name
+    shutil.rmtree(old.resolve())
+    old.unlink()
+    tree = Tree(node.paths.sys, node.paths)
+    tree.character("infiniband_verbs", "uverbs40", rdma.name, "231:232")
+    node.restart()
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 31)
+    assert not kubelet.devices(HCA)[held.id][0]
 
 
 def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) -> None:

@@ -43,6 +43,7 @@ def _allocated(paths: Paths, *keys: tuple[str, str, str]) -> None:
     """Resource, device id, adapter of each."""
     checkpoint.write(
         paths,
+        ["rdma/hca"],
         [
             msgspec.Raw(
                 msgspec.json.encode(

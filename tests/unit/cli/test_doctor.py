@@ -292,7 +292,7 @@ def test_a_pf_with_vfs_must_be_up(tmp_path: Path) -> None:
 def _allocated(paths: Paths, known: str, time: str) -> None:
     device = Device(id=FIRST, address=FIRST, netdevs=(), rdma=())
     one = Allocation(resource="rdma/hca", id=known, devices=(device,), time=time, boot_id="a-boot")
-    checkpoint.write(paths, [msgspec.Raw(msgspec.json.encode(one))])
+    checkpoint.write(paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one))])
 
 
 @pytest.mark.parametrize(

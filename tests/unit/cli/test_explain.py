@@ -11,7 +11,7 @@ import pytest
 from cni.attachments.entry import ATTACHED, Entry
 from cni.attachments.journal import Journal
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.claims import Pod, claims_of
+from deviceplugin.claims import Claims, Pod
 from deviceplugin.config import Config, PoolConfig
 from deviceplugin.manager import DevicePlugin
 from deviceplugin.server import Listing, PluginServer
@@ -203,8 +203,7 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
 def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
     fleet.admit("worker-0", rdma_hca=1)
-    with claims_of(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")) as claims:
-        claims.take("fabric/net1", FIRST)
+    Claims(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).take("fabric/net1", FIRST)
 
     out = fleet.shell("explain", "ml/worker-0").out
 

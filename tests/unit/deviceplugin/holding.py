@@ -72,7 +72,8 @@ class Holding:
     def write(self, form: of_kubelet.Form = "v2") -> None:
         """Both files, as they would be now."""
         encoded = [msgspec.Raw(msgspec.json.encode(one)) for one in self._allocations]
-        checkpoint.write(self.paths, encoded)
+        resources = sorted({one.resource for one in self._allocations})
+        checkpoint.write(self.paths, resources, encoded)
         of_kubelet.write(self.kubelets_checkpoint, self.held, {}, form)
 
     @property

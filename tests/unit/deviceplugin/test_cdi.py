@@ -128,7 +128,6 @@ def test_a_file_of_others_is_left_as_it_is(paths: Paths, content: str) -> None:
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(cdi.Unwritten, match=r"podfabric\.io-rdma-hca\.json: is not podfabric's"):
         cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
-    cdi.remove(paths, "rdma/hca")
     cdi.remove_others(paths, [])
     assert file.read_bytes() == content.encode("latin-1")
 
@@ -143,8 +142,7 @@ def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) ->
         cdi.path(paths, resource) for resource in ("rdma/old", "rdma/older")
     ]
     assert sorted(paths.cdi.iterdir()) == [cdi.path(paths, "rdma/hca"), foreign]
-    cdi.remove(paths, "rdma/hca")
-    cdi.remove(paths, "rdma/hca")
+    cdi.remove_others(paths, [])
     assert list(paths.cdi.iterdir()) == [foreign]
 
 

@@ -1,13 +1,14 @@
 """Claims: one HCA for each attachment of a pod, the same one again."""
 
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from deviceplugin.claims import YOUNG, Pod, claims_of, prune
+from deviceplugin import claims as kept
+from deviceplugin.claims import YOUNG, Claims, Pod, lock_of, prune
 from host.paths import Paths
 
 A, B, C = "0000:3b:00.0", "0000:5e:00.0", "0000:af:00.0"
@@ -20,9 +21,9 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def attach(paths: Paths, attachment: str, pod: Pod = POD, held: tuple[str, ...] = (A, B)) -> str:
-    with claims_of(paths, pod) as claims:
-        chosen = claims.ordered(attachment, held)[0]
-        claims.take(attachment, chosen)
+    claims = Claims(paths, pod)
+    chosen = claims.ordered(attachment, held)[0]
+    claims.take(attachment, chosen)
     return chosen
 
 
@@ -67,23 +68,24 @@ def test_damaged_file_is_as_good_as_none(paths: Paths, content: bytes) -> None:
 
 @pytest.mark.parametrize("uid", ["../../etc/passwd", "a/b", "", "x" * 5000, "\0"])
 def test_no_uid_leads_out_of_the_directory(paths: Paths, uid: str) -> None:
-    attach(paths, "fabric/net1", Pod("ml", "worker-0", uid))
+    pod = Pod("ml", "worker-0", uid)
+    attach(paths, "fabric/net1", pod)
     assert len(list((paths.devices / "pods").iterdir())) == 1
+    assert lock_of(paths, pod).parent == paths.locks
 
 
-def test_attachments_at_once_take_different_ones(paths: Paths) -> None:
-    held = tuple(f"0000:{n:02x}:00.0" for n in range(8))
-    seen: list[str] = []
-    threads = [
-        threading.Thread(target=lambda n=n: seen.append(attach(paths, f"fabric/net{n}", held=held)))
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(seen) == sorted(held)
-    assert list(paths.locks.iterdir()) == []
+def test_all_pods_claims_are_read_while_somebody_chooses(paths: Paths) -> None:
+    other = Pod("ml", "worker-1", "another-uid")
+    attach(paths, "fabric/net1")
+    attach(paths, "fabric/net1", other)
+    (paths.devices / "pods/damaged.json").write_bytes(b"{")
+    paths.locks.mkdir(parents=True)
+    with FileLock(lock_of(paths, POD)):
+        found = {(one.name, one.uid): one.claims for one in kept.every(paths)}
+    assert found == {
+        ("worker-0", POD.uid): {"fabric/net1": A},
+        ("worker-1", "another-uid"): {"fabric/net1": A},
+    }
 
 
 def test_files_of_pods_that_the_kubelet_forgot_are_removed(paths: Paths) -> None:

@@ -100,19 +100,16 @@ def test_only_our_files_are_removed_and_only_those_of_no_allocation(paths: Paths
     foreign.write_text('{"type": "pci", "version": "1.1.0", "pci": {"pci-address": "x"}}')
     broken = paths.devinfo / "dp/rdma-hca-4-device.json"
     broken.write_text("{")
-    assert devinfo.remove_stale(paths, [("rdma/hca", "1")]) == [
+    assert devinfo.remove_stale(paths, lambda: [("rdma/hca", "1")]) == [
         devinfo.path(paths, "rdma/hca", "0"),
         devinfo.path(paths, "rdma/hca", "2"),
     ]
-    devinfo.remove(paths, "rdma/hca", "1")
-    for device_id in ("3", "4", "5"):
-        devinfo.remove(paths, "rdma/hca", device_id)
-    devinfo.remove_stale(paths, [])
+    devinfo.remove_stale(paths, list)
     assert sorted((paths.devinfo / "dp").iterdir()) == [foreign, broken]
 
 
 def test_without_the_directory_nothing_is_stale(paths: Paths) -> None:
-    assert devinfo.remove_stale(paths, []) == []
+    assert devinfo.remove_stale(paths, list) == []
     assert not paths.devinfo.exists()
 
 
@@ -132,16 +129,15 @@ UVERBS = Node("uverbs3", 231, 195)
             {"type": "pci", "version": "1.0.0", "pci": {"pci-address": HCA, "vhost-net": "/x"}},
             id="a copy",
         ),
-        pytest.param("{", {"type": "pci", "version": "1.1.0", "pci": {"pci-address": HCA}}, id="{"),
     ],
 )
 def test_an_attachments_copy_is_completed(tmp_path: Path, before: Any, after: Any) -> None:  # noqa: ANN401
     file = tmp_path / "cni/net-a-0123_net1"
     if before is not None:
         file.parent.mkdir()
-        file.write_text(before if isinstance(before, str) else json.dumps(before))
+        file.write_text(json.dumps(before))
         file.chmod(0o444)
-    devinfo.update_cni(file, HCA, "mlx5_3", UVERBS, pf=PF)
+    devinfo.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS, pf=PF)
     after["pci"] |= {"rdma-device": "mlx5_3", "pf-pci-address": PF}
     after["podfabric"] = {"uverbs": "uverbs3", "major": 231, "minor": 195}
     assert _read(file) == after
@@ -150,17 +146,78 @@ def test_an_attachments_copy_is_completed(tmp_path: Path, before: Any, after: An
 
 
 def test_a_copy_of_another_kind_of_device_keeps_what_it_says(tmp_path: Path) -> None:
-    file = tmp_path / "copy"
+    file = tmp_path / "cni/copy"
+    file.parent.mkdir()
     vdpa = {"type": "vdpa", "version": "1.1.0", "vdpa": {"parent-device": "vdpa0"}}
     file.write_text(json.dumps(vdpa))
-    devinfo.update_cni(file, HCA, "mlx5_3", UVERBS)
+    devinfo.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
     assert {key: _read(file)[key] for key in vdpa} == vdpa
     assert "pci" not in _read(file)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"root:x:0:0", b"[]", b"{}", b'{"type": 5}', b"\xff"]
+)
+def test_what_is_no_copy_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "cni/copy"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="is no device information"):
+        devinfo.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "path", ["x.json", "cni/../x.json", "cni/../../x.json", "dp/x.json", "cni/sub/x.json", "cni/.."]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_only_a_file_in_multus_directory_is_written(tmp_path: Path, path: str, there: bool) -> None:
+    """Whoever may write a network's definition may write the path, and the agent is root."""
+    paths = Paths(devinfo=tmp_path / "devinfo")
+    for directory in ("cni/sub", "dp"):
+        (paths.devinfo / directory).mkdir(parents=True)
+    places = [paths.devinfo / "x.json", paths.devinfo / "dp/x.json", tmp_path / "x.json"]
+    content = '{"type": "pci", "version": "1.1.0", "pci": {}}'
+    for place in places if there else ():
+        place.write_text(content)
+    with pytest.raises(ValueError, match="it is not directly below"):
+        devinfo.update_cni(paths, str(paths.devinfo / path), HCA, "mlx5_3", UVERBS)
+    with pytest.raises(ValueError, match="it is not directly below"):
+        devinfo.update_cni(paths, "cni/x.json", HCA, "mlx5_3", UVERBS)
+    assert [one.read_text() for one in places if one.exists()] == [content] * (3 * there)
+    assert list((paths.devinfo / "cni").iterdir()) == [paths.devinfo / "cni/sub"]
+
+
+def test_link_and_pipe_are_not_followed(tmp_path: Path) -> None:
+    paths = Paths(devinfo=tmp_path / "devinfo")
+    (paths.devinfo / "cni").mkdir(parents=True)
+    target = tmp_path / "target"
+    target.write_text('{"type": "pci", "version": "1.1.0", "pci": {}}')
+    before = target.read_text()
+    (paths.devinfo / "cni/link").symlink_to(target)
+    os.mkfifo(paths.devinfo / "cni/pipe")
+    with pytest.raises(OSError, match="symbolic links"):
+        devinfo.update_cni(paths, str(paths.devinfo / "cni/link"), HCA, "mlx5_3", UVERBS)
+    with pytest.raises(ValueError, match="no regular file"):
+        devinfo.update_cni(paths, str(paths.devinfo / "cni/pipe"), HCA, "mlx5_3", UVERBS)
+    assert target.read_text() == before
+    assert (paths.devinfo / "cni/link").is_symlink()
+
+
+def test_directory_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    """As by /var/run, a link to /run."""
+    (tmp_path / "run/devinfo/cni").mkdir(parents=True)
+    (tmp_path / "var").symlink_to(tmp_path / "run")
+    paths = Paths(devinfo=tmp_path / "run/devinfo")
+    devinfo.update_cni(paths, str(tmp_path / "var/devinfo/cni/copy"), HCA, "mlx5_3", UVERBS)
+    assert _read(tmp_path / "run/devinfo/cni/copy")["pci"]["pci-address"] == HCA
+
+
 @pytest.mark.parametrize("address", [SF, ""])
 def test_for_what_has_no_pci_address_no_copy_is_made(tmp_path: Path, address: str) -> None:
-    devinfo.update_cni(tmp_path / "cni/copy", address, "mlx5_3", UVERBS)
+    devinfo.update_cni(
+        Paths(devinfo=tmp_path), str(tmp_path / "cni/copy"), address, "mlx5_3", UVERBS
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,3 +225,13 @@ def test_cni_plugins_may_import_it_without_grpc() -> None:
     code = "import sys, deviceplugin.devinfo; print('grpc' in sys.modules, 'yaml' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.stdout.split() == ["False", "False"]
+
+
+def test_file_that_is_written_while_others_are_looked_for_stays(paths: Paths) -> None:
+    def keys() -> list[tuple[str, str]]:
+        devinfo.write(paths, "rdma/hca", "1", [VF])
+        return []
+
+    devinfo.write(paths, "rdma/hca", "0", [VF])
+    assert devinfo.remove_stale(paths, keys) == [devinfo.path(paths, "rdma/hca", "0")]
+    assert devinfo.path(paths, "rdma/hca", "1").exists()

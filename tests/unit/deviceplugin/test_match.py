@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import match
+from deviceplugin import checkpoint, kubelet, match
 from deviceplugin.claims import Pod
 from deviceplugin.match import Stale, Unknown
 from host.paths import Paths
@@ -54,6 +54,49 @@ def test_each_hca_counts_once_in_the_order_of_containers_and_ids(holding: Holdin
 def test_token_of_all_stands_for_every_hca(holding: Holding) -> None:
     holding.give(POD, {"0": servers.DGX_HCAS})
     assert hcas(holding.paths) == list(servers.DGX_HCAS)
+
+
+def test_every_token_of_a_pod_stands_for_every_hca(holding: Holding) -> None:
+    holding.give(POD, {"0": [A, B], "1": [A, B], f"{C}-2": [C]})
+    given = match.given_to(holding.paths, POD)
+    for token in ("0", "1"):
+        assert [face.device.id for face in given.faces_of(token)] == [A, B]
+    assert [face.device.id for face in given.faces_of(f"{C}-2")] == [C]
+    assert given.faces_of("2") == ()
+
+
+def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) -> None:
+    """After a damaged checkpoint was set aside, until the device plugin has asked the kubelet."""
+    holding.give(POD, {A: [A]})
+    checkpoint.write(holding.paths, [HCA], [])
+    with pytest.raises(Unknown, match=f"pod {POD} holds {A} of rdma/hca, which .* does not have"):
+        match.given_to(holding.paths, POD)
+    holding.kubelets_checkpoint.unlink()
+    with pytest.raises(Unknown, match="cannot tell which HCAs"):
+        match.given_to(holding.paths, POD)
+    holding.write()
+    checkpoint.write(holding.paths, ["rdma/another"], [])
+    assert match.given_to(holding.paths, POD).ids == {A}
+
+
+def test_kubelet_is_not_asked_while_nobody_holds_anything_and_nothing_depends_on_it(
+    holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def of_pod(*given: object) -> list[kubelet.PodDevices]:
+        asked.append(given)
+        return []
+
+    monkeypatch.setattr(kubelet, "of_pod", of_pod)
+    checkpoint.write(holding.paths, [HCA], [])
+    assert match.given_to(holding.paths, POD, needed=False).faces == ()
+    assert asked == []
+    match.given_to(holding.paths, POD)
+    assert len(asked) == 1
+    holding.give(OTHER, {A: [A]})
+    match.given_to(holding.paths, POD, needed=False)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("form", ["v1", "v2"])
@@ -125,15 +168,17 @@ def test_damaged_checkpoint_is_no_answer(holding: Holding, content: bytes) -> No
             ask()
 
 
-def held(paths: Paths) -> frozenset[str]:
-    return match.held_by_anybody(paths)
+def held(paths: Paths) -> dict[str, str]:
+    return match.held_alone(paths)
 
 
-def test_everybodys_hcas(holding: Holding) -> None:
-    assert held(holding.paths) == frozenset()
+def test_only_what_a_container_has_for_itself_is_taken_from_the_others(holding: Holding) -> None:
+    assert held(holding.paths) == {}
     holding.give(POD, {"0": [A, B]}, resource="rdma/all")
-    holding.give(OTHER, {f"{A}-0": [A], f"{C}-0": [C]})
-    assert held(holding.paths) == {A, B, C}
+    holding.give(OTHER, {f"{A}-0": [A], "1": [A]})
+    assert held(holding.paths) == {}
+    holding.give(OTHER, {C: [C]}, resource="rdma/whole")
+    assert held(holding.paths) == {C: "rdma/whole"}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +219,7 @@ def test_other_numbers_than_the_containers_are_told_with_both(holding: Holding) 
     with pytest.raises(Stale) as caught:
         match.require_current(holding.paths, face, ["mlx5_0"])
     assert "given mlx5_0, uverbs0 231:192, but HCA" in str(caught.value)
-    assert "mlx5_0 231:201 now" in str(caught.value) or "uverbs9 231:201 now" in str(caught.value)
+    assert f"HCA {A} has uverbs9 231:201 now" in str(caught.value)
 
 
 def test_number_that_is_another_hcas_by_now_is_told(holding: Holding) -> None:
@@ -193,3 +238,27 @@ def test_device_that_is_away_has_no_number_to_differ(holding: Holding) -> None:
     (face,) = match.given_to(holding.paths, POD).faces
     match.require_current(holding.paths, face, [])
     match.require_current(holding.paths, face, [f"mlx5_{os.getpid()}"])
+
+
+def test_only_the_devices_that_matter_are_compared(tmp_path: Path) -> None:
+    """Siblings that were not given, or are not under the interface, have nothing to do with it."""
+    holding = Holding(servers.multiport(tmp_path))
+    hca = servers.MULTIPORT_HCA
+    holding.give(POD, {hca: [hca]})
+    (face,) = match.given_to(holding.paths, POD).faces
+    assert [rdma.name for rdma in face.device.rdma] == ["mlx5_0", "smi1"]
+    match.require_current(holding.paths, face, ["mlx5_0"])
+    verbs = holding.paths.sys / "class/infiniband_verbs"
+    for name, other in (("uverbs0", "smi1"), ("uverbs1", "mlx5_0")):
+        (verbs / name / "ibdev").write_text(f"{other}\n")
+    with pytest.raises(Stale):
+        match.require_current(holding.paths, face, ["mlx5_0"])
+
+
+def test_renamed_device_with_the_containers_number_is_the_same(holding: Holding) -> None:
+    holding.give(POD, {A: [A]})
+    (face,) = match.given_to(holding.paths, POD).faces
+    (holding.paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_text("mlx5_77\n")
+    match.require_current(holding.paths, face, ["mlx5_77"])
+    with pytest.raises(Stale):
+        match.require_current(holding.paths, face, ["mlx5_1"])

@@ -50,7 +50,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"master": ""}, '"master" is missing'),
         ({"master": []}, '"master" is missing'),
         ({"master": ["ib0", ""]}, '"master" is missing'),
-        ({"master": "auto"}, '"master": "auto" needs the device plugin'),
+        ({"master": ["ib0", "auto"]}, '"master": "auto" stands alone'),
         ({"master": "averyveryverylongname"}, "cannot be the name of an interface"),
         ({"master": 5}, '"master": Expected'),
         ({"pkey": "0x18001"}, '"pkey": "0x18001" is no P_Key'),
@@ -73,6 +73,12 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"proxyArp": True}, 'unknown key "proxyArp": did you mean "proxy_arp"?'),
         ({"pkeys": 1}, 'unknown key "pkeys": did you mean "pkey"?'),
         ({"wait-carrier": 1}, 'did you mean "wait_carrier"?'),
+        ({"match_device": "no"}, '"match_device": Expected bool'),
+        ({"matchDevice": False}, 'did you mean "match_device"?'),
+        (
+            {"deviceID": "0000:3b:00.0-3", "runtimeConfig": {"deviceID": "0000:3b:00.0"}},
+            "they must name the same device",
+        ),
         ({"mac": "02:00:00:00:00:01"}, '"mac": the hardware address of an IPoIB interface'),
         ({"runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}}, "infinibandGUID"),
         ({"args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}}, '"args.cni.guid"'),
@@ -85,12 +91,31 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
     assert text in caught.value.message
 
 
+@pytest.mark.parametrize("master", ["auto", ["auto"]])
+def test_auto_leaves_the_choice_to_the_pods_hca(master: str | list[str]) -> None:
+    read = _read(master=master)
+    assert (read.masters, read.device_id, read.match_device) == ((), "", True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"deviceID": "0000:3b:00.0-3"},
+        {"pciBusID": "0000:3b:00.0-3", "deviceID": ""},
+        {"runtimeConfig": {"deviceID": "0000:3b:00.0-3"}},
+        {"deviceID": "0000:3b:00.0-3", "runtimeConfig": {"deviceID": "0000:3b:00.0-3"}},
+    ],
+)
+def test_device_id_is_the_kubelets_wherever_it_stands(config: dict[str, Any]) -> None:
+    assert _read(**config).device_id == "0000:3b:00.0-3"
+
+
 def test_zero_mtu_and_empty_mode_mean_the_parents() -> None:
     assert (_read(mtu=0).mtu, _read(mode="").mode) == (None, None)
 
 
 def test_unknown_keys_that_resemble_none_pass() -> None:
-    passing: dict[str, Any] = {"deviceID": "x", "vendor": {"deep": 1}, "cni.dev/x": 1}
+    passing: dict[str, Any] = {"vendor": {"deep": 1}, "cni.dev/x": 1}
     assert _read(**passing) == _read()
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from filelock import FileLock
 
 from cni.attachments import locks
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Entry
 from cni.attachments.journal import Journal
+from cni.attachments.matching import Match
 from cni.attachments.requests import attached
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
@@ -24,6 +26,9 @@ from cni.sriov import options
 from cni.sriov.plugin import Sriov
 from cni.sriov.record import Record
 from cni.sriov.removal import Devices
+from deviceplugin.checkpoint import Device
+from deviceplugin.claims import Pod, every, lock_of
+from deviceplugin.match import Face, Given
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 
@@ -40,6 +45,7 @@ class Claims:
         self.journal = Journal(node.paths)
         self.sriov = Sriov(node.paths)
         self.taken_back: list[str] = []
+        self.given = Given(Pod("", ""))
         monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
@@ -82,7 +88,8 @@ class Claims:
     def _claim(self, request: Request) -> Entry:
         with NetworkNamespace.open(OWN) as namespace:
             wanted = options.read(request)
-            return self.sriov._claim(request, wanted, namespace, HOST)[0]
+            match = Match(self.node.paths, self.given, "fabric/net1")
+            return self.sriov._claim(request, wanted, namespace, HOST, match)[0]
 
     def _take_back(self, attachment: Attachment, request: Request, entry: Entry) -> None:
         self.taken_back.append(str(attachment))
@@ -261,6 +268,23 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
             pass
         ends.set()
         claiming.result(10)
+
+
+def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
+    pod = Pod("a", "b", "uid")
+    held = Device(id=VF0, address=VF0, netdevs=(), rdma=())
+    claims.given = Given(pod, (Face("rdma/vf", VF0, held),), frozenset([VF0]))
+    claims.owned()
+    with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")
+        time.sleep(0.2)
+        with FileLock(lock_of(claims.node.paths, pod), timeout=5.0):
+            assert not claiming.done()
+            claims.journal.remove(OWNER)
+        ends.set()
+        assert claiming.result(10) == VF0
+    (kept,) = every(claims.node.paths)
+    assert kept.claims == {"fabric/net1": VF0}
 
 
 def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> None:

@@ -5,11 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from cni.attachments.matching import Match
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.devices import Plan, Unfit
 from cni.sriov.options import Options
 from cni.sriov.record import record_of
+from deviceplugin.claims import Pod
+from deviceplugin.match import Given
 from host import rdma
 from host.errors import HostError, LinkMissing
 from tests.unit.host.sysfs import Tree
@@ -36,7 +39,9 @@ def _unfit(node: Node, address: str = VF0, **config: Any) -> Unfit:  # noqa: ANN
 
 
 def _candidates(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    return list(devices.candidates(node.paths, _options(**{"deviceID": None} | config)))
+    nothing = Match(node.paths, Given(Pod("", "")), "fabric/net1")
+    wanted = _options(**{"deviceID": None} | config)
+    return list(devices.candidates(node.paths, wanted, nothing))
 
 
 def _no_candidate(node: Node, **config: Any) -> Unfit:  # noqa: ANN401

@@ -14,6 +14,7 @@ from cni.sriov.options import Options, Vlan
 from ipam import options as ipam_options
 from tests.runtime import CHECKOUT
 
+POOL = "rdma/vf"  # of the pod whose device the plugin finds itself
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 BDF = "0000:af:06.1"
@@ -40,6 +41,10 @@ def _named(document: dict[str, Any]) -> str:
 EVERY = {_named(one): one for path in FILES for one in _definitions(path)}
 
 
+def _resource(definition: dict[str, Any]) -> str:
+    return str(definition["metadata"].get("annotations", {}).get(RESOURCE, ""))
+
+
 def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
     """The networks of a pod's annotation, in either of its forms."""
     text = pod["metadata"]["annotations"][NETWORKS].strip()
@@ -49,11 +54,16 @@ def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
-    """Device and what the pod asks for, as far as the definition has the capability for it."""
+    """What the pod asks for, as far as the definition has the capability for it.
+
+    And the device, if the definition says of which resource it is.
+    """
     config = json.loads(definition["spec"]["config"])
     able = {key for key, on in config.get("capabilities", {}).items() if on}
     runtime = {key: selection[key] for key in GIVEN if key in able and key in selection}
-    config |= {"deviceID": BDF, "pciBusID": BDF, "runtimeConfig": runtime}
+    config["runtimeConfig"] = runtime
+    if _resource(definition):
+        config |= {"deviceID": BDF, "pciBusID": BDF}
     return Request(
         command="ADD",
         container_id="c1",
@@ -69,7 +79,7 @@ def _read(name: str, selection: dict[str, Any] | None = None) -> Options:
 
 
 def test_there_are_examples() -> None:
-    assert len(FILES) == 6
+    assert len(FILES) == 7
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
@@ -78,7 +88,8 @@ def test_definition_is_accepted(name: str) -> None:
     config = json.loads(definition["spec"]["config"])
     assert (config["name"], config["type"]) == (name, "sriov")
     read = _read(name, GIVEN)
-    assert (read.device, read.masters, read.pod.name) == (BDF, (), "b")
+    assert (read.masters, read.pod.name) == ((), "b")
+    assert read.device == (BDF if _resource(definition) else "")
     assert "infinibandGUID" not in config.get("capabilities", {}) or read.guid
     if "ipam" in config:
         assert read.ipam_type == "podfabric-ipam"
@@ -105,13 +116,13 @@ def test_pods_name_definitions_and_request_a_device_for_each(path: Path) -> None
     (pod,) = _documents(path, "Pod")
     selected = _selected(pod)
     assert {one["name"] for one in selected} == set(here)
-    wanted = Counter(here[one["name"]]["metadata"]["annotations"][RESOURCE] for one in selected)
+    wanted = Counter(_resource(here[one["name"]]) or POOL for one in selected)
     (container,) = pod["spec"]["containers"]
     for amounts in (container["resources"]["requests"], container["resources"]["limits"]):
         devices = {key: int(value) for key, value in amounts.items() if "/" in key}
         assert devices == wanted
     for one in selected:
-        assert options.read(_as_multus_calls(here[one["name"]], one)).device == BDF
+        options.read(_as_multus_calls(here[one["name"]], one))
 
 
 def test_rails_are_of_different_resources_and_ranges() -> None:

@@ -36,8 +36,10 @@ def _refusal(cni_args: str = "", **config: Any) -> CNIError:  # noqa: ANN401
 def test_nothing_given_leaves_everything_untouched() -> None:
     assert _read() == options.Options(
         device=BDF,
+        device_id="",
         masters=(),
         pf_only=False,
+        match_device=True,
         vlan=None,
         mac="",
         spoofchk=None,
@@ -56,6 +58,28 @@ def test_nothing_given_leaves_everything_untouched() -> None:
         dns=DNS(),
         pod=Pod(),
     )
+
+
+@pytest.mark.parametrize("known", ["0", "rxe_v0", "rxe_v0-3"])
+def test_device_id_that_is_no_address_is_left_to_the_match(known: str) -> None:
+    pod = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"
+    read = _read(pod, deviceID=known, pciBusID=known, runtimeConfig={"deviceID": known}, master="e")
+    assert (read.device, read.device_id, read.masters) == ("", known, ())
+    refusal = _refusal(pod, deviceID=known, pciBusID=BDF)
+    assert (refusal.code, refusal.message.startswith(f'"deviceID": "{known}" is no')) == (7, True)
+    assert options.device_of(_request(json.dumps({"deviceID": known}).encode())) == ""
+
+
+def test_match_is_made_unless_the_configuration_says_no() -> None:
+    assert _read(match_device=True).match_device
+    assert not _read(match_device=False).match_device
+    assert '"match_device": Expected' in _refusal(match_device="no").message
+
+
+def test_named_pod_needs_no_device() -> None:
+    pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=worker-0"
+    read = _read(pod, deviceID=None)
+    assert (read.device, read.masters, read.pod.name) == ("", (), "worker-0")
 
 
 def test_null_is_as_good_as_not_given() -> None:
@@ -257,6 +281,9 @@ def test_missing_device_tells_of_multus_annotation(empty: dict[str, Any], pf_onl
     [
         ({"deviceID": "0000:AF:06.1"}, BDF, ()),
         ({"deviceID": "af:06.1"}, BDF, ()),
+        ({"deviceID": "0000:af:06.1-12"}, BDF, ()),
+        ({"deviceID": "mlx5_core.sf.6-0"}, "mlx5_core.sf.6", ()),
+        ({"deviceID": "0000:af:06.1-3", "pciBusID": BDF}, BDF, ()),
         ({"deviceID": "mlx5_core.sf.6"}, "mlx5_core.sf.6", ()),
         ({"deviceID": "10000:01:00.0"}, "10000:01:00.0", ()),
         ({"deviceID": None, "runtimeConfig": {"deviceID": BDF}}, BDF, ()),

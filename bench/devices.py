@@ -1,0 +1,223 @@
+"""The device plugin under a thousand ids: a made-up server of 8 HCAs with 125 slots each.
+
+Plugin and kubelet stand-in are processes of their own; what is timed are gRPC calls of a raw
+client. The empty method of the same server is what a call costs at least. Run as root:
+`python -m bench.devices`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import msgspec
+
+from bench.processes import quantile
+from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from host import files
+from host.paths import Paths
+from tests.kubelet import Kubelet
+from tests.unit.host import servers
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+RESOURCE = "rdma/hca"
+SLOTS = 125
+IDS = SLOTS * len(servers.DGX_HCAS)
+LISTS, ALLOCATIONS, CHOICES, RESTARTS = 30, 500, 100, 10
+
+
+def main() -> None:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    measure()
+
+
+def measure() -> None:
+    """Every row."""
+    head = f"{'median':>12}{'p99':>12}{'x empty':>9}"
+    print(f"\n{f'device plugin, {IDS} ids':44}{head}", flush=True)
+    with _serving("/var/tmp") as (paths, kubelet, stub):
+        base = _calls(stub, paths)
+        _restarts(kubelet)
+    with _serving("/dev/shm") as (paths, _, stub):
+        allocated, written = _allocations(stub, paths)
+        _row("Allocate, the state in memory", allocated, base)
+        _row("  its checkpoint, written again by itself", written, base)
+
+
+@contextmanager
+def _serving(directory: str) -> Iterator[tuple[Paths, Kubelet, v1beta1_pb2_grpc.DevicePluginStub]]:
+    """The server with plugin and kubelet, the state below that directory.
+
+    What a node has in memory is in memory here: /sys, /run, and so on.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="pfb", dir="/dev/shm") as memory,  # short, for sockets
+        tempfile.TemporaryDirectory(prefix="pfb", dir=directory) as state,
+    ):
+        paths = msgspec.structs.replace(_server(Path(memory)), state=Path(state))
+        with Kubelet(paths.kubelet) as kubelet, _plugin(paths):
+            kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == IDS)
+            endpoint = kubelet.endpoint(RESOURCE)
+            assert endpoint is not None
+            with grpc.insecure_channel(f"unix:{endpoint.socket}") as channel:
+                stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+                yield paths, kubelet, stub
+
+
+def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> float:
+    """The rows of single calls; what an empty one takes."""
+    empty = _times(ALLOCATIONS, lambda _: stub.GetDevicePluginOptions(v1beta1_pb2.Empty()))
+    base = statistics.median(empty)
+    _row("empty method (GetDevicePluginOptions)", empty, base)
+    _row(f"first ListAndWatch of {IDS}", _lists(stub), base, 0.050)
+    choose = v1beta1_pb2.PreferredAllocationRequest(
+        container_requests=[
+            v1beta1_pb2.ContainerPreferredAllocationRequest(
+                available_deviceIDs=_ids(8), allocation_size=8
+            )
+        ]
+    )
+    asked = _times(CHOICES, lambda _: stub.GetPreferredAllocation(choose))
+    _row("GetPreferredAllocation, 8 of 64, 8 GPUs", asked, base, 0.005, of="median")
+    shutil.rmtree(paths.proc / "driver")
+    asked = _times(CHOICES, lambda _: stub.GetPreferredAllocation(choose))
+    _row("  no GPUs, so the kubelet is not asked", asked, base, 0.005)
+    allocated, written = _allocations(stub, paths)
+    _row(f"Allocate, {ALLOCATIONS} one after another", allocated, base, 0.003)
+    _row("  its checkpoint, written again by itself", written, base)
+    share = statistics.median(written) / statistics.median(allocated)
+    size = paths.checkpoint.stat().st_size
+    print(f"  the write and its fsync are {share:.0%} of an Allocate ({size >> 10} KiB at the end)")
+    return base
+
+
+def _lists(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
+    """From the call to the first list."""
+
+    def once(_: int) -> None:
+        call = stub.ListAndWatch(v1beta1_pb2.Empty())
+        assert len(next(call).devices) == IDS
+        call.cancel()
+
+    return _times(LISTS, once)
+
+
+def _allocations(
+    stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths
+) -> tuple[list[float], list[float]]:
+    """The seconds of each, and those of writing the same checkpoint to a file beside it."""
+    allocated, written = [], []
+    beside = paths.devices / "beside.json"
+    for id_ in _ids(SLOTS)[:ALLOCATIONS]:
+        request = v1beta1_pb2.AllocateRequest(
+            container_requests=[v1beta1_pb2.ContainerAllocateRequest(devices_ids=[id_])]
+        )
+        allocated.append(_timed(lambda request=request: stub.Allocate(request)))  # type: ignore[misc]
+        content = paths.checkpoint.read_bytes()
+        assert f'"{id_}"'.encode() in content
+        written.append(_timed(lambda c=content: files.write_atomically(beside, c, durable=False)))  # type: ignore[misc]
+    beside.unlink()
+    return allocated, written
+
+
+def _restarts(kubelet: Kubelet) -> None:
+    """From the begin of the kubelet's start to the resource being allocatable again."""
+
+    def once() -> None:
+        kubelet.start()
+        kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == IDS)
+
+    seconds = []
+    for number in range(RESTARTS):
+        kubelet.stop()
+        # Either it has noticed that the kubelet is gone, or not yet.
+        time.sleep(0.3 * (number % 3))
+        seconds.append(_timed(once))
+    _row("kubelet.sock again, until allocatable", seconds, None, 1.0)
+
+
+def _ids(each: int) -> list[str]:
+    """The first slots of every HCA, HCAs in turn."""
+    return [f"{hca}-{slot}" for slot in range(each) for hca in servers.DGX_HCAS]
+
+
+def _times(rounds: int, call: Callable[[int], object]) -> list[float]:
+    """The seconds of each round; two to warm up."""
+    for number in range(2):
+        call(number)
+    return [_timed(lambda n=number: call(n)) for number in range(rounds)]  # type: ignore[misc]
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _row(
+    label: str,
+    seconds: Sequence[float],
+    base: float | None,
+    target: float | None = None,
+    of: Literal["median", "p99"] = "p99",
+) -> None:
+    """Median, 99th percentile (below a hundred: the most), ratio, what one is to be below."""
+    median, p99 = statistics.median(seconds), quantile(seconds, 0.99)
+    ratio = f"{median / base:9.1f}" if base is not None else f"{'':9}"
+    wanted = "" if target is None else f"   {of} < {target * 1e3:.0f} ms"
+    missed = "" if target is None or (p99 if of == "p99" else median) < target else "  MISSED"
+    print(f"{label:44}{median * 1e3:9.2f} ms{p99 * 1e3:9.2f} ms{ratio}{wanted}{missed}", flush=True)
+
+
+def _server(root: Path) -> Paths:
+    paths = servers.dgx(root, nodes=True)
+    boot_id = paths.proc / "sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
+    paths.etc.mkdir(exist_ok=True)
+    paths.config.write_text(json.dumps({"pools": [{"name": RESOURCE, "slots": SLOTS}]}))
+    return paths
+
+
+@contextmanager
+def _plugin(paths: Paths) -> Iterator[None]:
+    """`podfabric device-plugin` on those roots, until the end."""
+    roots = {f"PODFABRIC_{name.upper()}": str(getattr(paths, name)) for name in _ROOTS}
+    log = paths.kubelet.parent / "plugin.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("podfabric")), "device-plugin"],
+            env={**os.environ, **roots},
+            cwd=CHECKOUT,
+            stderr=output,
+        )
+    try:
+        yield
+    except BaseException:
+        sys.stderr.write(log.read_text())
+        raise
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+_ROOTS = Paths.__struct_fields__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""An attachment and its pod's HCAs: the interface is to be on one that the kubelet gave to the pod.
+
+Design, decision 10. Who the pod is comes from CNI_ARGS; what it was given from the kubelet and
+the device plugin's checkpoint. The choice among several HCAs is written down for the pod, so that
+a second ADD of an attachment makes the same one.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from cni.attachments.locks import locked
+from cni.spec import arguments
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.spec.result import Interface
+from deviceplugin import devinfo, match
+from deviceplugin.checkpoint import Device
+from deviceplugin.claims import Claims, Pod, lock_of
+from deviceplugin.match import Face, Given, Stale, Unknown
+from host import pci
+from host.adapters import Node
+from host.paths import Paths
+
+
+class _RuntimeConfig(msgspec.Struct):
+    CNIDeviceInfoFile: str = ""
+
+
+class _Config(msgspec.Struct):
+    runtimeConfig: _RuntimeConfig | None = None
+
+
+OPT_OUT = '"match_device": false if that is meant'
+
+
+class Match:
+    """What the pod was given, as one attachment of it sees it."""
+
+    def __init__(self, paths: Paths, given: Given, key: str, *, known: bool = True) -> None:
+        self.given = given
+        self._paths = paths
+        self._claims: Claims | None = None
+        self._key = key
+        self._known = known  # what the pod was given could be told, and was asked for
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """One attachment of the pod at a time chooses and takes. Raises Busy."""
+        if not self.given.faces:
+            yield
+            return
+        pod = self.given.pod
+        with locked(lock_of(self._paths, pod), f"pod {pod}"):
+            self._claims = Claims(self._paths, pod)
+            yield
+
+    def candidates(self, device_id: str = "") -> list[Face]:
+        """The HCAs to be tried, in order; only those of `device_id`, if one is named.
+
+        CNIError 120 if the pod does not hold that one.
+        """
+        if not device_id:
+            return self._ordered(self.given.faces)
+        faces = self.given.faces_of(device_id)
+        if faces:
+            return self._ordered(faces)
+        adapter = match.adapter_of(device_id)
+        if self.given.faces and self.given.ids.isdisjoint((device_id, adapter)):
+            raise mismatch(
+                f'"deviceID" is "{device_id}", but pod {self.given.pod} was given '
+                f"{self.given.shown()}: let both come from one resource: the annotation "
+                '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
+            )
+        # Another driver's: the runtime says that it is the pod's.
+        reason = self.anothers(adapter, f'"deviceID" {device_id}')
+        if reason:
+            raise mismatch(reason)
+        return [Face("deviceID", device_id, _unrecorded(adapter))]
+
+    def _ordered(self, faces: Iterable[Face]) -> list[Face]:
+        by_id = {face.device.id: face for face in faces}
+        order = list(by_id)
+        if self._claims is not None:
+            order = self._claims.ordered(self._key, order)
+        return [by_id[device] for device in order]
+
+    def held_by_others(self) -> dict[str, str]:
+        """The adapters that other pods have for themselves, with the resource each is of."""
+        try:
+            held = match.held_alone(self._paths)
+        except Unknown as unknown:
+            note(f"not compared with other pods' devices: {unknown}")
+            return {}
+        own = {face.device.id for face in self.given.faces}
+        return {adapter: resource for adapter, resource in held.items() if adapter not in own}
+
+    def anothers(self, adapter: str, what: str) -> str:
+        """That another pod has the adapter for itself, "" if none has or it cannot be told."""
+        resource = self.held_by_others().get(adapter) if self._known else None
+        if resource is None:
+            return ""
+        return (
+            f"{what} is on HCA {adapter}, which the kubelet gave to another pod as {resource}: "
+            "have this pod request a device of its own (resources.limits), and let Multus pass "
+            f"its id, or {OPT_OUT}"
+        )
+
+    def take(self, adapter: str) -> None:
+        """The attachment is on this HCA from now on, and when it comes again."""
+        if self._claims is not None and self.given.face(adapter) is not None:
+            self._claims.take(self._key, adapter)
+
+    def refusal(self, adapter: str, what: str, names: Iterable[str], remedy: str) -> str:
+        """Why an interface on `adapter` is not for this pod, "" if it is.
+
+        `names` are the RDMA devices of the adapter now. A pod that was given no HCA has none to
+        differ from, and an adapter that the kubelet gave to it by another resource is right.
+        """
+        if not self.given.faces:
+            return ""
+        face = self.given.face(adapter)
+        if face is not None:
+            return self.staleness(face, names)
+        if adapter in self.given.ids:
+            return ""
+        verbs = ", ".join(sorted(names)) or "no verbs device"
+        return (
+            f"{what} is on HCA {adapter} ({verbs}), but pod {self.given.pod} was given "
+            f"{self.given.shown()}: {remedy}, or {OPT_OUT}"
+        )
+
+    def staleness(self, face: Face, names: Iterable[str]) -> str:
+        """That the HCA's verbs devices are others than the pod's containers were given, or ""."""
+        try:
+            match.require_current(self._paths, face, names)
+        except Stale as stale:
+            return str(stale)
+        return ""
+
+
+def _unrecorded(adapter: str) -> Device:
+    return Device(id=adapter, address=pci.canonical(adapter) or "", netdevs=(), rdma=())
+
+
+def matched(
+    paths: Paths, request: Request, pod: arguments.Pod, *, needed: bool, wanted: bool
+) -> Match:
+    """The match of one ADD.
+
+    `needed`: without it nothing can be chosen (CNIError 11 if it cannot be told). `wanted` is
+    false if the configuration asks for no match.
+    """
+    whose = Pod(pod.namespace, pod.name, pod.uid)
+    key = f"{request.network}/{request.ifname}"
+    if needed or wanted:
+        try:
+            given = match.given_to(paths, whose, needed=needed)
+            return Match(paths, given, key, known=bool(whose.name))
+        except Unknown as unknown:
+            if needed:
+                raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
+            note(f"not compared with the pod's verbs devices: {unknown}")
+    return Match(paths, Given(whose), key, known=False)
+
+
+def verbs_beside(paths: Paths, names: Iterable[str]) -> tuple[str, str]:
+    """The first RDMA device of these that has a character device, and that one: ("", "") if none.
+
+    Their names are as sysfs has them now: "mlx5_3", "uverbs3".
+    """
+    numbers = pci.uverbs_numbers(paths)
+    for name in names:
+        if name in numbers:
+            return name, numbers[name][0]
+    return "", ""
+
+
+def tell(paths: Paths, request: Request, interface: Interface) -> None:
+    """Say in Multus' device-information file, if it passes one, which verbs device this is."""
+    path = _device_information(request)
+    if not path or not interface.uverbs:
+        return
+    try:
+        _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
+        node = Node(interface.uverbs, major, minor)
+        devinfo.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
+    except (OSError, KeyError, ValueError) as error:
+        note(f"device information {path}: {error}")  # the attachment is as good without it
+
+
+def _device_information(request: Request) -> str:
+    try:
+        written = msgspec.json.decode(request.config, type=_Config)
+    except msgspec.MsgspecError:
+        return ""
+    return written.runtimeConfig.CNIDeviceInfoFile if written.runtimeConfig else ""
+
+
+def none_given(pod: arguments.Pod, what: str) -> CNIError:
+    """The error for a choice that is left to the match, where the pod holds no HCA."""
+    if not pod.name:
+        return CNIError(
+            Code.INVALID_ENVIRONMENT,
+            f"{what} needs to know the pod: the runtime passes K8S_POD_NAME, K8S_POD_NAMESPACE and "
+            "K8S_POD_UID in CNI_ARGS",
+        )
+    return mismatch(
+        f"{what}: pod {pod.namespace}/{pod.name} was given no HCA of this node's pools: have a "
+        'container request one (resources.limits, such as "rdma/hca": 1)'
+    )
+
+
+def mismatch(message: str) -> CNIError:
+    """The pod's verbs device and its interface would be on different HCAs."""
+    return CNIError(Code.DEVICE_MISMATCH, message)

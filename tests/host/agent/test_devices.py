@@ -1,0 +1,94 @@
+"""The agent serves the pools of its node, and tells of them in its metrics."""
+
+import http.client
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from host.paths import Paths
+from tests.host.deviceplugin.processes import configure, made_server, running, until
+from tests.kubelet import Kubelet
+
+POOLS = (
+    {"name": "rdma/hca", "slots": 4, "selectors": {"rdmaDevices": ["mlx5_0", "mlx5_1"]}},
+    {"name": "rdma/rest", "mode": "exclusive"},
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Paths]:
+    with tempfile.TemporaryDirectory(prefix="pf-") as root:
+        paths = made_server(Path(root))
+        configure(paths, *POOLS, agent={"listen": f"unix:{root}/http", "sweep": False})
+        yield paths
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(str(self._path))
+
+
+def devices(server: Paths) -> dict[tuple[str, str], float]:
+    """`podfabric_devices` of a scrape, by resource and state."""
+    connection = _Connection(server.kubelet.parent / "http")
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    line = r'^podfabric_devices\{resource="(.+)",state="(.+)"\} (.+)$'
+    found = re.findall(line, text, re.MULTILINE)
+    return {(resource, state): float(value) for resource, state, value in found}
+
+
+def test_pools_are_served_and_counted(server: Paths) -> None:
+    with running(server, "agent") as agent, Kubelet(server.kubelet) as kubelet:
+        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8, 30.0)
+        kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 6)
+        kubelet.admit("worker-0", [{"name": "main", "limits": {"rdma/hca": 2}}])
+        port = server.sys / "class/infiniband/mlx5_7/ports/1"
+        (port / "state").write_text("1: DOWN\n")
+        (port / "phys_state").write_text("3: Disabled\n")
+        kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 5)
+        expected = {
+            ("rdma/hca", "healthy"): 8,
+            ("rdma/hca", "unhealthy"): 0,
+            ("rdma/hca", "held"): 2,
+            ("rdma/hca", "registered"): 1,
+            ("rdma/rest", "healthy"): 5,
+            ("rdma/rest", "unhealthy"): 1,
+            ("rdma/rest", "held"): 0,
+            ("rdma/rest", "registered"): 1,
+        }
+        until(lambda: devices(server) == expected)
+        assert agent.end() == 0
+
+
+def test_agent_without_a_kubelet_offers_nothing_and_serves(server: Paths) -> None:
+    with running(server, "agent") as agent:
+        until(lambda: server.agent_socket.is_socket())
+        until((server.kubelet.parent / "http").is_socket)
+        assert devices(server) == {}
+        assert "waiting for a kubelet" in agent.log
+        assert agent.end() == 0
+
+
+def test_wrong_pools_stop_no_attachments(server: Paths) -> None:
+    settings = {"listen": f"unix:{server.kubelet.parent}/http"}
+    server.config.write_text(json.dumps({"agent": settings, "pools": [{"name": "x"}]}))
+    server.device_plugins.mkdir(parents=True)
+    with running(server, "agent") as agent:
+        until(lambda: server.agent_socket.is_socket())
+        until(lambda: "nothing is offered" in agent.log)
+        assert agent.process.poll() is None

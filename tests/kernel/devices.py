@@ -1,0 +1,173 @@
+"""A node with pools: a kubelet's stand-in, the device plugin and both CNI plugins, one process."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from deviceplugin import checkpoint
+from deviceplugin.config import Config, PoolConfig
+from deviceplugin.manager import DevicePlugin
+from host import decoders, pci
+from host.paths import Paths
+from tests.kernel.pods import IP, Node, Reply, SriovNode, run
+from tests.kubelet import Kubelet, Pod
+
+PATIENCE = 60.0  # seconds; an emulated CPU's first gRPC call takes some of them
+
+
+class PoolNode:
+    """The pools of this machine. Its files are below a directory with a short name, for sockets."""
+
+    def __init__(self, root: Path, *pools: PoolConfig) -> None:
+        self.paths = Paths(
+            run=root / "run",
+            state=root / "state",
+            etc=root / "etc",
+            kubelet=root / "k",
+            cdi=root / "cdi",
+            devinfo=root / "devinfo",
+        )
+        self.ipoib, self.sriov = Node(root), SriovNode(root)
+        self.ipoib.defaults = {"master": "auto"}  # type: ignore[misc]
+        for plugin in (self.ipoib, self.sriov):
+            plugin.paths = self.paths
+        decoders.build()
+        self.kubelet = Kubelet(self.paths.kubelet)
+        self.config = Config(pools=pools)
+        self.plugin = DevicePlugin(self.paths, self.config)
+
+    def restart(self) -> None:
+        """End the device plugin and begin it anew; pods stay."""
+        self.plugin.close()
+        self.plugin = DevicePlugin(self.paths, self.config)
+        self.plugin.start()
+
+    def admit(self, name: str, resource: str, count: int = 1) -> Pod:
+        """A pod with one container, which is given so many devices."""
+        return self.kubelet.admit(name, [{"name": "main", "limits": {resource: count}}])
+
+    def add(self, plugin: Node, pod: Pod, **config: Any) -> Reply:  # noqa: ANN401
+        """An ADD for a pod, whose namespace has its name, as a runtime makes it for Kubernetes."""
+        return plugin.add(pod.uid, pod.name, args=arguments(pod), **config)
+
+    def refused(self, plugin: Node, pod: Pod, **config: Any) -> Reply:  # noqa: ANN401
+        """An ADD that must fail."""
+        reply = plugin.call("ADD", pod.uid, pod.name, args=arguments(pod), **config)
+        assert reply.exit_code == 1, reply.document
+        return reply
+
+    def delete(self, plugin: Node, pod: Pod, **config: Any) -> None:  # noqa: ANN401
+        """A DEL that must succeed."""
+        plugin.delete(pod.uid, pod.name, args=arguments(pod), **config)
+
+    def listed(self, resource: str) -> Mapping[str, bool]:
+        """Every device id that the kubelet knows, and whether it is healthy."""
+        return {known: well for known, (well, _) in self.kubelet.devices(resource).items()}
+
+    def await_healthy(self, resource: str, number: int) -> None:
+        """Until so many devices can be handed out."""
+        self.kubelet.wait(lambda: self.kubelet.allocatable(resource) == number, PATIENCE)
+
+    def held(self) -> list[tuple[str, str]]:
+        """What the checkpoint says is handed out."""
+        return [one.key for one in checkpoint.read(self.paths).allocations]
+
+    def forget_young_too(self) -> None:
+        """Compare with the kubelet now, whatever an allocation's age.
+
+        The kubelet forgets a pod with the next allocation only.
+        """
+        ledger = self.plugin._ledger
+        ledger.drop_unknown = functools.partial(ledger.drop_unknown, age=-1.0)  # type: ignore[method-assign]
+        self.plugin._reconcile()
+
+
+@contextmanager
+def pool_node(*pools: PoolConfig) -> Iterator[PoolNode]:
+    """Kubelet and device plugin, at work."""
+    with tempfile.TemporaryDirectory(prefix="pf-") as root:
+        node = PoolNode(Path(root), *pools)
+        with node.kubelet:
+            node.plugin.start()
+            try:
+                yield node
+            finally:
+                node.plugin.close()
+
+
+def arguments(pod: Pod) -> str:
+    """CNI_ARGS, as a container runtime has them."""
+    return (
+        f"IgnoreUnknown=1;K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};"
+        f"K8S_POD_UID={pod.uid};K8S_POD_INFRA_CONTAINER_ID={pod.uid}"
+    )
+
+
+def given(pod: Pod) -> list[str]:
+    """The numbers of the uverbs nodes that a pod's containers were given: "231:192", sorted.
+
+    Of the nodes themselves, as a runtime sees them when it makes the container.
+    """
+    hosts = {
+        host
+        for container in pod.containers.values()
+        for path, (host, _) in container.devices.items()
+        if "uverbs" in path
+    }
+    numbers = (Path(host).stat().st_rdev for host in hosts)
+    return sorted(f"{os.major(number)}:{os.minor(number)}" for number in numbers)
+
+
+def beside(netns: str, interface: str = "net1") -> list[str]:
+    """The numbers of the uverbs devices on the device of an interface, seen from inside the pod.
+
+    `ip netns exec` mounts a sysfs of the pod's namespace.
+    """
+    return _inside(netns, f"cat /sys/class/net/{interface}/device/infiniband_verbs/*/dev")
+
+
+def number_of(rdma: str) -> str:
+    """The number of an RDMA device's uverbs device on the host now."""
+    _, major, minor = pci.uverbs_numbers(Paths())[rdma]
+    return f"{major}:{minor}"
+
+
+def fabric_beside(netns: str, interface: str = "net1") -> list[str]:
+    """Likewise for an IPoIB child, which the kernel shows on no device.
+
+    It bears the GUID of its HCA's port in its address.
+    """
+    return [number for number, mac, _, gid in _verbs(netns, interface) if mac[-16:] == gid[-16:]]
+
+
+def soft_beside(netns: str, interface: str = "net1") -> list[str]:
+    """Likewise of the Soft-RoCE devices on an interface, which has none below it in sysfs.
+
+    They bear the interface's address in their node GUID.
+    """
+    return [number for number, mac, node, _ in _verbs(netns, interface) if node == _eui64(mac)]
+
+
+def _verbs(netns: str, interface: str) -> list[list[str]]:
+    """Of each uverbs device that a pod sees: number, address of that interface, node GUID, GID."""
+    command = (
+        f"mac=$(cat /sys/class/net/{interface}/address); "
+        "for verbs in /sys/class/infiniband_verbs/uverbs*; do "
+        "rdma=/sys/class/infiniband/$(cat $verbs/ibdev); "
+        "echo $(cat $verbs/dev) $mac $(cat $rdma/node_guid) $(cat $rdma/ports/1/gids/0); done"
+    )
+    lines = (line.split() for line in _inside(netns, command))
+    return [[number, *(text.replace(":", "") for text in rest)] for number, *rest in lines]
+
+
+def _eui64(mac: str) -> str:
+    digits = bytes.fromhex(mac)
+    return (bytes([digits[0] ^ 2]) + digits[1:3] + b"\xff\xfe" + digits[3:]).hex()
+
+
+def _inside(netns: str, command: str) -> list[str]:
+    return sorted(run(IP, "netns", "exec", netns, "/bin/sh", "-c", command).splitlines())

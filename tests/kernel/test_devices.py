@@ -1,0 +1,294 @@
+"""Pools on real drivers: a pod's verbs device and its interface are of one HCA.
+
+Proven from inside the pod, by the device numbers in its own sysfs and those of its device nodes.
+"""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from deviceplugin.config import PoolConfig, Selector
+from tests.kernel import cards, igb
+from tests.kernel.cards import Card
+from tests.kernel.devices import (
+    PATIENCE,
+    PoolNode,
+    beside,
+    fabric_beside,
+    given,
+    number_of,
+    pool_node,
+    soft_beside,
+)
+from tests.kernel.igb import RDMA
+from tests.kernel.pods import IP, ipam, knob, link_names, pings, pod, run
+from tests.kubelet import Pod
+
+HCA, VF, SOFT = "rdma/hca", "example.com/vf", "rdma/soft"
+RANGE = ipam("10.77.0.0/24")
+NAMES = ("worker-0", "worker-1")
+HEALTH_SECONDS = 2.0
+
+
+@pytest.fixture
+def netns() -> Iterator[None]:
+    """The namespaces of two pods."""
+    with ExitStack() as stack:
+        for name in NAMES:
+            stack.enter_context(pod(name))
+        yield
+
+
+@pytest.fixture
+def shared(netns: None) -> Iterator[PoolNode]:
+    """Four slots of each of the two HCAs that the guest begins with."""
+    selector = Selector(rdmaDevices=("ibloop0", "ibloop1"))
+    with pool_node(PoolConfig(resource=HCA, slots=4, selectors=(selector,))) as node:
+        node.await_healthy(HCA, 8)
+        yield node
+
+
+@pytest.fixture(scope="module")
+def vfs(card: Card) -> Iterator[Card]:
+    """HCAs on two VFs: beside igbvf and its interface, and in its place."""
+    igb.unbind(card.vfs[1])
+    with igb.with_hcas(card.vfs[0], card.vfs[1]):
+        for vf in card.vfs[:2]:
+            for name in (path.parent.name for path in cards.DEVICES.glob(f"{vf}/net/*/pkey")):
+                run(IP, "link", "set", name, "up")
+                igb.await_carrier(name)
+        yield card
+    igb.bind(card.vfs[1], "igbvf")
+
+
+def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
+    """The interfaces of ADDs of `sriov` that run at the same time."""
+    with ThreadPoolExecutor(len(pods)) as pool:
+        return [one.interface for one in pool.map(partial(node.add, node.sriov), pods)]
+
+
+@pytest.fixture
+def soft(card: Card) -> Iterator[list[str]]:
+    """A Soft-RoCE device on each of two VFs."""
+    subprocess.run(["/sbin/modprobe", "rdma_rxe"], check=True)
+    names = ["rxe0", "rxe1"]
+    for index, name in enumerate(names):
+        run(IP, "link", "set", card.netdev(index), "up")
+        run(RDMA, "link", "add", name, "type", "rxe", "netdev", card.netdev(index))
+    yield names
+    for index, name in enumerate(names):
+        subprocess.run([RDMA, "link", "delete", name], check=False)
+        run(IP, "link", "set", card.netdev(index), "down")
+
+
+def test_soft_roce_pods_get_the_vfs_of_their_devices(netns: None, soft: list[str]) -> None:
+    """Both at once: what is made anew in the pods, and on the host again, keeps its number."""
+    before = {name: number_of(name) for name in soft}
+    selector = Selector(rdmaDevices=tuple(soft))
+    with pool_node(PoolConfig(resource=SOFT, mode="exclusive", selectors=(selector,))) as node:
+        node.await_healthy(SOFT, 2)
+        pods = [node.admit(name, SOFT) for name in NAMES]
+        assert sorted(given(pods[0]) + given(pods[1])) == sorted(before.values())
+        for _ in range(3):
+            for one, interface in zip(pods, attached(node, pods), strict=True):
+                assert soft_beside(one.name) == given(one)
+                assert number_of(interface["rdmaDevice"]) == given(one)[0]
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(partial(node.delete, node.sriov), pods))
+            assert {name: number_of(name) for name in soft} == before
+        assert node.sriov.leftovers() == []
+
+
+def test_ipoib_children_are_on_the_hcas_of_their_pods(shared: PoolNode) -> None:
+    pods = [shared.admit(name, HCA) for name in NAMES]
+    assert given(pods[0]) != given(pods[1])  # spread over the HCAs
+    config = {"ipam": RANGE}
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(lambda one: shared.add(shared.ipoib, one, **config), pods))
+    for one, reply in zip(pods, replies, strict=True):
+        assert fabric_beside(one.name) == given(one)
+        assert number_of(reply.interface["rdmaDevice"]) == given(one)[0]
+        assert reply.interface["uverbs"] in str(one.containers["main"].devices)
+    assert pings(pods[0].name, replies[1].addresses[0])
+    assert pings(pods[1].name, replies[0].addresses[0])
+    for one in pods:
+        shared.delete(shared.ipoib, one, **config)
+        shared.kubelet.remove(one)
+    assert shared.ipoib.leftovers() == []
+    assert len(shared.held()) == 2
+    third = shared.admit("worker-2", HCA)
+    shared.forget_young_too()
+    assert shared.held() == [(HCA, third.containers["main"].ids[HCA][0])]
+
+
+def test_pod_with_two_hcas_has_an_interface_on_each_and_again_the_same(shared: PoolNode) -> None:
+    one = shared.admit(NAMES[0], HCA, 2)
+    assert len(given(one)) == 2
+    names = ("net1", "net2")
+    for name in names:
+        shared.add(shared.ipoib, one, ifname=name)
+    first = {name: fabric_beside(one.name, name) for name in names}
+    assert sorted(first["net1"] + first["net2"]) == given(one)
+    for name in names:
+        shared.delete(shared.ipoib, one, ifname=name)
+    for name in reversed(names):
+        shared.add(shared.ipoib, one, ifname=name)
+    assert {name: fabric_beside(one.name, name) for name in names} == first
+    for name in names:
+        shared.delete(shared.ipoib, one, ifname=name)
+
+
+def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> None:
+    one = shared.admit(NAMES[0], HCA)
+    parents = {number_of(f"ibloop{n}"): (f"ib{n}", f"ibloop{n}") for n in (0, 1)}
+    own = parents.pop(given(one)[0])
+    ((other, rdma),) = parents.values()
+    before = link_names()
+    reply = shared.refused(shared.ipoib, one, master=other)
+    assert reply.document["code"] == 120
+    for named in (f'"{other}"', rdma, own[1], given(one)[0]):
+        assert named in reply.text
+    assert link_names() == before
+    shared.add(shared.ipoib, one, master=[other, own[0]])
+    assert fabric_beside(one.name) == given(one)
+    shared.delete(shared.ipoib, one, master=own[0])
+    shared.add(shared.ipoib, one, master=other, match_device=False)
+    assert fabric_beside(one.name) == [number_of(rdma)]
+    shared.delete(shared.ipoib, one, master=other)
+
+
+def test_port_that_goes_down_is_unhealthy_within_two_seconds_and_comes_back(
+    shared: PoolNode,
+) -> None:
+    try:
+        started = time.monotonic()
+        knob(0, "port").write_text("down")
+        shared.await_healthy(HCA, 4)
+        down = time.monotonic() - started
+        assert {known for known, well in shared.listed(HCA).items() if well} == {
+            f"ibloop1-{slot}" for slot in range(4)
+        }
+    finally:
+        knob(0, "port").write_text("up")
+    started = time.monotonic()
+    shared.await_healthy(HCA, 8)
+    print(f"down told after {down:.2f} s, up after {time.monotonic() - started:.2f} s")  # noqa: T201
+    assert down <= HEALTH_SECONDS
+    igb.await_carrier("ib0")
+
+
+def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
+    """The module is loaded anew, and a Soft-RoCE device has taken the first number meanwhile."""
+    old = shared.admit(NAMES[0], HCA)
+    held = shared.held()[0][1]
+    hca = held.rpartition("-")[0]
+    (number,) = given(old)
+    pf = cards.cards()[0].pf
+    subprocess.run(["/sbin/modprobe", "rdma_rxe"], check=True)
+    try:
+        with igb.ibloop_unloaded():
+            away = {f"{hca}-{slot}": False for slot in range(4)}
+            shared.kubelet.wait(lambda: shared.listed(HCA) == away, PATIENCE)
+            run(RDMA, "link", "add", "rxe9", "type", "rxe", "netdev", pf)
+        assert number_of("rxe9") == "231:192"
+        # All but the one whose holder has the number of before.
+        shared.await_healthy(HCA, 7)
+        assert [known for known, well in shared.listed(HCA).items() if not well] == [held]
+        new = shared.admit(NAMES[1], HCA)
+        assert set(given(new)) <= {number_of(f"ibloop{n}") for n in (0, 1)}
+        shared.add(shared.ipoib, new)
+        assert fabric_beside(new.name) == given(new)
+        shared.delete(shared.ipoib, new)
+        reply = shared.refused(shared.ipoib, old)
+        assert reply.document["code"] == 120
+        for named in (f"given {hca}, ", f" {number}, but HCA {hca} has ", f" {number_of(hca)} now"):
+            assert named in reply.text
+    finally:
+        subprocess.run([RDMA, "link", "delete", "rxe9"], check=False)
+        with igb.ibloop_unloaded():
+            pass
+
+
+def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None:
+    selector = Selector(pciAddresses=vfs.vfs)
+    with pool_node(PoolConfig(resource=VF, mode="exclusive", selectors=(selector,))) as node:
+        node.await_healthy(VF, 2)
+        assert set(node.listed(VF)) == set(vfs.vfs[:2])  # the third has no RDMA device
+        before = cards.snapshot()
+        pods = [node.admit(name, VF) for name in NAMES]
+        for one, interface in zip(pods, attached(node, pods), strict=True):
+            assert beside(one.name) == given(one)
+            assert [interface["pciID"]] == one.containers["main"].ids[VF]
+            assert number_of(interface["rdmaDevice"]) == given(one)[0]
+        for one in pods:
+            node.delete(node.sriov, one)
+        assert cards.snapshot() == before
+
+        # As Multus passes the device; another pod's is refused.
+        ids = [one.containers["main"].ids[VF][0] for one in pods]
+        reply = node.refused(node.sriov, pods[0], deviceID=ids[1])
+        assert (reply.document["code"], ids[0] in reply.text, ids[1] in reply.text) == (
+            120,
+            True,
+            True,
+        )
+        for one, known in zip(pods, ids, strict=True):
+            node.add(node.sriov, one, deviceID=known, runtimeConfig={"deviceID": known})
+            assert beside(one.name) == given(one)
+            node.delete(node.sriov, one, deviceID=known)
+            node.kubelet.remove(one)
+        assert cards.snapshot() == before
+        assert node.sriov.leftovers() == []
+        third = node.admit("worker-2", VF)
+        node.forget_young_too()
+        assert node.held() == [(VF, third.containers["main"].ids[VF][0])]
+
+
+def test_ipoib_children_are_on_the_vfs_of_their_pods(netns: None, vfs: Card) -> None:
+    selector = Selector(pciAddresses=vfs.vfs)
+    with pool_node(PoolConfig(resource=HCA, slots=2, selectors=(selector,))) as node:
+        node.await_healthy(HCA, 4)
+        pods = [node.admit(name, HCA) for name in NAMES]
+        slots = [one.containers["main"].ids[HCA][0] for one in pods]
+        for one, slot in zip(pods, slots, strict=True):
+            reply = node.add(node.ipoib, one, deviceID=slot)
+            assert fabric_beside(one.name) == given(one)
+            assert reply.interface["pciID"] == slot.rpartition("-")[0]
+            node.delete(node.ipoib, one, deviceID=slot)
+        reply = node.refused(node.ipoib, pods[0], deviceID=slots[1])
+        assert reply.document["code"] == 120
+        assert node.ipoib.leftovers() == []
+
+
+def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
+    """In exclusive mode the RDMA device is in the pod, and the host offers it all the same."""
+    selector = Selector(pciAddresses=vfs.vfs)
+    with (
+        igb.exclusive_rdma(),
+        pool_node(PoolConfig(resource=VF, mode="exclusive", selectors=(selector,))) as node,
+        pod(NAMES[0]),
+        pod(NAMES[1]),
+    ):
+        node.await_healthy(VF, 2)
+        pods = [node.admit(name, VF) for name in NAMES]
+        for one in pods:
+            node.add(node.sriov, one, rdmaIsolation=True)
+        for one in pods:
+            assert beside(one.name) == given(one)
+            shown = run(IP, "netns", "exec", one.name, RDMA, "dev").splitlines()
+            assert [number_of(line.split()[1].rstrip(":")) for line in shown] == given(one)
+        node.plugin._look()
+        assert not node.plugin._health.pending
+        assert all(node.listed(VF).values())
+        node.restart()
+        node.kubelet.wait(lambda: node.kubelet.count("Register", VF) == 2, PATIENCE)
+        node.await_healthy(VF, 2)
+        for one in pods:
+            node.delete(node.sriov, one, rdmaIsolation=True)
+        assert node.sriov.leftovers() == []

@@ -1,0 +1,169 @@
+"""The checkpoint as other programs read it: its fields, its version, and what a reader is told."""
+
+import re
+import stat
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import (
+    Allocation,
+    Checkpoint,
+    Damaged,
+    Device,
+    Node,
+    Port,
+    Rdma,
+)
+from host.paths import Paths
+from tests.runtime import CHECKOUT
+
+PAGE = (CHECKOUT / "docs/checkpoint.md").read_text()
+STRUCTS: tuple[type[msgspec.Struct], ...] = (Checkpoint, Allocation, Device, Rdma, Port, Node)
+HCA = "0000:3b:00.0"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(state=tmp_path)
+
+
+def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
+    port = Port(
+        number=1,
+        link_layer="InfiniBand",
+        guid="0002:c903:0000:0001",
+        pkeys=(0xFFFF, 0x8001),
+        netdevs=("ib0",),
+        umad=Node("/dev/infiniband/umad0", 231, 0),
+    )
+    rdma = Rdma(name="mlx5_0", uverbs=Node("/dev/infiniband/uverbs0", 231, 192), ports=(port,))
+    made = Allocation(
+        resource="rdma/hca",
+        id=device_id,
+        devices=(Device(id=HCA, address=HCA, netdevs=("ib0",), rdma=(rdma,)),),
+        time="2026-01-02T03:04:05Z",
+        boot_id="9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11",
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+def write(paths: Paths, *allocations: Allocation) -> None:
+    checkpoint.write(
+        paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one)) for one in allocations]
+    )
+
+
+def test_is_read_as_it_was_written(paths: Paths) -> None:
+    given = allocation(), allocation(f"{HCA}-1", adopted=True)
+    write(paths, *given)
+    found = checkpoint.read(paths)
+    assert (found.version, found.resources, found.allocations) == (1, ("rdma/hca",), given)
+
+
+def test_absent_file_is_nothing_handed_out(paths: Paths) -> None:
+    assert checkpoint.read(paths).allocations == ()
+
+
+def test_is_for_root_only(paths: Paths) -> None:
+    write(paths, allocation())
+    assert stat.S_IMODE(paths.checkpoint.stat().st_mode) == 0o600
+
+
+def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
+    write(paths, allocation())
+    document = msgspec.json.decode(paths.checkpoint.read_bytes())
+    document["later"] = 1
+    document["allocations"][0]["later"] = {"a": [1]}
+    document["allocations"][0]["devices"][0]["rdma"][0]["ports"][0]["later"] = None
+    paths.checkpoint.write_bytes(msgspec.json.encode(document))
+    assert checkpoint.read(paths).allocations == (allocation(),)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "Input data was truncated"),
+        (b'{"version": 1, "allocations": [{"resource": "rdma/h', "truncated"),
+        (b'{"version": 1, "allocations": [{}]}', "missing required field"),
+        (b'{"version": 2, "allocations": []}', "has version 2, this is for version 1"),
+        (b'{"allocations": []}', "has version 0"),
+        (b"[]", "Expected `object`"),
+        (b"\xff\xfe", "invalid"),
+    ],
+)
+def test_what_cannot_be_read_says_why_and_what_to_do(
+    paths: Paths, content: bytes, why: str
+) -> None:
+    paths.devices.mkdir(parents=True)
+    paths.checkpoint.write_bytes(content)
+    with pytest.raises(Damaged) as error:
+        checkpoint.read(paths)
+    text = str(error.value)
+    assert text.startswith(f"{paths.checkpoint}: ")
+    assert why.lower() in text.lower()
+    assert "remove it and restart the agent" in text
+
+
+def test_reader_sees_the_old_file_or_the_new_one(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(paths, allocation())
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(paths, allocation(), allocation(f"{HCA}-1"))
+    assert checkpoint.read(paths).allocations == (allocation(),)
+    assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: str(struct.__name__))
+def test_page_has_every_field_with_its_type(struct: type[msgspec.Struct]) -> None:
+    section = PAGE.split(f"### {_heading(struct)}\n")[1].split("\n#")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
+    types = typing.get_type_hints(struct)
+    assert list(rows) == list(struct.__struct_fields__)
+    for field, shown in rows.items():
+        assert shown.strip() == _shown(types[field]), field
+
+
+def test_example_of_the_page_is_a_checkpoint() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    found = msgspec.json.decode(example, type=Checkpoint)
+    assert found.version == checkpoint.VERSION
+    assert msgspec.json.decode(msgspec.json.encode(found)) == msgspec.json.decode(example)
+    assert f"version {checkpoint.VERSION}" in PAGE
+
+
+def _heading(struct: type[msgspec.Struct]) -> str:
+    return {
+        Checkpoint: "The file",
+        Allocation: "An allocation",
+        Device: "A device",
+        Rdma: "An RDMA device",
+        Port: "A port",
+        Node: "A node",
+    }[struct]
+
+
+def _shown(hint: object) -> str:
+    """As the page has it: "list of string", "node or null"."""
+    names = {int: "number", str: "string", bool: "bool"}
+    if isinstance(hint, type) and hint in names:
+        return names[hint]
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return _heading(hint).partition(" ")[2]
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_plural(_shown(parts[0]))}"
+    return " or ".join("null" if part is type(None) else _shown(part) for part in parts)
+
+
+def _plural(shown: str) -> str:
+    return f"{shown}s"

@@ -1,0 +1,115 @@
+"""The picture of the hardware: when it is looked at anew, and who is told."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deviceplugin.inventory import Inventory
+from host import adapters
+from host.adapters import Adapter
+from host.paths import Paths
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+FIRST = servers.DGX_HCAS[0]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return servers.dgx(tmp_path)
+
+
+def down(paths: Paths, number: int = 0) -> None:
+    tree = Tree(paths.sys, paths)
+    tree.write(f"class/infiniband/mlx5_{number}/ports/1/state", "1: DOWN")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
+    """How often all of sysfs was read."""
+    seen: list[Paths] = []
+
+    def counted(paths: Paths) -> list[Adapter]:
+        seen.append(paths)
+        return adapters.adapters(paths)
+
+    monkeypatch.setattr("deviceplugin.inventory.sysfs", SimpleNamespace(adapters=counted))
+    return seen
+
+
+def test_nothing_differs_until_something_changes(paths: Paths) -> None:
+    seen = Inventory(paths)
+    seen.look()
+    assert not seen.differs(told=True)
+    down(paths)
+    assert seen.differs(told=True)
+    seen.look()
+    assert not seen.differs(told=True)
+
+
+def test_port_with_a_carrier_is_read_only_when_something_was_told(paths: Paths) -> None:
+    Tree(paths.sys, paths).write("class/net/ib0/carrier", "1")
+    seen = Inventory(paths)
+    seen.look()
+    down(paths)
+    assert not seen.differs(told=False)
+    assert seen.differs(told=True)
+    Tree(paths.sys, paths).write("class/net/ib0/carrier", "0")
+    assert seen.differs(told=False)
+
+
+def test_interface_of_a_pod_is_no_change_but_one_of_the_hardware_is(paths: Paths) -> None:
+    seen = Inventory(paths)
+    seen.look()
+    Tree(paths.sys, paths).netdev("", "veth0")
+    assert not seen.differs(told=True)
+    Tree(paths.sys, paths).netdev(FIRST, "ib9")
+    assert seen.differs(told=True)
+
+
+def test_renumbered_uverbs_differ(paths: Paths) -> None:
+    seen = Inventory(paths)
+    seen.look()
+    for name, owner in (("uverbs0", "mlx5_1"), ("uverbs1", "mlx5_0")):
+        Tree(paths.sys, paths).write(f"class/infiniband_verbs/{name}/ibdev", owner)
+    assert seen.differs(told=True)
+
+
+def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
+    seen = Inventory(paths)
+    seen.look()
+    down(paths, 1)
+    Tree(paths.sys, paths).write("class/infiniband_verbs/uverbs0/dev", "231:250")
+    (found,) = seen.current([FIRST]).values()
+    assert found.rdma[0].uverbs is not None
+    assert found.rdma[0].uverbs.minor == 250
+    assert seen.differs(told=False)
+    seen.look()
+    assert not seen.differs(told=False)
+
+
+def test_rdma_device_that_is_back_from_a_pod_is_seen_at_once(paths: Paths) -> None:
+    link = paths.sys / "class/infiniband/mlx5_0"
+    target = link.readlink()
+    device = link.resolve()
+    device.rename(device.with_name("away"))
+    link.unlink()
+    seen = Inventory(paths)
+    seen.look()
+    assert seen.current([FIRST])[FIRST].rdma == ()
+    device.with_name("away").rename(device)
+    link.symlink_to(target)
+    assert [one.name for one in seen.current([FIRST])[FIRST].rdma] == ["mlx5_0"]
+
+
+def test_what_is_gone_or_in_a_pod_is_not_looked_for_again_and_again(
+    paths: Paths, looks: list[Paths]
+) -> None:
+    Tree(paths.sys, paths).remove(FIRST)
+    (paths.sys / "bus/pci/devices" / FIRST).unlink()
+    seen = Inventory(paths)
+    seen.look()
+    for _ in range(3):
+        assert seen.current([FIRST, servers.DGX_HCAS[1]]).keys() == {servers.DGX_HCAS[1]}
+    assert len(looks) == 1
