@@ -34,7 +34,7 @@ from cni.ipoib.plugin import IPoIB
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
-from deviceplugin import config as pools
+from deviceplugin.pools import config as pools
 from deviceplugin.service import Service
 from host import decoders
 from host.paths import Paths

@@ -21,7 +21,7 @@ from cni.spec.errors import Code
 from ipam.store import RangeUsage
 
 if TYPE_CHECKING:
-    from deviceplugin.server import State
+    from deviceplugin.kubelet.server import State
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
 PHASES = frozenset((ADDING, ATTACHED, LEAVING, "damaged"))

@@ -2,7 +2,7 @@
 
     agent:
       workers: 32
-    pools: ...      # the device plugin's (deviceplugin.config), not read here
+    pools: ...      # the device plugin's (deviceplugin.pools.config), not read here
 
 YAML or JSON. A file that is not there says nothing, and everything has a default. Every other
 mistake is an error that names the file, the key and what to do.
@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from deviceplugin import config
+from deviceplugin.pools import config
 from host import documents, watching
 from host.documents import DocumentError
 

@@ -22,8 +22,8 @@ Offer the HCAs of this node to the kubelet until SIGTERM. Without flags the pool
 def run(given: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import logs, settings
-    from deviceplugin.config import ConfigError
-    from deviceplugin.flags import parse_command_line
+    from deviceplugin.pools.config import ConfigError
+    from deviceplugin.pools.flags import parse_command_line
     from deviceplugin.service import Service
     from host.paths import Paths
 

@@ -13,7 +13,7 @@ from cli import output
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, numa_text
 from deviceplugin.checkpoint import Damaged
-from deviceplugin.config import ConfigError
+from deviceplugin.pools.config import ConfigError
 from host.adapters import Adapter
 from host.paths import Paths
 

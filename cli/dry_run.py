@@ -6,9 +6,9 @@ import msgspec
 
 from cli.this_node import ThisNode, gpu_label, rdma_label
 from deviceplugin.checkpoint import Damaged
-from deviceplugin.config import ConfigError
-from deviceplugin.pools import Pool
-from deviceplugin.preferred import preferred
+from deviceplugin.grants.preferred import preferred
+from deviceplugin.pools.config import ConfigError
+from deviceplugin.pools.pool import Pool
 from host import pci
 from host.adapters import Adapter
 from host.errors import HostError

@@ -6,10 +6,10 @@ import msgspec
 
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin import checkpoint, match
-from deviceplugin.config import ConfigError
-from deviceplugin.kubelet import PodDevices
+from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.match import Face, Stale
-from deviceplugin.pools import Pool
+from deviceplugin.pools.config import ConfigError
+from deviceplugin.pools.pool import Pool
 from host.gpus import address_of
 
 

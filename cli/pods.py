@@ -9,9 +9,9 @@ from cli.this_node import ThisNode, rdma_label
 from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
 from deviceplugin import claims as kept
-from deviceplugin import kubelet
 from deviceplugin.claims import Pod
-from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import PodDevices, Unreadable
 from host.adapters import Adapter
 from host.errors import HostError
 from host.topology import Distance
@@ -111,13 +111,13 @@ def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> lis
 def _rows(node: ThisNode, pod: Pod, notes: list[str]) -> list[PodDevices] | None:
     """What the kubelet says; None if it could not be asked at all."""
     try:
-        kubelet.from_pod_resources(node.paths)
+        records.from_pod_resources(node.paths)
     except Unreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
         if not pod.uid:  # by which alone its checkpoint knows pods
             return None
     try:
-        return kubelet.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
+        return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
     except Unreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
         return None

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import Allocation, Damaged
-from deviceplugin.config import Config, ConfigError, load
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.pools import Left, Pool, left_out, pools, used_netdevs
+from deviceplugin.pools.config import Config, ConfigError, load
+from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
 from host.adapters import Adapter
 from host.gpus import GPU, gpus
 from host.paths import Paths

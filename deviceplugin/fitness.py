@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.nodes import gives_verbs
-from deviceplugin.pools import Pool, Slot
+from deviceplugin.grants.nodes import gives_verbs
+from deviceplugin.pools.pool import Pool, Slot
 from host.adapters import Adapter
 
 

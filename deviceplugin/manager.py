@@ -12,16 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
-from deviceplugin import allocation, cdi, claims, devinfo, kubelet
-from deviceplugin.config import Config
+from deviceplugin import claims
 from deviceplugin.fitness import unfit
+from deviceplugin.grants import allocation, cdi, devinfo
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import PodDevices, Unreadable
+from deviceplugin.kubelet.server import PluginServer, State
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
-from deviceplugin.pools import Pool, left_out, pools, used_netdevs
-from deviceplugin.server import PluginServer, State
+from deviceplugin.pools.config import Config
+from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
 from host.adapters import Adapter
 from host.errors import HostError
 from host.events import Events
@@ -221,7 +223,7 @@ class DevicePlugin:
         """Adopt what only the kubelet knows, drop what it has forgotten."""
         known: list[PodDevices] = []
         complete = True
-        for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
+        for reader in (records.from_checkpoint, records.from_pod_resources):
             try:
                 known += reader(self._paths)
             except Unreadable as error:

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from deviceplugin import checkpoint, kubelet
+from deviceplugin import checkpoint
 from deviceplugin.checkpoint import Damaged, Device
 from deviceplugin.claims import Pod
-from deviceplugin.kubelet import Unreadable
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import Unreadable
 from host import pci
 from host.paths import Paths
 
@@ -79,7 +80,7 @@ def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> Given:
     if not pod.name or not ours:
         return Given(pod)
     try:
-        rows = kubelet.of_pod(paths, pod.namespace, pod.name, pod.uid, KUBELET_TIMEOUT)
+        rows = records.of_pod(paths, pod.namespace, pod.name, pod.uid, KUBELET_TIMEOUT)
     except Unreadable as error:
         if not known.allocations and not known.resources:
             return Given(pod)

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 import grpc
 
-from deviceplugin import allocation, demand, devinfo, kubelet
-from deviceplugin.allocation import Granted, Refused
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Device
+from deviceplugin.grants import allocation, demand, devinfo
+from deviceplugin.grants.allocation import Granted, Refused
+from deviceplugin.grants.preferred import preferred
 from deviceplugin.inventory import Inventory
-from deviceplugin.kubelet import Unreadable
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import Unreadable
+from deviceplugin.kubelet.server import Listing, Rejected
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools import Pool
-from deviceplugin.preferred import preferred
-from deviceplugin.server import Listing, Rejected
+from deviceplugin.pools.pool import Pool
 from host.adapters import Adapter
 from host.errors import HostError
 from host.gpus import GPUs
@@ -82,7 +83,7 @@ class Offer:
         near: list[str] = []
         if found:
             try:
-                holdings = kubelet.from_pod_resources(self._paths, ASK_KUBELET)
+                holdings = records.from_pod_resources(self._paths, ASK_KUBELET)
                 near = demand.waiting_gpus(holdings, self._resources, found)
             except Unreadable as error:
                 _log.debug("%s: no hint of the container's GPUs: %s", self.name, error)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from deviceplugin.config import Config, ConfigError
+from deviceplugin.pools.config import Config, ConfigError
 from host import decoders
 from host.paths import Paths
 from host.watching import Watched
 
 if TYPE_CHECKING:
+    from deviceplugin.kubelet.server import State
     from deviceplugin.manager import DevicePlugin
-    from deviceplugin.server import State
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds, after the pools could not be served

@@ -9,11 +9,12 @@ from pathlib import Path
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
-from deviceplugin import config, kubelet
 from deviceplugin.checkpoint import Damaged
-from deviceplugin.config import ConfigError
-from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.kubelet import records as kubelet
+from deviceplugin.kubelet.records import PodDevices, Unreadable
 from deviceplugin.ledger import YOUNG
+from deviceplugin.pools import config
+from deviceplugin.pools.config import ConfigError
 
 _LOOK_AT_AGENT = "look at `systemctl status podfabric-agent` and its log"
 
@@ -114,7 +115,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     """One live socket of ours per resource."""
-    from deviceplugin import sockets  # it loads gRPC
+    from deviceplugin.kubelet import sockets  # it loads gRPC
 
     watcher = node.config.registration == "watcher"
     directory = node.paths.kubelet / "plugins_registry" if watcher else node.paths.device_plugins

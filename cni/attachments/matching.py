@@ -16,9 +16,10 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface
-from deviceplugin import devinfo, match
+from deviceplugin import match
 from deviceplugin.checkpoint import Device
 from deviceplugin.claims import Claims, Pod, lock_of
+from deviceplugin.grants import devinfo
 from deviceplugin.match import Face, Given, Stale, Unknown
 from host import pci
 from host.adapters import Node

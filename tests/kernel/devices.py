@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin import checkpoint
-from deviceplugin.config import Config, PoolConfig
 from deviceplugin.manager import DevicePlugin
+from deviceplugin.pools.config import Config, PoolConfig
 from host import decoders, pci
 from host.paths import Paths
 from tests.kernel.pods import IP, Node, Reply, SriovNode, run

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.config import PoolConfig, Selector
+from deviceplugin.pools.config import PoolConfig, Selector
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.devices import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import registration
-from deviceplugin.registration import Mode
-from deviceplugin.server import PluginServer, Resource
+from deviceplugin.kubelet import registration
+from deviceplugin.kubelet.registration import Mode
+from deviceplugin.kubelet.server import PluginServer, Resource
 from host.paths import Paths
 from tests.kubelet import Kubelet
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.server import Listing, PluginServer, Rejected
+from deviceplugin.kubelet.server import Listing, PluginServer, Rejected
 from host.paths import Paths
 
 NAME = "rdma/hca"

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from deviceplugin import kubelet as reader
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
-from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.kubelet import records as reader
+from deviceplugin.kubelet.records import PodDevices, Unreadable
 from host.paths import Paths
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.other import Other

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from deviceplugin import checkpoint
-from deviceplugin.config import Config, PoolConfig, Selector
+from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.manager import DevicePlugin
-from deviceplugin.server import PluginServer
+from deviceplugin.pools.config import Config, PoolConfig, Selector
 from host import gpus
 from host.errors import HostError
 from host.paths import Paths

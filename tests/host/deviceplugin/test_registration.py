@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import registration, sockets
-from deviceplugin.server import PluginServer
+from deviceplugin.kubelet import registration, sockets
+from deviceplugin.kubelet.server import PluginServer
 from host.paths import Paths
 from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool

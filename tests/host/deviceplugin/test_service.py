@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import checkpoint, config
+from deviceplugin import checkpoint
+from deviceplugin.pools import config
 from deviceplugin.service import Service
 from host.paths import Paths
 from tests.host.deviceplugin.processes import configure, made_server, running, until

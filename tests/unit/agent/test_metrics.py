@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
-from deviceplugin.server import State
+from deviceplugin.kubelet.server import State
 from ipam.store import RangeUsage
 from tests.plugins import CHECKOUT
 

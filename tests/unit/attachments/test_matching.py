@@ -23,8 +23,8 @@ from cni.spec.request import Request
 from cni.spec.result import Interface
 from cni.sriov import devices
 from cni.sriov import options as sriov_options
-from deviceplugin import kubelet
 from deviceplugin.claims import Pod, lock_of
+from deviceplugin.kubelet import records
 from host import infiniband, links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
 from host.netlink import Rtnetlink
@@ -258,7 +258,7 @@ def test_device_of_a_resource_claim_is_the_pods(
 ) -> None:
     card.give(POD, {VF: [VF]})
     assert refusal(sriov, card, deviceID=OTHER_VF).code == 120
-    row = kubelet.PodDevices(
+    row = records.PodDevices(
         namespace="ml",
         name="worker-0",
         uid="",
@@ -267,7 +267,7 @@ def test_device_of_a_resource_claim_is_the_pods(
         ids=("0000-3c-00-3", OTHER_VF),
         claimed=True,
     )
-    monkeypatch.setattr(kubelet, "from_pod_resources", lambda *given, **more: [row])
+    monkeypatch.setattr(records, "from_pod_resources", lambda *given, **more: [row])
     assert sriov(card, deviceID=OTHER_VF) == OTHER_VF
 
 

@@ -12,9 +12,9 @@ from cni.attachments.entry import ATTACHED, Entry
 from cni.attachments.journal import Journal
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.claims import Claims, Pod
-from deviceplugin.config import Config, PoolConfig
+from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.manager import DevicePlugin
-from deviceplugin.server import Listing, PluginServer
+from deviceplugin.pools.config import Config, PoolConfig
 from host.paths import Paths
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from deviceplugin.config import PoolConfig
-from deviceplugin.pools import Pool, Slot
+from deviceplugin.pools.config import PoolConfig
+from deviceplugin.pools.pool import Pool, Slot
 from host.adapters import Adapter, Node, Port, RdmaDevice
 
 

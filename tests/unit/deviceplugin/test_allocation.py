@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import cdi
-from deviceplugin.allocation import Granted, GrantedNode, Refused, allocation, describe
 from deviceplugin.checkpoint import Node
-from deviceplugin.config import Selector
-from deviceplugin.pools import Pool
+from deviceplugin.grants import cdi
+from deviceplugin.grants.allocation import Granted, GrantedNode, Refused, allocation, describe
+from deviceplugin.pools.config import Selector
+from deviceplugin.pools.pool import Pool
 from host.adapters import Adapter, adapters
 from host.paths import Paths
 from tests.unit.deviceplugin.made import adapter, pool, rdma

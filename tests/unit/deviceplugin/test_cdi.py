@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import cdi
-from deviceplugin.nodes import DeviceNode
+from deviceplugin.grants import cdi
+from deviceplugin.grants.nodes import DeviceNode
 from host.paths import Paths
 from tests.unit.deviceplugin.made import pool
 

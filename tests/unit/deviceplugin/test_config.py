@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.config import (
+from deviceplugin.pools.config import (
     DEFAULT,
     Config,
     ConfigError,
@@ -248,7 +248,7 @@ def test_any_shape_is_a_configuration_or_an_error(document: object) -> None:
 
 
 def test_the_documentation_has_every_key_of_pool_and_selector() -> None:
-    from deviceplugin.formats import POOL_KEYS
+    from deviceplugin.pools.formats import POOL_KEYS
 
     text = (CHECKOUT / "docs/pools.md").read_text()
     rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")}

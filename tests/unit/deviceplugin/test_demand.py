@@ -3,7 +3,7 @@
 import pytest
 from msgspec import Struct
 
-from deviceplugin.demand import waiting_gpus
+from deviceplugin.grants.demand import waiting_gpus
 from host.gpus import GPU
 from tests.unit.host import servers
 

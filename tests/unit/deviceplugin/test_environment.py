@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from deviceplugin.environment import Given, environment, nccl, ucx, variable
+from deviceplugin.grants.environment import Given, environment, nccl, ucx, variable
 from host.adapters import Adapter, RdmaDevice
 from tests.unit.deviceplugin.made import adapter, pool, port, rdma
 

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin.allocation import recorded
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.fitness import unfit
-from deviceplugin.pools import Pool
+from deviceplugin.grants.allocation import recorded
+from deviceplugin.pools.pool import Pool
 from host.adapters import Adapter, Node
 from tests.unit.deviceplugin.made import adapter, pool, rdma
 

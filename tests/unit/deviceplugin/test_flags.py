@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.config import Config, ConfigError, PoolConfig, Selector
-from deviceplugin.flags import CommandLine, parse_command_line
+from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector
+from deviceplugin.pools.flags import CommandLine, parse_command_line
 
 USUAL = Path("/nowhere/config.yaml")
 

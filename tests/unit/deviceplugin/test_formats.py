@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deviceplugin.config import Config, ConfigError, PoolConfig, Selector, parse
+from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector, parse
 
 
 def mellanox(**changed: object) -> dict[str, object]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import kubelet
-from deviceplugin.kubelet import PodDevices, Unreadable
+from deviceplugin.kubelet import records
+from deviceplugin.kubelet.records import PodDevices, Unreadable
 from host.paths import Paths
 
 
@@ -58,7 +58,7 @@ def test_both_forms_are_read_and_every_id_is_there_once(
     paths: Paths, listed: object, ids: tuple[str, ...]
 ) -> None:
     put(paths, whole(entry(listed), BootID="11-22"))
-    assert kubelet.from_checkpoint(paths) == [
+    assert records.from_checkpoint(paths) == [
         PodDevices(
             namespace="",
             name="",
@@ -77,9 +77,9 @@ def test_the_order_is_not_that_of_the_file(paths: Paths) -> None:
         entry(["3"], ContainerName="a", ResourceName="rdma/a"),
     ]
     put(paths, whole(*entries))
-    forwards = kubelet.from_checkpoint(paths)
+    forwards = records.from_checkpoint(paths)
     put(paths, whole(*reversed(entries)))
-    assert kubelet.from_checkpoint(paths) == forwards
+    assert records.from_checkpoint(paths) == forwards
     assert [row.ids for row in forwards] == [("3",), ("2",), ("1",)]
 
 
@@ -87,14 +87,14 @@ def test_the_order_is_not_that_of_the_file(paths: Paths) -> None:
 def test_a_kubelet_that_gave_nothing_away_is_no_error(paths: Paths, content: object) -> None:
     if content is not None:
         put(paths, content)
-    assert kubelet.from_checkpoint(paths) == []
-    assert kubelet.registered(paths) == {}
+    assert records.from_checkpoint(paths) == []
+    assert records.registered(paths) == {}
 
 
 def test_the_resources_that_were_registered_are_known(paths: Paths) -> None:
     data = {"PodDeviceEntries": None, "RegisteredDevices": {"rdma/hca": ["b", "a"], "a/b": None}}
     put(paths, {"Data": data, "Checksum": 0})
-    assert kubelet.registered(paths) == {"rdma/hca": ["a", "b"], "a/b": []}
+    assert records.registered(paths) == {"rdma/hca": ["a", "b"], "a/b": []}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_resources_that_were_registered_are_known(paths: Paths) -> None:
 )
 def test_a_damaged_file_is_named_with_what_to_do(paths: Paths, content: object) -> None:
     put(paths, content)
-    for read in (kubelet.from_checkpoint, kubelet.registered):
+    for read in (records.from_checkpoint, records.registered):
         with pytest.raises(Unreadable, match="kubelet_internal_checkpoint: is no checkpoint"):
             read(paths)
 
@@ -110,15 +110,15 @@ def test_a_damaged_file_is_named_with_what_to_do(paths: Paths, content: object) 
 def test_a_file_that_may_not_be_read_is_named(paths: Paths) -> None:
     (paths.device_plugins / "kubelet_internal_checkpoint").mkdir()
     with pytest.raises(Unreadable, match="cannot be read: Is a directory"):
-        kubelet.from_checkpoint(paths)
+        records.from_checkpoint(paths)
 
 
 def test_reading_the_checkpoint_imports_no_grpc(paths: Paths) -> None:
     put(paths, whole(entry(["a"])))
     program = (
         "import sys; from pathlib import Path; from host.paths import Paths; "
-        "from deviceplugin import kubelet; "
-        "assert kubelet.from_checkpoint(Paths(kubelet=Path(sys.argv[1]))); "
+        "from deviceplugin.kubelet import records; "
+        "assert records.from_checkpoint(Paths(kubelet=Path(sys.argv[1]))); "
         "assert 'grpc' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(paths.kubelet)], check=True)

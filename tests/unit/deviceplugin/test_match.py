@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import checkpoint, kubelet, match
+from deviceplugin import checkpoint, match
 from deviceplugin.claims import Pod
+from deviceplugin.kubelet import records
 from deviceplugin.match import Stale, Unknown
 from host.paths import Paths
 from tests.kubelet import Kubelet
@@ -84,11 +85,11 @@ def test_kubelet_is_not_asked_while_nobody_holds_anything_and_nothing_depends_on
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def of_pod(*given: object) -> list[kubelet.PodDevices]:
+    def of_pod(*given: object) -> list[records.PodDevices]:
         asked.append(given)
         return []
 
-    monkeypatch.setattr(kubelet, "of_pod", of_pod)
+    monkeypatch.setattr(records, "of_pod", of_pod)
     checkpoint.write(holding.paths, [HCA], [])
     assert match.given_to(holding.paths, POD, needed=False).faces == ()
     assert asked == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.config import DEFAULT, MOST_IDS, Config, PoolConfig, Selector, parse
-from deviceplugin.pools import Pool, Slot, left_out, pools, used_netdevs
+from deviceplugin.pools.config import DEFAULT, MOST_IDS, Config, PoolConfig, Selector, parse
+from deviceplugin.pools.pool import Pool, Slot, left_out, pools, used_netdevs
 from host.adapters import Adapter
 from host.paths import Paths
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from deviceplugin.assignment import assign
-from deviceplugin.pools import Pool
-from deviceplugin.preferred import preferred
+from deviceplugin.grants.assignment import assign
+from deviceplugin.grants.preferred import preferred
+from deviceplugin.pools.pool import Pool
 from host.topology import Place, Topology
 from tests.unit.deviceplugin.made import adapter, pool
 from tests.unit.host import servers

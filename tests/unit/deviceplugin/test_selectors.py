@@ -2,9 +2,9 @@
 
 import pytest
 
-from deviceplugin import selectors
-from deviceplugin.config import Selector
-from deviceplugin.selectors import match, parse, ranges, why_not
+from deviceplugin.pools import selectors
+from deviceplugin.pools.config import Selector
+from deviceplugin.pools.selectors import match, parse, ranges, why_not
 from host.adapters import Adapter
 from host.documents import DocumentError
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf

@@ -18,16 +18,16 @@ from typing import Literal
 
 import grpc
 
-from deviceplugin import sockets
 from deviceplugin.api import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
     v1beta1_pb2,
     v1beta1_pb2_grpc,
 )
-from deviceplugin.sockets import Identity, Listener, SocketError
-from deviceplugin.streams import Streams
-from deviceplugin.wakes import Wakes
+from deviceplugin.kubelet import sockets
+from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
+from deviceplugin.kubelet.streams import Streams
+from deviceplugin.kubelet.wakes import Wakes
 from host.paths import Paths
 
 Mode = Literal["legacy", "watcher"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from deviceplugin.config import PoolConfig
+from deviceplugin.pools.config import PoolConfig
 from host.adapters import Adapter, RdmaDevice
 
 NCCL = "NCCL_IB_HCA"

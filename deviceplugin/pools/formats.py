@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from deviceplugin import config, selectors
-from deviceplugin.config import Config, Mode, Placement, PoolConfig, Registration, Selector
+from deviceplugin.pools import config, selectors
+from deviceplugin.pools.config import Config, Mode, Placement, PoolConfig, Registration, Selector
 from host import documents, pci
 from host.documents import DocumentError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from deviceplugin import config
-from deviceplugin.config import Config, ConfigError, PoolConfig, Selector
-from deviceplugin.selectors import parse as parse_selector
+from deviceplugin.pools import config
+from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector
+from deviceplugin.pools.selectors import parse as parse_selector
 from host.documents import DocumentError
 
 _WITH_VALUE = {

@@ -117,7 +117,7 @@ def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> 
     `prefix` is the domain of resources for which another plugin's file gives none, "" for that
     plugin's own; with `cdi` every pool uses CDI, whatever the file says.
     """
-    from deviceplugin import formats  # it builds the shapes above
+    from deviceplugin.pools import formats  # it builds the shapes above
 
     try:
         config = formats.read(documents.decode(content, name), name, prefix)

@@ -10,9 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from deviceplugin import cdi, checkpoint, environment, nodes
-from deviceplugin.nodes import DeviceNode
-from deviceplugin.pools import Pool
+from deviceplugin import checkpoint
+from deviceplugin.grants import cdi, environment, nodes
+from deviceplugin.grants.nodes import DeviceNode
+from deviceplugin.pools.pool import Pool
 from host import adapters as inventory
 from host.adapters import Adapter, Node
 from host.errors import HostError

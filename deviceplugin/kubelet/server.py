@@ -13,11 +13,11 @@ from typing import NoReturn, Protocol
 import grpc
 import msgspec
 
-from deviceplugin import streams
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.registration import OPTIONS, Keeper, Mode
-from deviceplugin.sockets import Listener
-from deviceplugin.streams import Streams
+from deviceplugin.kubelet import streams
+from deviceplugin.kubelet.registration import OPTIONS, Keeper, Mode
+from deviceplugin.kubelet.sockets import Listener
+from deviceplugin.kubelet.streams import Streams
 from host.paths import Paths
 
 MAX_LIST = int(3.5 * 2**20)  # bytes: the kubelet takes messages of 4 MiB at most

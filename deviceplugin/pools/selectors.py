@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from deviceplugin.config import Selector
+from deviceplugin.pools.config import Selector
 from host import documents, pci
 from host.adapters import Adapter
 from host.documents import DocumentError

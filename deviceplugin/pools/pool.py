@@ -8,8 +8,8 @@ from functools import cached_property
 
 import msgspec
 
-from deviceplugin import selectors
-from deviceplugin.config import MOST_IDS, Config, PoolConfig, Selector
+from deviceplugin.pools import selectors
+from deviceplugin.pools.config import MOST_IDS, Config, PoolConfig, Selector
 from host.adapters import Adapter
 from host.paths import Paths
 

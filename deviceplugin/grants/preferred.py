@@ -14,8 +14,8 @@ request, and raises nothing.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from deviceplugin.assignment import assign
-from deviceplugin.pools import Pool
+from deviceplugin.grants.assignment import assign
+from deviceplugin.pools.pool import Pool
 from host.topology import Distance, Topology
 
 # What a class of distance costs. GPUDirect RDMA goes as far as PXB, by NCCL's default: nothing

@@ -9,8 +9,8 @@ import stat
 
 import msgspec
 
-from deviceplugin import selectors
-from deviceplugin.pools import Pool
+from deviceplugin.pools import selectors
+from deviceplugin.pools.pool import Pool
 from host import adapters as inventory
 from host.adapters import Adapter, Node
 from host.errors import HostError

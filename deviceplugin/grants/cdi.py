@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from deviceplugin.config import PoolConfig
-from deviceplugin.nodes import DeviceNode
+from deviceplugin.grants.nodes import DeviceNode
+from deviceplugin.pools.config import PoolConfig
 from host import files
 from host.paths import Paths
 

@@ -1,0 +1,1 @@
+"""Pools: what configuration says, in three forms, and which adapters are in which pool."""
