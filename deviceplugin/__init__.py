@@ -5,3 +5,9 @@ the offers (`pools`, `fitness`, `offer`), which `kubelet` serves; what is handed
 `ledger` writes into the `checkpoint`. From there `match` tells the CNI plugins which HCAs a pod
 has.
 """
+
+import os
+
+# gRPC's fork handlers start its threads anew in the child, which abort it if they run before exec:
+# the agent forks for every delegate, and none of its children calls gRPC. Read at its first use.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

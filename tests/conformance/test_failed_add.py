@@ -57,7 +57,6 @@ BAD_KEYS: list[tuple[str, object]] = [
     ("mtu", 10),
     ("mtu", 70000),
     ("pkey", "0x12345"),
-    ("master", "auto"),
     ("master", ["none0", "none1"]),
     ("master", "lo"),
 ]
@@ -71,11 +70,21 @@ def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
     links = ip("-brief", "link")
     config = subject.config(**{"master": "none0", key: value, "ipam": IPAM.keys["ipam"]})
     outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
-    named = "parent" if key == "master" and value != "auto" else key
+    named = "parent" if key == "master" else key
     Err(7, contains=named).met_by(outcome)
     assert node.untouched()
     assert ip("-brief", "link") == links
     assert ip("-netns", netns.name, "-brief", "link").split()[0] == "lo"
+
+
+@row("J8", by=[IPOIB])
+def test_pod_without_an_hca_gets_none_by_itself(node: Node, netns: Path, subject: Subject) -> None:
+    links = ip("-brief", "link")
+    config = subject.config(master="auto", ipam=IPAM.keys["ipam"])
+    outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
+    Err(120, contains="was given no HCA").met_by(outcome)
+    assert node.untouched()
+    assert ip("-brief", "link") == links
 
 
 @row("J8", by=[IPAM])

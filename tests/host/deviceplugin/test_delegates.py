@@ -1,0 +1,32 @@
+"""gRPC in an agent, and the processes that it starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from cni.spec import delegate
+from deviceplugin.kubelet import sockets
+import grpc
+
+directory, failed = Path(sys.argv[1]), 0
+for _ in range(40):
+    listener = sockets.Listener(directory, "a/b", [], 4)
+    with grpc.insecure_channel(f"unix:{listener.path}") as channel:
+        grpc.channel_ready_future(channel).result(20)
+        with open("/dev/null") as nothing:
+            child = delegate._spawn(Path("/bin/true"), {}, nothing)
+        child.communicate()
+        failed += child.returncode != 0
+    listener.close(0)
+sys.exit(failed)
+"""
+
+
+def test_delegates_survive_their_fork_beside_grpc(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
