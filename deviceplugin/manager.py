@@ -222,13 +222,13 @@ class DevicePlugin:
     def _reconcile(self) -> None:
         """Adopt what only the kubelet knows, drop what it has forgotten."""
         known: list[PodDevices] = []
-        complete = True
+        problems = []
         for reader in (records.from_checkpoint, records.from_pod_resources):
             try:
                 known += reader(self._paths)
             except Unreadable as error:
-                _log.info("the kubelet's allocations: %s", error)
-                complete = False
+                problems.append(str(error))
+        self._tell("the kubelet's allocations", "; ".join(problems))
         keys = {(one.resource, known_id) for one in known for known_id in one.ids}
         for name, offer in list(self._offers.items()):
             held = self._ledger.held(name)
@@ -237,7 +237,7 @@ class DevicePlugin:
             if adopted:
                 self._ledger.adopt(name, adopted)
                 _log.info("%s: taken over from the kubelet: %s", name, ", ".join(adopted))
-        if not complete:
+        if problems:
             return
         for resource, device_id in self._ledger.drop_unknown(keys):
             _log.info("%s: %s is free again", resource, device_id)
