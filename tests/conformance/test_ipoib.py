@@ -60,6 +60,8 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
 
         (interface,) = result["interfaces"]
         assert interface.pop("pciID", "")[:1] in ("", "0")  # ibloop's adapters may be on no bus
+        uverbs = Path("/sys/class/infiniband_verbs") / interface.pop("uverbs")
+        assert (uverbs / "ibdev").read_text().strip() == interface.pop("rdmaDevice")
         assert interface == {
             "name": "eth0",
             "mac": link["address"],

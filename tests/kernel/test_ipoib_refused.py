@@ -96,7 +96,7 @@ def test_no_carrier_can_be_accepted(node: Node, pods: list[str]) -> None:
 
 def test_taken_interface_name_leaves_the_other_interface_alone(node: Node, pods: list[str]) -> None:
     run(IP, "-n", pods[0], "link", "add", "net1", "type", "veth", "peer", "name", "peer1")
-    run(IP, "-n", pods[0], "link", "set", "net1", "up")
+    run(IP, "-n", pods[0], "link", "set", "net1", "mtu", "1400")  # not up: a carrier settles late
     before = run(IP, "-n", pods[0], "-d", "link", "show", "net1")
     reply = node.refused("c1", pods[0], ipam=ipam("10.9.0.0/24"))
     assert 'already has a link of kind veth named "net1"' in reply.text
