@@ -124,9 +124,11 @@ def _allocations(
             container_requests=[v1beta1_pb2.ContainerAllocateRequest(devices_ids=[id_])]
         )
         allocated.append(_timed(lambda request=request: stub.Allocate(request)))  # type: ignore[misc]
-        content = paths.checkpoint.read_bytes()
-        assert f'"{id_}"'.encode() in content
-        written.append(_timed(lambda c=content: files.write_atomically(beside, c, durable=False)))  # type: ignore[misc]
+    content = paths.checkpoint.read_bytes()
+    assert f'"{_ids(SLOTS)[ALLOCATIONS - 1]}"'.encode() in content
+    for number in range(1, ALLOCATIONS + 1):  # apart from those, whose disk it is, too
+        part = content[: len(content) * number // ALLOCATIONS]
+        written.append(_timed(lambda p=part: files.write_atomically(beside, p, durable=False)))  # type: ignore[misc]
     beside.unlink()
     return allocated, written
 
