@@ -78,16 +78,13 @@ class Ledger:
                 for device in one.devices
             )
 
-    def grant(self, resource: str, devices: Mapping[str, tuple[Device, ...]]) -> None:
-        """Note an Allocate, before it is answered; the file is on disk when this returns."""
-        now = _now()
-        self._put(
-            Allocation(resource=resource, id=known, devices=given, time=now, boot_id=self._boot_id)
-            for known, given in devices.items()
-        )
+    def grant(
+        self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
+    ) -> None:
+        """Note an Allocate, before it is answered; the file is on disk when this returns.
 
-    def adopt(self, resource: str, devices: Mapping[str, tuple[Device, ...]]) -> None:
-        """Note allocations that the kubelet knows and this ledger does not."""
+        Or what was `adopted`: an allocation that only the kubelet knew of. Raises OSError.
+        """
         now = _now()
         self._put(
             Allocation(
@@ -96,7 +93,7 @@ class Ledger:
                 devices=given,
                 time=now,
                 boot_id=self._boot_id,
-                adopted=True,
+                adopted=adopted,
             )
             for known, given in devices.items()
         )

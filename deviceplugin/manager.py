@@ -235,7 +235,7 @@ class DevicePlugin:
             missing = sorted(i for resource, i in keys if resource == name and i not in held)
             adopted = {i: devices for i in missing if (devices := offer.devices_of(i))}
             if adopted:
-                self._ledger.adopt(name, adopted)
+                self._ledger.grant(name, adopted, adopted=True)
                 _log.info("%s: taken over from the kubelet: %s", name, ", ".join(adopted))
         if problems:
             return

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from host.adapters import Adapter, Node, Port, RdmaDevice
+from tests.unit.deviceplugin.made import adapter
 
 
 def port(
@@ -39,27 +38,8 @@ def rdma(name: str, *ports: Port) -> RdmaDevice:
 
 def card(address: str, *devices: RdmaDevice, **changed: object) -> Adapter:
     """An mlx5 function at that address, with whatever else is given."""
-    plain = Adapter(
-        id=address,
-        address=address,
-        vendor="15b3",
-        device="101b",
-        driver="mlx5_core",
-        pf="",
-        pf_netdevs=(),
-        index=None,
-        aux_type="",
-        numa=0,
-        acpi_index="",
-        netdevs=(),
-        link_types=(),
-        rdma=devices,
-        verbs=tuple(device.name for device in devices),
-        iommu_group="",
-        software=False,
-        num_vfs=0,
-    )
-    return msgspec.structs.replace(plain, **changed)
+    given: dict[str, object] = {"device": "101b", "software": False, **changed}
+    return adapter(address, *devices, **given)
 
 
 def vf(pf: Adapter, index: int, *devices: RdmaDevice, **changed: object) -> Adapter:
@@ -85,9 +65,8 @@ def sf(pf: Adapter, number: int, *devices: RdmaDevice, **changed: object) -> Ada
 def rxe(name: str, netdev: str) -> Adapter:
     """A Soft-RoCE device."""
     return card(
-        "",
+        name,
         rdma(name, port("Ethernet")),
-        id=name,
         vendor="",
         device="",
         driver="rdma_rxe",

@@ -103,7 +103,7 @@ def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> No
 
 
 def test_adopted_is_marked(paths: Paths) -> None:
-    ledger(paths).adopt(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    ledger(paths).grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)}, adopted=True)
     (kept,) = checkpoint.read(paths).allocations
     assert kept.adopted
 

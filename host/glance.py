@@ -1,0 +1,104 @@
+"""Whether sysfs is as it was: at a fraction of the cost of reading all adapters anew.
+
+A Path costs more than the look here, and these run every second and with every allocation.
+"""
+
+import os
+from collections.abc import Iterable
+
+from host.adapters import Adapter, Node
+from host.paths import Paths
+
+_VERBS = "class/infiniband_verbs"
+_PARTS = ("class/infiniband", _VERBS, "bus/pci/devices", "bus/auxiliary/devices")
+
+
+def hardware(paths: Paths) -> frozenset[str]:
+    """Names that come and go with the hardware, its drivers and its interfaces."""
+    sys = paths.sys
+    names = {f"{part}/{name}" for part in _PARTS for name in _names(f"{sys}/{part}")}
+    interfaces = _names(f"{sys}/class/net")
+    names.update(name for name in interfaces if _is_hardware(f"{sys}/class/net/{name}"))
+    return frozenset(names)
+
+
+def verbs(paths: Paths) -> frozenset[str]:
+    """The uverbs devices, each with the RDMA device that it is of."""
+    root = f"{paths.sys}/{_VERBS}"
+    return frozenset(f"{name} {_text(f'{root}/{name}/ibdev')}" for name in _names(root))
+
+
+def has_other_states(paths: Paths, adapters: Iterable[Adapter], *, every: bool) -> bool:
+    """Whether a port's state is another than `adapters` say.
+
+    Unless `every` port is to be read, those with an interface that has a carrier are passed over:
+    the kernel tells of its end, and to read a port's state is to ask the adapter's firmware.
+    """
+    sys = paths.sys
+    return any(
+        _text(f"{sys}/class/infiniband/{rdma.name}/ports/{port.number}/state").partition(": ")[2]
+        != port.state
+        for adapter in adapters
+        for rdma in adapter.rdma
+        for port in rdma.ports
+        if every or not any(_text(f"{sys}/class/net/{n}/carrier") == "1" for n in port.netdevs)
+    )
+
+
+def is_absent(paths: Paths, adapter_id: str) -> bool:
+    """Nothing on any bus has that name."""
+    places = ("bus/pci/devices", "bus/auxiliary/devices", "class/infiniband")
+    return not any(os.path.lexists(f"{paths.sys}/{place}/{adapter_id}") for place in places)
+
+
+def has_its_devices(paths: Paths, adapter: Adapter) -> bool:
+    """Whether an adapter's RDMA devices and character devices are still those that it says.
+
+    Their names and numbers are handed out anew when a driver is loaded, also to one another.
+    """
+    sys = paths.sys
+    if not adapter.rdma:  # they may be back from a pod
+        return not any(os.path.lexists(f"{sys}/class/infiniband/{name}") for name in adapter.verbs)
+    for rdma in adapter.rdma:
+        place = _target(f"{sys}/class/infiniband/{rdma.name}")
+        # ".../0000:3b:00.0/infiniband/mlx5_0"
+        if adapter.address and place.split("/")[-3:-2] != [adapter.address]:
+            return False
+        if rdma.uverbs is None or not _belongs(paths, _VERBS, rdma.uverbs, rdma.name):
+            return False
+        for node in (node for port in rdma.ports for node in (port.umad, port.issm)):
+            if node is not None and not _belongs(paths, "class/infiniband_mad", node, rdma.name):
+                return False
+    return True
+
+
+def _belongs(paths: Paths, of: str, node: Node, rdma: str) -> bool:
+    directory = f"{paths.sys}/{of}/{node.name}"
+    numbers = f"{node.major}:{node.minor}"
+    return _text(f"{directory}/dev") == numbers and _text(f"{directory}/ibdev") == rdma
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _names(directory: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(directory))  # noqa: PTH208
+    except OSError:
+        return frozenset()
+
+
+def _is_hardware(netdev: str) -> bool:
+    return "/virtual/" not in _target(netdev)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115
+    except OSError:
+        return ""
