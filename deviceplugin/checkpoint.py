@@ -1,15 +1,16 @@
 """The allocation checkpoint: which HCAs the kubelet's containers hold. docs/checkpoint.md has it
 field by field for other programs.
 
-The device plugin writes it before it answers the kubelet, whole, by one rename; the CNI plugins
-read it. It says what was handed out, at that time: device numbers may be others after a driver was
-loaded anew.
+The device plugin writes it before it answers the kubelet: a line of the log that the checkpoint
+names, and now and then the checkpoint whole, by one rename. The CNI plugins read both as one. They
+say what was handed out, at that time: device numbers may be others after a driver was loaded anew.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
+from deviceplugin import checkpoint_log
 from host import files
 from host.paths import Paths
 
@@ -74,11 +75,15 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole file. `read` gives it with what its log has, and as if it had none."""
 
     version: int = VERSION
     resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
+    log: str = ""  # the file beside it with what was granted since; "" if there is none
     allocations: tuple[Allocation, ...] = ()
+
+
+_LOGGED = msgspec.json.Decoder(Allocation)
 
 
 class _Versioned(msgspec.Struct):
@@ -88,11 +93,47 @@ class _Versioned(msgspec.Struct):
 class _Encoded(msgspec.Struct):
     version: int
     resources: Sequence[str]
+    log: str
     allocations: Sequence[msgspec.Raw]
 
 
 def read(paths: Paths) -> Checkpoint:
     """What is handed out; nothing where there is no file. Raises Damaged."""
+    whole = _whole(paths)
+    while whole.log:
+        log = paths.devices / whole.log
+        try:
+            added = _LOGGED.decode_lines(checkpoint_log.lines(log))
+        except FileNotFoundError:  # written whole meanwhile, and names another one now
+            before, whole = whole.log, _whole(paths)
+            if whole.log == before:
+                raise Damaged(f"{log}: is not there: {_mend(paths)}") from None
+        except OSError as error:
+            raise Damaged(f"{log}: cannot be read: {error.strerror}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Damaged(f"{log}: {error}: {_mend(paths)}") from None
+        else:
+            merged = {one.key: one for one in (*whole.allocations, *added)}
+            return msgspec.structs.replace(whole, log="", allocations=tuple(merged.values()))
+    return whole
+
+
+def write(
+    paths: Paths, resources: Sequence[str], allocations: Sequence[msgspec.Raw], log: str = ""
+) -> None:
+    """Replace the file by these allocations, each encoded already: most are as they were.
+
+    `log` is the name of the file that further ones will be added to. The one device plugin of the
+    node is the only writer. The content is on disk when this returns, the name may not be. Raises
+    OSError.
+    """
+    content = msgspec.json.encode(
+        _Encoded(version=VERSION, resources=resources, log=log, allocations=allocations)
+    )
+    files.write_atomically(paths.checkpoint, content, durable=False)
+
+
+def _whole(paths: Paths) -> Checkpoint:
     try:
         content = paths.checkpoint.read_bytes()
     except FileNotFoundError:
@@ -104,23 +145,14 @@ def read(paths: Paths) -> Checkpoint:
         if version == VERSION:
             return msgspec.json.decode(content, type=Checkpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Damaged(
-            f"{paths.checkpoint}: {error}: remove it and restart the agent, which asks the kubelet "
-            "for what is allocated"
-        ) from None
+        raise Damaged(f"{paths.checkpoint}: {error}: {_mend(paths)}") from None
     raise Damaged(
-        f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: remove it and "
-        "restart the agent, which asks the kubelet for what is allocated"
+        f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: {_mend(paths)}"
     )
 
 
-def write(paths: Paths, resources: Sequence[str], allocations: Sequence[msgspec.Raw]) -> None:
-    """Replace the file by these allocations, each encoded already: most are as they were.
-
-    The one device plugin of the node is its only writer. The file survives a kill. After a power
-    cut it may be the one before: the kubelet is asked then.
-    """
-    content = msgspec.json.encode(
-        _Encoded(version=VERSION, resources=resources, allocations=allocations)
+def _mend(paths: Paths) -> str:
+    return (
+        f"remove {paths.checkpoint} and restart the agent, which asks the kubelet for what is "
+        "allocated"
     )
-    files.write_atomically(paths.checkpoint, content, durable=False)

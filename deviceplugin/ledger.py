@@ -1,4 +1,4 @@
-"""Who holds what: the checkpoint in memory and on disk, which are one.
+"""Who holds what: the checkpoint in memory and on disk, with its log, which are one.
 
 What the kubelet tells is compared with it now and then. An allocation that the kubelet does not
 know is dropped, once it is old enough for the kubelet to have noted it; one that only the kubelet
@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from deviceplugin import checkpoint
+from deviceplugin import checkpoint, checkpoint_log
 from deviceplugin.checkpoint import Allocation, Damaged, Device
+from deviceplugin.checkpoint_log import Log
+from host import files
 from host.paths import Paths
 
 YOUNG = 120.0  # seconds in which the kubelet may not have noted an allocation yet
@@ -30,6 +32,7 @@ class Ledger:
         self._boot_id = boot_id
         self._resources: tuple[str, ...] = ()
         self._lock = threading.Lock()
+        self._log: Log | None = None  # with the first change the checkpoint is written whole
         try:
             kept = checkpoint.read(paths).allocations
         except Damaged as damage:
@@ -81,7 +84,7 @@ class Ledger:
     def grant(
         self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
     ) -> None:
-        """Note an Allocate, before it is answered; the file is on disk when this returns.
+        """Note an Allocate, before it is answered; it is on disk when this returns.
 
         Or what was `adopted`: an allocation that only the kubelet knew of. Raises OSError.
         """
@@ -112,17 +115,43 @@ class Ledger:
                 self._replace(kept, {key: self._encoded[key] for key in kept})
         return gone
 
+    def settle(self) -> None:
+        """Write the checkpoint whole, if its log has lines or the file is gone. Raises OSError."""
+        with self._lock:
+            if self._log is not None and (self._log.used or not self._paths.checkpoint.exists()):
+                self._replace(self._allocations, self._encoded)
+
     def _put(self, allocations: Iterable[Allocation]) -> None:
         with self._lock:
             new = {one.key: one for one in allocations}
             encoded = {key: msgspec.json.encode(one) for key, one in new.items()}
-            self._replace(self._allocations | new, self._encoded | encoded)
+            if self._append(encoded.values()):
+                self._allocations.update(new)
+                self._encoded.update(encoded)
+            else:
+                self._replace(self._allocations | new, self._encoded | encoded)
+
+    def _append(self, lines: Collection[bytes]) -> bool:
+        """Whether the log took them. One that failed takes no more."""
+        try:
+            return self._log is not None and self._log.append(lines)
+        except OSError:
+            self._log = None
+            return False
 
     def _replace(self, allocations: dict[Key, Allocation], encoded: dict[Key, bytes]) -> None:
         """Nothing is known here that could not be written down."""
-        whole = [msgspec.Raw(one) for one in encoded.values()]
-        checkpoint.write(self._paths, self._resources, whole)
-        self._allocations, self._encoded = allocations, encoded
+        directory = self._paths.checkpoint.parent
+        log = Log.create(directory)
+        try:
+            whole = [msgspec.Raw(one) for one in encoded.values()]
+            checkpoint.write(self._paths, self._resources, whole, log.path.name)
+        except BaseException:
+            log.path.unlink()
+            raise
+        self._log, self._allocations, self._encoded = log, allocations, encoded
+        files.sync_directory(directory)
+        checkpoint_log.remove_others(directory, log.path)  # not before: it may still be named
 
 
 def _set_aside(paths: Paths) -> None:

@@ -18,6 +18,7 @@ from deviceplugin.grants import allocation, cdi, devinfo
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.pod_resources import Connection
 from deviceplugin.kubelet.records import PodDevices, Unreadable
 from deviceplugin.kubelet.server import PluginServer, State
 from deviceplugin.ledger import Ledger
@@ -55,6 +56,7 @@ class DevicePlugin:
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._events: Events | None = None
+        self._kubelet = self._stack.enter_context(Connection(paths))
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
@@ -80,9 +82,9 @@ class DevicePlugin:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(10.0)
-        self._stack.close()
         with self._lock:
             self._withdraw(list(self._servers))
+        self._stack.close()
 
     def reconfigure(self, config: Config) -> None:
         """Other pools from now on. A pool of the same name keeps its connection."""
@@ -171,7 +173,9 @@ class DevicePlugin:
                 self._tell(name, pool.problem)
             offer = self._offers.get(name)
             if offer is None:
-                offer = self._offers[name] = Offer(self._paths, self._ledger, self._inventory)
+                offer = self._offers[name] = Offer(
+                    self._paths, self._ledger, self._inventory, self._kubelet
+                )
             held = self._ledger.held(name)
             changed = offer.update(pool, unfit(pool, faults, held), ours, fabric_env=name == fabric)
             if name not in self._servers:
@@ -214,6 +218,7 @@ class DevicePlugin:
         while True:
             try:
                 self._reconcile()
+                self._ledger.settle()
             except Exception:  # noqa: BLE001 - and so may the next comparison
                 _log.exception("comparing with the kubelet failed")
             if self._ended.wait(RECONCILE_EVERY):

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_says_why_and_what_to_do(
     text = str(error.value)
     assert text.startswith(f"{paths.checkpoint}: ")
     assert why.lower() in text.lower()
-    assert "remove it and restart the agent" in text
+    assert f"remove {paths.checkpoint} and restart the agent" in text
 
 
 def test_reader_sees_the_old_file_or_the_new_one(
@@ -121,6 +121,34 @@ def test_reader_sees_the_old_file_or_the_new_one(
         write(paths, allocation(), allocation(f"{HCA}-1"))
     assert checkpoint.read(paths).allocations == (allocation(),)
     assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
+
+
+def with_log(paths: Paths, content: bytes) -> None:
+    write(paths, allocation())
+    document = msgspec.json.decode(paths.checkpoint.read_bytes())
+    paths.checkpoint.write_bytes(msgspec.json.encode({**document, "log": "checkpoint.1.log"}))
+    (paths.devices / "checkpoint.1.log").write_bytes(content)
+
+
+def test_lines_of_its_log_count_as_if_they_were_in_it(paths: Paths) -> None:
+    again, other = allocation(time="2026-01-02T04:00:00Z"), allocation(f"{HCA}-1")
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in (other, again))
+    with_log(paths, lines + b"\0" * 100)
+    assert checkpoint.read(paths).allocations == (again, other)
+
+
+def test_log_that_is_not_there_is_damage_and_not_waited_for(paths: Paths) -> None:
+    with_log(paths, b"")
+    (paths.devices / "checkpoint.1.log").unlink()
+    with pytest.raises(Damaged, match=r"checkpoint\.1\.log: is not there: remove .*\.json"):
+        checkpoint.read(paths)
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"no JSON\n", b"\xff\xfe\n", b'{"resource": 1}\n'])
+def test_line_of_its_log_that_is_no_allocation_is_damage(paths: Paths, line: bytes) -> None:
+    with_log(paths, line + msgspec.json.encode(allocation()) + b"\n")
+    with pytest.raises(Damaged, match=r"checkpoint\.1\.log: .*: remove .*\.json and restart"):
+        checkpoint.read(paths)
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: str(struct.__name__))

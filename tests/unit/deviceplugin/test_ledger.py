@@ -1,7 +1,8 @@
 """The ledger: on disk before it is answered, and dropped only when the kubelet has had its time."""
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Device
+from deviceplugin import checkpoint, checkpoint_log
+from deviceplugin.checkpoint import Damaged, Device
 from deviceplugin.ledger import YOUNG, Ledger
 from host.paths import Paths
 
@@ -37,6 +38,10 @@ def on_disk(paths: Paths) -> set[tuple[str, str]]:
     return {one.key for one in checkpoint.read(paths).allocations}
 
 
+def logs(paths: Paths) -> list[Path]:
+    return sorted(paths.devices.glob("*.log"))
+
+
 def aged(paths: Paths, seconds: float) -> None:
     """Make every entry of the file that old."""
     then = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
@@ -57,31 +62,115 @@ def test_grant_is_on_disk_when_it_returns(paths: Paths) -> None:
     assert abs((datetime.now(UTC) - datetime.fromisoformat(one.time)).total_seconds()) < 60
 
 
-def test_grant_waits_for_the_disk(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_grant_waits_for_the_disk(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bool] = []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(paths.checkpoint.exists()))
     ledger(paths).grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    assert synced[0] is False, "the content must be on disk before it gets its name"
-    assert paths.checkpoint.exists()
+    log, content, directory = synced
+    assert not log and not content, "the content must be on disk before it gets its name"
+    assert directory, "and the names must be, too"
 
 
-def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
+def test_further_grants_write_a_line_and_wait_for_that(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ledger(paths)
     one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    whole = paths.checkpoint.stat()
+    synced: list[set[tuple[str, str]]] = []
+    monkeypatch.setattr("os.fdatasync", lambda _: synced.append(on_disk(paths)))
+    for number in (1, 2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    assert [len(found) for found in synced] == [2, 3]
+    assert paths.checkpoint.stat() == whole
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["whole", "log"])
+def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST) for number in range(before + 1)})
+    if not before:
+        one = ledger(paths)
+    kept = on_disk(paths)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
+        patched.setattr("os.fdatasync", full)
         with pytest.raises(OSError, match="No space"):
-            one.grant(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
+            one.grant(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
         with pytest.raises(OSError, match="No space"):
             one.drop_unknown((), age=-60.0)
+    assert on_disk(paths) == kept
+    assert {entry.key for entry in one.allocations()} == kept
+    assert len(logs(paths)) == 1
+    one.grant(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
+    assert on_disk(paths) == {*kept, (RESOURCE, f"{FIRST}-9")}
+
+
+def test_full_log_is_written_whole_and_begun_anew(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_log, "ROOM", 1000)
+    one = ledger(paths)
+    seen = set()
+    for number in range(40):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+        assert len(on_disk(paths)) == number + 1
+        (log,) = logs(paths)
+        seen.add(log)
+    assert 5 < len(seen) < 20
+
+
+@pytest.mark.parametrize("how", ["cannot be written", "is lost"])
+def test_log_that_fails_is_replaced_by_the_whole(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    (log,) = logs(paths)
+    if how == "is lost":
+        log.unlink()
+    else:
+
+        def broken(descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr("os.fdatasync", broken)
+    for number in (1, 2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    assert len(on_disk(paths)) == 3
+    assert len(logs(paths)) == 1 and logs(paths) != [log]
+
+
+def test_settled_is_in_one_file_and_written_once(paths: Paths) -> None:
+    one = ledger(paths)
+    for number in range(3):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    one.settle()
+    whole = paths.checkpoint.stat()
+    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
+    assert {entry.key for entry in found.allocations} == on_disk(paths)
+    assert len(on_disk(paths)) == 3
+    one.settle()
+    assert paths.checkpoint.stat() == whole
+
+
+def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    paths.checkpoint.unlink()
+    one.settle()
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
-    assert {kept.key for kept in one.allocations()} == on_disk(paths)
+
+
+def test_nothing_is_written_for_a_node_that_never_gave_anything(paths: Paths) -> None:
+    ledger(paths).settle()
+    assert not paths.devices.exists()
 
 
 def test_next_ledger_knows_what_the_last_one_did(paths: Paths) -> None:
@@ -159,7 +248,104 @@ def test_what_a_killed_writer_left_is_in_nobodys_way(paths: Paths) -> None:
     one = ledger(paths)
     one.grant(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
-    assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
+    assert {path.name for path in paths.devices.iterdir()} == {
+        "checkpoint.json",
+        *(path.name for path in logs(paths)),
+    }
+
+
+def test_reader_never_misses_what_was_granted_before_it_began(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_log, "ROOM", 1500)  # so that most of it is written whole
+    one = ledger(paths)
+    granted: list[str] = []
+    ended = threading.Event()
+    faults: list[object] = []
+
+    def look() -> None:
+        while not ended.is_set():
+            expected = set(granted)
+            try:
+                missing = expected - {known for _, known in on_disk(paths)}
+            except Damaged as damage:
+                faults.append(damage)
+                return
+            if missing:
+                faults.append(missing)
+
+    readers = [threading.Thread(target=look) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(120):
+        known = f"{FIRST}-{number}"
+        one.grant(RESOURCE, {known: devices(FIRST)})
+        granted.append(known)
+    ended.set()
+    for reader in readers:
+        reader.join(60)
+    assert faults == []
+
+
+CALLS = ("open", "pwrite", "fdatasync", "fsync", "replace", "unlink", "close")
+
+
+def killed(paths: Paths, at: int) -> tuple[int, bool]:
+    """Do seven things in a process that ends before its system call number `at`.
+
+    How many of them had returned, and whether it came to that call at all.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(at))
+        for name in CALLS:
+            _end_instead(name, calls)
+        one = Ledger(paths, BOOT, lambda _: os._exit(2))
+        one.serve([RESOURCE])
+        for number in range(5):
+            one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+            os.write(writing, b".")
+        one.settle()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        returned = len(told.read())
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, 1)
+    return returned, os.waitstatus_to_exitcode(status) == 1
+
+
+def _end_instead(name: str, calls: Iterator[int]) -> None:
+    original = getattr(os, name)
+
+    def call(*args: object, **named: object) -> object:
+        if next(calls, None) is None:
+            os._exit(1)
+        return original(*args, **named)
+
+    setattr(os, name, call)
+
+
+def test_killed_before_any_system_call_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_log, "ROOM", 600)  # three lines, so that the fourth is whole
+    at = 0
+    died = True
+    while died:
+        paths = Paths(state=tmp_path / str(at))
+        returned, died = killed(paths, at)
+        found = {known for _, known in on_disk(paths)}
+        assert {f"{FIRST}-{number}" for number in range(returned)} <= found, at
+        assert len(found) <= returned + 1, at
+        again = ledger(paths)
+        again.grant(RESOURCE, {f"{SECOND}-0": devices(SECOND)})
+        assert {known for _, known in on_disk(paths)} == {*found, f"{SECOND}-0"}, at
+        assert len(logs(paths)) == 1, at
+        at += 1
+    assert returned == 5
+    assert at > 30
 
 
 def test_grants_of_many_threads_are_all_kept(paths: Paths) -> None:
