@@ -13,6 +13,7 @@ from deviceplugin.grants.allocation import Granted, Refused
 from deviceplugin.grants.preferred import preferred
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.pod_resources import Connection
 from deviceplugin.kubelet.records import Unreadable
 from deviceplugin.kubelet.server import Listing, Rejected
 from deviceplugin.ledger import Ledger
@@ -31,8 +32,11 @@ _log = logging.getLogger(__name__)
 class Offer:
     """A pool, with the health of its adapters. `update` comes before anything else."""
 
-    def __init__(self, paths: Paths, ledger: Ledger, inventory: Inventory) -> None:
+    def __init__(
+        self, paths: Paths, ledger: Ledger, inventory: Inventory, kubelet: Connection
+    ) -> None:
         self._paths = paths
+        self._kubelet = kubelet
         self._ledger = ledger
         self._inventory = inventory
         self._granting = threading.Lock()
@@ -83,7 +87,7 @@ class Offer:
         near: list[str] = []
         if found:
             try:
-                holdings = records.from_pod_resources(self._paths, ASK_KUBELET)
+                holdings = records.told(self._kubelet.list(ASK_KUBELET))
                 near = demand.waiting_gpus(holdings, self._resources, found)
             except Unreadable as error:
                 _log.debug("%s: no hint of the container's GPUs: %s", self.name, error)

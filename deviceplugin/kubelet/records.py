@@ -8,14 +8,15 @@ nothing of devices that a pod has by a ResourceClaim.
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from host.paths import Paths
 
-MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
+if TYPE_CHECKING:
+    from deviceplugin.api import podresources_pb2
 
 _Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
 # Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
@@ -84,28 +85,26 @@ def registered(paths: Paths) -> dict[str, list[str]]:
 def from_pod_resources(
     paths: Paths, timeout: float = 2.0, *, claimed: bool = False
 ) -> list[PodDevices]:
-    """Every container's devices, pods by namespace and name, in the kubelet's order.
+    """Every container's devices, pods by namespace and name, as `told` has them.
+
+    Raises Unreadable, after `timeout` seconds at the latest.
+    """
+    # Not earlier: what asks the checkpoint alone needs no gRPC.
+    from deviceplugin.kubelet.pod_resources import Connection
+
+    with Connection(paths) as kubelet:
+        return told(kubelet.list(timeout), claimed=claimed)
+
+
+def told(
+    answer: "podresources_pb2.ListPodResourcesResponse", *, claimed: bool = False
+) -> list[PodDevices]:
+    """What a List of PodResources says, in the kubelet's order.
 
     With `claimed` those of ResourceClaims, too: of "driver/pool", by the names of the devices and
     the PCI addresses in them and in their CDI names. The kubelet tells of them since Kubernetes
-    1.34, before that by a feature gate. Raises Unreadable, after `timeout` seconds at the latest.
+    1.34, before that by a feature gate.
     """
-    import grpc  # not earlier: what asks the checkpoint alone needs none of it
-
-    from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
-
-    socket = paths.pod_resources
-    options = (
-        ("grpc.max_receive_message_length", MAX_RECEIVE),
-        ("grpc.use_local_subchannel_pool", 1),  # no waiting for what failed before
-        ("grpc.default_authority", "localhost"),
-    )
-    with grpc.insecure_channel(f"unix:{socket}", options) as channel:
-        stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            answer = stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout)
-        except grpc.RpcError as error:
-            raise Unreadable(f"{socket}: {_why(socket, error)}") from None
     found: dict[_Key, set[str]] = {}
     of_claims: dict[_Key, set[str]] = {}
     for pod in answer.pod_resources:
@@ -215,11 +214,3 @@ def _rows(found: dict[_Key, set[str]], *, claimed: bool = False) -> list[PodDevi
         )
         for (namespace, name, uid, container, resource), ids in found.items()
     ]
-
-
-def _why(socket: Path, error: Any) -> str:  # noqa: ANN401 - grpc is imported lazily
-    if not socket.exists():
-        return "is not there: is the kubelet running, and its directory mounted here?"
-    code = error.code().name
-    text = " ".join((error.details() or "").split())
-    return f"List: {code}: {text}: look at the kubelet's log"

@@ -1,0 +1,90 @@
+"""The kubelet's PodResources: one connection for many questions, a new one to a new kubelet."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from deviceplugin.kubelet.pod_resources import Connection
+from deviceplugin.kubelet.records import Unreadable
+from host.paths import Paths
+from tests.kubelet import Kubelet
+
+
+@pytest.fixture
+def connection(root: Path) -> Iterator[Connection]:
+    with Connection(Paths(kubelet=root)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> list[grpc.Channel]:
+    """Those that were made to ask the kubelet."""
+    made: list[grpc.Channel] = []
+    original = grpc.insecure_channel
+
+    def make(target: str, options: Sequence[tuple[str, int | str]]) -> grpc.Channel:
+        made.append(original(target, options))
+        return made[-1]
+
+    monkeypatch.setattr("grpc.insecure_channel", make)
+    return made
+
+
+def test_is_kept_while_the_kubelet_stays(
+    kubelet: Kubelet, connection: Connection, channels: list[grpc.Channel]
+) -> None:
+    kubelet.start()
+    for _ in range(3):
+        assert not connection.list(2.0).pod_resources
+    assert len(channels) == 1
+
+
+def test_new_kubelet_is_asked_at_once(
+    kubelet: Kubelet, connection: Connection, channels: list[grpc.Channel]
+) -> None:
+    for _ in range(3):
+        kubelet.start()
+        assert not connection.list(2.0).pod_resources
+        kubelet.stop()
+    assert len(channels) == 3
+
+
+def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
+    kubelet: Kubelet, connection: Connection
+) -> None:
+    for _ in range(3):
+        with pytest.raises(Unreadable, match="is not there: is the kubelet running"):
+            connection.list(0.5)
+    kubelet.start()
+    assert not connection.list(0.5).pod_resources
+
+
+def test_is_made_anew_after_it_was_ended(kubelet: Kubelet, connection: Connection) -> None:
+    kubelet.start()
+    connection.list(2.0)
+    connection.close()
+    assert not connection.list(2.0).pod_resources
+
+
+def test_many_threads_ask_while_kubelets_come_and_go(
+    kubelet: Kubelet, connection: Connection
+) -> None:
+    kubelet.start()
+
+    def ask(_: int) -> bool:
+        try:
+            connection.list(2.0)
+        except Unreadable:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = threads.map(ask, range(300))
+        for _ in range(3):
+            kubelet.stop()
+            kubelet.start()
+        assert any(answers)
+    assert not connection.list(2.0).pod_resources
