@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from host.files import write_at
+
 ROOM = 128 * 1024  # bytes: some 250 allocations of an HCA with one port
 
 _NAMES = "checkpoint.*.log"
@@ -30,7 +32,7 @@ class Log:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Written, not only set apart: to write where nothing was ever written costs more.
-            _write(descriptor, bytes(ROOM), 0)
+            write_at(descriptor, bytes(ROOM), 0)
             os.fsync(descriptor)
         except BaseException:
             path.unlink()
@@ -54,11 +56,11 @@ class Log:
             return False
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            _write(descriptor, lines, self._end)
+            write_at(descriptor, lines, self._end)
             os.fdatasync(descriptor)
         except OSError:
             with suppress(OSError):
-                _write(descriptor, bytes(len(lines)), self._end)
+                write_at(descriptor, bytes(len(lines)), self._end)
             raise
         finally:
             os.close(descriptor)
@@ -77,10 +79,3 @@ def remove_others(directory: Path, kept: Path) -> None:
     for path in directory.glob(_NAMES):
         if path != kept:
             path.unlink(missing_ok=True)
-
-
-def _write(descriptor: int, content: bytes, offset: int) -> None:
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written

@@ -15,20 +15,29 @@ def write_atomically(
     temporary file's name is fixed, so that what a killed writer leaves is overwritten by the
     next one.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        descriptor = _created(temporary, mode)
+        try:
+            os.fchmod(descriptor, mode)
+            write_at(descriptor, content, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)  # noqa: PTH105 - a Path's own costs more than the call
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def write_at(descriptor: int, content: bytes, offset: int) -> None:
+    """Write all of `content`. Raises OSError, with a part of it written."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def remove(path: Path) -> None:
@@ -38,6 +47,15 @@ def remove(path: Path) -> None:
     _temporary(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _created(path: Path, mode: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode)
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, flags, mode)
 
 
 def _temporary(path: Path) -> Path:

@@ -150,9 +150,11 @@ def _document(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, document: dict[str, Any]) -> None:
     for directory in (file.parent.parent, file.parent):
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            directory.chmod(0o755)
-        elif not directory.stat().st_mode & 0o777:  # as the specification's library makes them
+        try:
+            usable = directory.stat().st_mode & 0o777
+        except FileNotFoundError:
+            directory.mkdir(parents=True, exist_ok=True)
+            usable = 0
+        if not usable:  # as the specification's library makes them
             directory.chmod(0o755)
     files.write_atomically(file, msgspec.json.encode(document), _MODE, durable=False)
