@@ -2,8 +2,8 @@
 
 `service` runs it, `manager` is its life: what `inventory` sees and `health` makes of it becomes
 the offers (`pools`, `fitness`, `offer`), which `kubelet` serves; what is handed out (`grants`) the
-`ledger` writes into the `checkpoint`. From there `match` tells the CNI plugins which HCAs a pod
-has.
+`ledger` writes into the `checkpoint`; `comparison` holds it against the kubelet's own records.
+From there `match` tells the CNI plugins which HCAs a pod has.
 """
 
 import os

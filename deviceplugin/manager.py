@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
-from deviceplugin import claims
+from deviceplugin.comparison import Comparison
 from deviceplugin.fitness import unfit
-from deviceplugin.grants import allocation, cdi, devinfo
+from deviceplugin.grants import allocation, cdi
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import Connection
-from deviceplugin.kubelet.records import PodDevices, Unreadable
 from deviceplugin.kubelet.server import PluginServer, State
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
@@ -32,7 +30,7 @@ from host.paths import Paths
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change has yet to last
-RECONCILE_EVERY = 60.0  # seconds
+COMPARE_EVERY = 60.0  # seconds
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +55,7 @@ class DevicePlugin:
         self._stack = ExitStack()
         self._events: Events | None = None
         self._kubelet = self._stack.enter_context(Connection(paths))
+        self._comparison = Comparison(paths, self._ledger, self._kubelet)
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
@@ -93,6 +92,12 @@ class DevicePlugin:
                 self._withdraw(list(self._servers))
             self._config = config
         self._look()
+
+    def compare(self) -> None:
+        """Hold the ledger against the kubelet's records, as is done every minute. Raises OSError."""
+        if self._comparison.compare(self._offers):
+            self._look(again=False)
+        self._ledger.settle()
 
     def states(self) -> list[State]:
         """How each pool stands with the kubelet."""
@@ -217,38 +222,8 @@ class DevicePlugin:
     def _follow_kubelet(self) -> None:
         while True:
             try:
-                self._reconcile()
-                self._ledger.settle()
+                self.compare()
             except Exception:  # noqa: BLE001 - and so may the next comparison
                 _log.exception("comparing with the kubelet failed")
-            if self._ended.wait(RECONCILE_EVERY):
+            if self._ended.wait(COMPARE_EVERY):
                 return
-
-    def _reconcile(self) -> None:
-        """Adopt what only the kubelet knows, drop what it has forgotten."""
-        known: list[PodDevices] = []
-        problems = []
-        for reader in (records.from_checkpoint, records.from_pod_resources):
-            try:
-                known += reader(self._paths)
-            except Unreadable as error:
-                problems.append(str(error))
-        self._tell("the kubelet's allocations", "; ".join(problems))
-        keys = {(one.resource, known_id) for one in known for known_id in one.ids}
-        for name, offer in list(self._offers.items()):
-            held = self._ledger.held(name)
-            missing = sorted(i for resource, i in keys if resource == name and i not in held)
-            adopted = {i: devices for i in missing if (devices := offer.devices_of(i))}
-            if adopted:
-                self._ledger.grant(name, adopted, adopted=True)
-                _log.info("%s: taken over from the kubelet: %s", name, ", ".join(adopted))
-        if problems:
-            return
-        for resource, device_id in self._ledger.drop_unknown(keys):
-            _log.info("%s: %s is free again", resource, device_id)
-        try:
-            devinfo.remove_stale(self._paths, self._ledger.keys)
-        except OSError as error:
-            _log.warning("device information of what is free again: %s", error)
-        pods = {(one.namespace, one.name) for one in known if one.name}
-        claims.prune(self._paths, pods, {one.uid for one in known if one.uid})

@@ -83,7 +83,7 @@ class PoolNode:
         """
         ledger = self.plugin._ledger
         ledger.drop_unknown = functools.partial(ledger.drop_unknown, age=-1.0)  # type: ignore[method-assign]
-        self.plugin._reconcile()
+        self.plugin.compare()
 
 
 @contextmanager
