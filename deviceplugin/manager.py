@@ -94,7 +94,7 @@ class DevicePlugin:
         self._look()
 
     def compare(self) -> None:
-        """Hold the ledger against the kubelet's records, as is done every minute. Raises OSError."""
+        """Hold the ledger against the kubelet's records now, not in a minute. Raises OSError."""
         if self._comparison.compare(self._offers):
             self._look(again=False)
         self._ledger.settle()
