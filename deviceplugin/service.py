@@ -4,6 +4,7 @@ It waits for a kubelet's directory to be there: a node without a kubelet pays fo
 gRPC is a third of an agent's memory. A configuration that is wrong is told and does not count.
 """
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -147,3 +148,5 @@ class Service:
             plugin.close()
             raise
         self._plugin = plugin
+        gc.collect()
+        gc.freeze()  # gRPC and the pools are here to stay: no Allocate waits for a look at them
