@@ -8,13 +8,12 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband, testing/sysfs-class-ne
 sysfs-bus-pci; drivers/infiniband/core/{uverbs_main,user_mad}.c, ulp/ipoib/ipoib_vlan.c.
 """
 
-import os
 import re
 from typing import NamedTuple
 
 import msgspec
 
-from host import pci
+from host import pci, sysfs
 from host.paths import Paths
 
 _SF = re.compile(r"mlx5_core\.sf\.[0-9]+")
@@ -89,7 +88,7 @@ class Classes:
 
     def text(self, path: str) -> str:
         """An attribute by its path below /sys, stripped; "" if it cannot be read."""
-        return _text(f"{self._sys}/{path}")
+        return sysfs.text(f"{self._sys}/{path}", errors="replace")
 
     def number(self, path: str) -> int | None:
         """An attribute that is a number, "12" or "0x1"; None if it is none."""
@@ -100,11 +99,7 @@ class Classes:
 
     def names(self, path: str) -> list[str]:
         """The entries of a directory below /sys, [] if there is none."""
-        try:
-            with os.scandir(f"{self._sys}/{path}") as entries:
-                return [entry.name for entry in entries]
-        except OSError:
-            return []
+        return sysfs.names(f"{self._sys}/{path}")
 
     def indexes(self, path: str) -> list[int]:
         """The entries of a table below /sys, which are numbers, in their order."""
@@ -112,14 +107,11 @@ class Classes:
 
     def link(self, path: str) -> str:
         """Where a link below /sys leads, as it is written; "" if there is none."""
-        try:
-            return os.readlink(f"{self._sys}/{path}")  # noqa: PTH115 - Path parses it once more
-        except OSError:
-            return ""
+        return sysfs.link(f"{self._sys}/{path}")
 
     def target(self, path: str) -> str:
         """The name of what a link below /sys leads to; "" if there is none."""
-        return self.link(path).rpartition("/")[2]
+        return sysfs.target(f"{self._sys}/{path}")
 
     def _directories(self, where: str) -> dict[str, str]:
         leads = ((name, self.link(f"{where}/{name}")) for name in self.names(where))
@@ -173,20 +165,7 @@ def node_at(paths: Paths, path: str) -> Node | None:
 
 
 def _node(entry: str) -> Node | None:
-    major, _, minor = _text(f"{entry}/dev").partition(":")
+    major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
     if not (major.isdecimal() and minor.isdecimal()):
         return None
     return Node(entry.rpartition("/")[2], int(major), int(minor))
-
-
-def _text(path: str) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(descriptor, 4096).decode(errors="replace").strip()  # a page at most
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)

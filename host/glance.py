@@ -1,11 +1,12 @@
 """Whether sysfs is as it was: at a fraction of the cost of reading all adapters anew.
 
-A Path costs more than the look here, and these run every second and with every allocation.
+These run every second and with every allocation.
 """
 
 import os
 from collections.abc import Iterable
 
+from host import sysfs
 from host.adapters import Adapter, Node
 from host.paths import Paths
 
@@ -16,16 +17,16 @@ _PARTS = ("class/infiniband", _VERBS, "bus/pci/devices", "bus/auxiliary/devices"
 def hardware(paths: Paths) -> frozenset[str]:
     """Names that come and go with the hardware, its drivers and its interfaces."""
     sys = paths.sys
-    names = {f"{part}/{name}" for part in _PARTS for name in _names(f"{sys}/{part}")}
-    interfaces = _names(f"{sys}/class/net")
-    names.update(name for name in interfaces if _is_hardware(f"{sys}/class/net/{name}"))
-    return frozenset(names)
+    found = {f"{part}/{name}" for part in _PARTS for name in sysfs.names(f"{sys}/{part}")}
+    interfaces = sysfs.names(f"{sys}/class/net")
+    found.update(name for name in interfaces if _is_hardware(f"{sys}/class/net/{name}"))
+    return frozenset(found)
 
 
 def verbs(paths: Paths) -> frozenset[str]:
     """The uverbs devices, each with the RDMA device that it is of."""
     root = f"{paths.sys}/{_VERBS}"
-    return frozenset(f"{name} {_text(f'{root}/{name}/ibdev')}" for name in _names(root))
+    return frozenset(f"{name} {sysfs.text(f'{root}/{name}/ibdev')}" for name in sysfs.names(root))
 
 
 def has_other_states(paths: Paths, adapters: Iterable[Adapter], *, every: bool) -> bool:
@@ -34,14 +35,12 @@ def has_other_states(paths: Paths, adapters: Iterable[Adapter], *, every: bool) 
     Unless `every` port is to be read, those with an interface that has a carrier are passed over:
     the kernel tells of its end, and to read a port's state is to ask the adapter's firmware.
     """
-    sys = paths.sys
     return any(
-        _text(f"{sys}/class/infiniband/{rdma.name}/ports/{port.number}/state").partition(": ")[2]
-        != port.state
+        _state(paths, rdma.name, port.number) != port.state
         for adapter in adapters
         for rdma in adapter.rdma
         for port in rdma.ports
-        if every or not any(_text(f"{sys}/class/net/{n}/carrier") == "1" for n in port.netdevs)
+        if every or not any(_has_carrier(paths, netdev) for netdev in port.netdevs)
     )
 
 
@@ -60,7 +59,7 @@ def has_its_devices(paths: Paths, adapter: Adapter) -> bool:
     if not adapter.rdma:  # they may be back from a pod
         return not any(os.path.lexists(f"{sys}/class/infiniband/{name}") for name in adapter.verbs)
     for rdma in adapter.rdma:
-        place = _target(f"{sys}/class/infiniband/{rdma.name}")
+        place = sysfs.link(f"{sys}/class/infiniband/{rdma.name}")
         # ".../0000:3b:00.0/infiniband/mlx5_0"
         if adapter.address and place.split("/")[-3:-2] != [adapter.address]:
             return False
@@ -72,33 +71,29 @@ def has_its_devices(paths: Paths, adapter: Adapter) -> bool:
     return True
 
 
+def _state(paths: Paths, rdma: str, port: int) -> str:
+    state = sysfs.text(f"{paths.sys}/class/infiniband/{rdma}/ports/{port}/state")
+    return state.partition(": ")[2]
+
+
+def _has_carrier(paths: Paths, netdev: str) -> bool:
+    return sysfs.text(f"{paths.sys}/class/net/{netdev}/carrier") == "1"
+
+
 def _belongs(paths: Paths, of: str, node: Node, rdma: str) -> bool:
     directory = f"{paths.sys}/{of}/{node.name}"
     numbers = f"{node.major}:{node.minor}"
-    return _text(f"{directory}/dev") == numbers and _text(f"{directory}/ibdev") == rdma
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:  # noqa: PTH123
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _names(directory: str) -> frozenset[str]:
-    try:
-        return frozenset(os.listdir(directory))  # noqa: PTH208
-    except OSError:
-        return frozenset()
+    return sysfs.text(f"{directory}/dev") == numbers and sysfs.text(f"{directory}/ibdev") == rdma
 
 
 def _is_hardware(netdev: str) -> bool:
-    return "/virtual/" not in _target(netdev)
+    return "/virtual/" not in sysfs.link(netdev)
 
 
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)  # noqa: PTH115
-    except OSError:
-        return ""
+def has_other_rates(paths: Paths, adapters: Iterable[Adapter]) -> bool:
+    """Whether a port's rate is another than `adapters` say."""
+    ports = ((rdma.name, port) for one in adapters for rdma in one.rdma for port in rdma.ports)
+    return any(
+        sysfs.text(f"{paths.sys}/class/infiniband/{name}/ports/{port.number}/rate") != port.rate
+        for name, port in ports
+    )

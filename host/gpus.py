@@ -6,11 +6,10 @@ NVIDIA, GKE, Deepomatic, Alnair and HAMi for their ids.
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
-from host import pci
+from host import pci, sysfs
 from host.paths import Paths
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -37,20 +36,21 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
 def gpus(paths: Paths) -> list[GPU]:
     """The GPUs of the node by address; [] without the driver. A broken one hides no other."""
     found = []
-    for directory in _entries(_directory(paths)):
-        lines = (line.partition(":") for line in _text(directory / "information").splitlines())
-        fields = {name.strip(): value.strip() for name, _, value in lines}
-        address = pci.canonical(fields.get("Bus Location", "")) or pci.canonical(directory.name)
+    directory = _directory(paths)
+    for name in sysfs.names(directory):
+        information = sysfs.text(f"{directory}/{name}/information", errors="replace")
+        lines = (line.partition(":") for line in information.splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in lines}
+        address = pci.canonical(fields.get("Bus Location", "")) or pci.canonical(name)
         if address is None:
             continue
         uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
-        numa = _text(paths.sys / "bus/pci/devices" / address / "numa_node")
         found.append(
             GPU(
                 uuid=uuid if _GPU.fullmatch(uuid) else "",  # "GPU-????????-…" until it is set up
                 address=address,
                 minor=int(minor) if minor.isdecimal() else None,
-                numa=int(numa) if numa.isdecimal() else None,
+                numa=sysfs.decimal(f"{paths.sys}/bus/pci/devices/{address}/numa_node"),
             )
         )
     return sorted(found, key=lambda gpu: gpu.address)
@@ -66,7 +66,7 @@ class GPUs:
 
     def found(self) -> list[GPU]:
         """As `gpus`."""
-        names = {entry.name for entry in _entries(_directory(self._paths))}
+        names = set(sysfs.names(_directory(self._paths)))
         if names != self._names or not all(gpu.uuid for gpu in self._found):
             self._found = gpus(self._paths)
             self._names = names
@@ -84,19 +84,5 @@ def address_of(gpus: Iterable[GPU], device_id: str) -> str:
     return ""
 
 
-def _directory(paths: Paths) -> Path:
-    return paths.proc / "driver/nvidia/gpus"
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+def _directory(paths: Paths) -> str:
+    return f"{paths.proc}/driver/nvidia/gpus"

@@ -4,10 +4,10 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp
 """
 
 import re
-from pathlib import Path
 
 import msgspec
 
+from host import sysfs
 from host.links import Link
 from host.paths import Paths
 
@@ -36,12 +36,13 @@ def port_of(paths: Paths, link: Link) -> Port | None:
     function has no `device/infiniband` below the netdev, so the GUID decides in any case.
     """
     guid = link.mac.replace(":", "")[-16:]
-    below_netdev = paths.sys / "class/net" / link.name / "device/infiniband"
-    for directory in (below_netdev, paths.sys / "class/infiniband"):
-        for hca in _entries(directory):
-            for port in _entries(hca / "ports"):
-                if _text(port / "gids/0").replace(":", "")[-16:] == guid:
-                    return _port(hca.name, port)
+    below_netdev = f"{paths.sys}/class/net/{link.name}/device/infiniband"
+    for directory in (below_netdev, f"{paths.sys}/class/infiniband"):
+        for hca in sorted(sysfs.names(directory)):
+            ports = f"{directory}/{hca}/ports"
+            for number in sorted(sysfs.names(ports)):
+                if sysfs.text(f"{ports}/{number}/gids/0").replace(":", "")[-16:] == guid:
+                    return _port(hca, int(number), f"{ports}/{number}")
     return None
 
 
@@ -54,29 +55,17 @@ def bdf_of(paths: Paths, name: str) -> str:
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 
-def _port(hca: str, port: Path) -> Port:
+def _port(hca: str, number: int, directory: str) -> Port:
+    slots = (f"{directory}/pkeys/{name}" for name in sorted(sysfs.names(f"{directory}/pkeys")))
     return Port(
         hca=hca,
-        number=int(port.name),
-        state=_text(port / "state").partition(": ")[2],
-        physical_state=_text(port / "phys_state").partition(": ")[2],
-        sm_lid=int(_text(port / "sm_lid") or "0", 0),
-        # An empty slot of the table reads 0x0000.
-        pkeys=tuple(
-            pkey for entry in _entries(port / "pkeys") if (pkey := int(_text(entry) or "0", 0))
-        ),
+        number=number,
+        state=sysfs.text(f"{directory}/state").partition(": ")[2],
+        physical_state=sysfs.text(f"{directory}/phys_state").partition(": ")[2],
+        sm_lid=_number(f"{directory}/sm_lid"),
+        pkeys=tuple(pkey for slot in slots if (pkey := _number(slot))),  # an empty one is 0x0000
     )
 
 
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def _number(path: str) -> int:
+    return int(sysfs.text(path) or "0", 0)

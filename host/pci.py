@@ -11,10 +11,10 @@ drivers/base/bus.c.
 import errno
 import os
 import re
-from pathlib import Path
 
 import msgspec
 
+from host import sysfs
 from host.errors import HostError, explained
 from host.paths import Paths
 
@@ -80,7 +80,7 @@ def find(paths: Paths, address: str) -> Function | None:
     known = canonical(address)
     if known is None:
         return None
-    pf = _target(_device(paths, known) / "physfn")
+    pf = sysfs.target(f"{_device(paths, known)}/physfn")
     index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == known), None) if pf else None
     return _read(paths, known, pf, index, None)
 
@@ -104,7 +104,9 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
     if known is None:
         return (0, 0)
     device = _device(paths, known)
-    return (_number(device / "sriov_numvfs"), _number(device / "sriov_totalvfs"))
+    there = sysfs.decimal(f"{device}/sriov_numvfs")
+    possible = sysfs.decimal(f"{device}/sriov_totalvfs")
+    return (there or 0, possible or 0)
 
 
 def pf_netdev(paths: Paths, pf: str) -> str:
@@ -117,12 +119,12 @@ def pf_netdev(paths: Paths, pf: str) -> str:
     if known is None:
         return ""
     uplinks = []
-    for netdev in _netdevs(_device(paths, known)):
-        port = _text(netdev / "phys_port_name")  # EOPNOTSUPP outside switchdev mode
+    for name, directory in _netdevs(_device(paths, known)).items():
+        port = sysfs.text(f"{directory}/phys_port_name")  # EOPNOTSUPP outside switchdev mode
         if not is_representor(port):
             # Anything else that has a name, such as "0" of older mlx5's representors, comes last.
             foreign = _UPLINK.fullmatch(port) is None
-            uplinks.append((foreign, _number(netdev / "dev_port"), netdev.name))
+            uplinks.append((foreign, sysfs.decimal(f"{directory}/dev_port") or 0, name))
     return min(uplinks)[2] if uplinks else ""
 
 
@@ -137,7 +139,7 @@ def of_netdev(paths: Paths, netdev: str) -> Function | None:
 
 def holder_of_rdma(paths: Paths, rdma: str) -> str:
     """Address of the function an RDMA device is on, Soft-RoCE's by its netdev; "" for none."""
-    device = paths.sys / "class/infiniband" / rdma
+    device = _rdma(paths, rdma)
     if _is_virtual(device):
         netdev = _netdev_of_soft(device)
         return _address_under(paths, "net", netdev) if netdev else ""
@@ -149,18 +151,19 @@ def verbs_of(paths: Paths, address: str) -> tuple[str, ...]:
 
     Their uverbs devices are shown in every namespace, so also of those that are in another one.
     """
-    entries = _entries(_device(paths, canonical(address) or address) / "infiniband_verbs")
-    return tuple(sorted({name for entry in entries if (name := _text(entry / "ibdev"))}))
+    entries = _below(f"{_device(paths, canonical(address) or address)}/infiniband_verbs")
+    found = {sysfs.text(f"{entry}/ibdev") for entry in entries.values()}
+    return tuple(sorted(found - {""}))
 
 
 def netdev_of_software(paths: Paths, rdma: str) -> str:
     """The interface that a software RDMA device is on, by its name there; "" for none."""
-    return _netdev_of_soft(paths.sys / "class/infiniband" / rdma)
+    return _netdev_of_soft(_rdma(paths, rdma))
 
 
 def is_software(paths: Paths, rdma: str) -> bool:
     """Whether an RDMA device is a program on a netdev, such as Soft-RoCE, and no hardware."""
-    return _is_virtual(paths.sys / "class/infiniband" / rdma)
+    return _is_virtual(_rdma(paths, rdma))
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
@@ -168,20 +171,20 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
 
     The numbers are handed out anew whenever a driver is bound: ask after that, not before.
     """
-    for uverbs in _entries(paths.sys / "class/infiniband_verbs"):
-        if _text(uverbs / "ibdev") == rdma:
-            return uverbs.name
+    for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
+        if sysfs.text(f"{entry}/ibdev") == rdma:
+            return uverbs
     return ""
 
 
 def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
     """The character device of each RDMA device by its name: ("uverbs0", 231, 192)."""
     found = {}
-    for uverbs in _entries(paths.sys / "class/infiniband_verbs"):
-        major, colon, minor = _text(uverbs / "dev").partition(":")
-        name = _text(uverbs / "ibdev")
-        if name and colon and major.isdecimal() and minor.isdecimal():
-            found[name] = (uverbs.name, int(major), int(minor))
+    for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
+        major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
+        rdma = sysfs.text(f"{entry}/ibdev")
+        if rdma and major.isdecimal() and minor.isdecimal():
+            found[rdma] = (uverbs, int(major), int(minor))
     return found
 
 
@@ -189,9 +192,9 @@ def unbind(paths: Paths, function: Function) -> None:
     """Take the driver off. Fine if it is off already. Raises HostError."""
     if not function.driver:
         return
-    drivers = _bus(paths, function.address) / "drivers"
+    orders = _orders(paths, function.address, function.driver)
     try:
-        _write(drivers / function.driver / "unbind", function.address)
+        _write(f"{orders}/unbind", function.address)
     except OSError as error:
         if _driver(paths, function.address) == function.driver:
             what = f"cannot unbind {function.address} from driver {function.driver}"
@@ -204,30 +207,30 @@ def bind(paths: Paths, function: Function, driver: str) -> None:
     A driver that does not know the function by its PCI IDs (vfio-pci) gets it by
     `driver_override`, which goes again with the next `bind` to another one. Raises HostError.
     """
-    device = _device(paths, function.address)
-    override, order = device / "driver_override", _bus(paths, function.address) / "drivers" / driver
+    override = f"{_device(paths, function.address)}/driver_override"
+    orders = _orders(paths, function.address, driver)
     what = f"cannot bind {function.address} to driver {driver}"
-    if not order.exists():
+    if not sysfs.exists(orders):
         raise HostError(f"{what}: there is no such driver: is its kernel module loaded?")
     try:
-        if _text(override) not in ("", "(null)", driver):
+        if sysfs.text(override) not in ("", "(null)", driver):
             _write(override, "\n")  # else the kernel refuses every driver but that one
         try:
-            _write(order / "bind", function.address)
+            _write(f"{orders}/bind", function.address)
         except OSError as error:
             # ENODEV: the driver's IDs do not match. The auxiliary bus has no override.
-            if error.errno != errno.ENODEV or not override.exists():
+            if error.errno != errno.ENODEV or not sysfs.exists(override):
                 raise
-            _bind_overriding(override, order, function.address, driver)
+            _bind_overriding(override, orders, function.address, driver)
     except OSError as error:
         if _driver(paths, function.address) != driver:
             raise _refused(what, error) from None
 
 
-def _bind_overriding(override: Path, order: Path, address: str, driver: str) -> None:
+def _bind_overriding(override: str, orders: str, address: str, driver: str) -> None:
     _write(override, driver)
     try:
-        _write(order / "bind", address)
+        _write(f"{orders}/bind", address)
     except OSError:
         _write(override, "\n")
         raise
@@ -241,8 +244,8 @@ def _read(
     paths: Paths, address: str, pf: str, index: int | None, soft: dict[str, list[str]] | None
 ) -> Function | None:
     device = _device(paths, address)
-    netdevs = tuple(sorted(netdev.name for netdev in _netdevs(device)))
-    rdma = {entry.name for entry in _entries(device / "infiniband")}
+    netdevs = tuple(sorted(_netdevs(device)))
+    rdma = set(sysfs.names(f"{device}/infiniband"))
     if netdevs:
         soft = _soft_rdma(paths) if soft is None else soft
         rdma.update(name for netdev in netdevs for name in soft.get(netdev, ()))
@@ -254,37 +257,52 @@ def _read(
         netdevs=netdevs,
         rdma=tuple(sorted(rdma)),
     )
-    return function if device.exists() else None
+    return function if sysfs.exists(device) else None
 
 
-def _bus(paths: Paths, address: str) -> Path:
-    return paths.sys / "bus" / ("pci" if ":" in address else "auxiliary")
+def _bus(paths: Paths, address: str) -> str:
+    return f"{paths.sys}/bus/{'pci' if ':' in address else 'auxiliary'}"
 
 
-def _device(paths: Paths, address: str) -> Path:
-    return _bus(paths, address) / "devices" / address
+def _device(paths: Paths, address: str) -> str:
+    return f"{_bus(paths, address)}/devices/{address}"
+
+
+def _orders(paths: Paths, address: str, driver: str) -> str:
+    """The directory of a driver, where its orders `bind` and `unbind` are."""
+    return f"{_bus(paths, address)}/drivers/{driver}"
+
+
+def _rdma(paths: Paths, name: str) -> str:
+    return f"{paths.sys}/class/infiniband/{name}"
 
 
 def _driver(paths: Paths, address: str) -> str:
-    return _target(_device(paths, address) / "driver")
+    return sysfs.target(f"{_device(paths, address)}/driver")
 
 
-def _virtual(pf_device: Path) -> list[tuple[int, str]]:
+def _virtual(pf_device: str) -> list[tuple[int, str]]:
     """Index and address of the VFs, by index: `virtfn10` comes after `virtfn9`."""
     found = []
-    for entry in _entries(pf_device):
-        if (name := _VIRTFN.fullmatch(entry.name)) and (address := _target(entry)):
+    for entry, link in _below(pf_device).items():
+        if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
             found.append((int(name[1]), address))
     return sorted(found)
 
 
-def _netdevs(device: Path) -> list[Path]:
-    netdevs = _entries(device / "net")
-    if not netdevs and ":" in device.name:  # virtio's netdevs are on a device of their own bus
-        for entry in _entries(device):
-            if entry.name.startswith("virtio"):
-                netdevs += _entries(entry / "net")
+def _netdevs(device: str) -> dict[str, str]:
+    """The directories of a device's netdevs, by name."""
+    netdevs = _below(f"{device}/net")
+    if not netdevs and ":" in device.rpartition("/")[2]:
+        for name in sysfs.names(device):
+            if name.startswith("virtio"):  # whose netdevs are on a device of their own bus
+                netdevs |= _below(f"{device}/{name}/net")
     return netdevs
+
+
+def _below(directory: str) -> dict[str, str]:
+    """The entries of a directory, with the path of each by its name."""
+    return {name: f"{directory}/{name}" for name in sysfs.names(directory)}
 
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
@@ -296,58 +314,28 @@ def _address_under(paths: Paths, kind: str, name: str) -> str:
     if device.name.startswith("virtio"):
         device = device.parent
     address = canonical(device.name)
-    return address if address and _device(paths, address).exists() else ""
+    return address if address and sysfs.exists(_device(paths, address)) else ""
 
 
 def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
     """RDMA devices in software, such as Soft-RoCE's, by the netdev each is on."""
     found: dict[str, list[str]] = {}
-    for device in _entries(paths.sys / "class/infiniband"):
+    for name, device in _below(f"{paths.sys}/class/infiniband").items():
         if _is_virtual(device) and (netdev := _netdev_of_soft(device)):
-            found.setdefault(netdev, []).append(device.name)
+            found.setdefault(netdev, []).append(name)
     return found
 
 
-def _is_virtual(device: Path) -> bool:
-    return "/devices/virtual/" in _link(device)
+def _is_virtual(device: str) -> bool:
+    return "/devices/virtual/" in sysfs.link(device)
 
 
-def _netdev_of_soft(device: Path) -> str:
+def _netdev_of_soft(device: str) -> str:
     # `parent` is rdma_rxe's; the GID table's is there for any driver, but empty while down.
-    return _text(device / "parent") or _text(device / "ports/1/gid_attrs/ndevs/0")
+    return sysfs.text(f"{device}/parent") or sysfs.text(f"{device}/ports/1/gid_attrs/ndevs/0")
 
 
-def _target(link: Path) -> str:
-    return _link(link).rpartition("/")[2]
-
-
-def _link(path: Path) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - Path.readlink would parse it once more
-    except OSError:
-        return ""
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
-
-
-def _number(path: Path) -> int:
-    text = _text(path)
-    return int(text) if text.isdecimal() else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _write(path: Path, text: str) -> None:
+def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY)  # not O_CREAT: an attribute exists or it does not
     try:
         os.write(descriptor, text.encode())

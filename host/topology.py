@@ -9,7 +9,6 @@ Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 import enum
-import os
 import re
 from collections.abc import Iterable
 from itertools import pairwise, takewhile
@@ -18,7 +17,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from host import pci
+from host import pci, sysfs
 from host.errors import HostError
 from host.paths import Paths
 
@@ -130,13 +129,14 @@ def _place(paths: Paths, address: str, given: dict[str, Place]) -> Place | None:
     found = pci.canonical(address)
     if found is None:
         return None
+    functions = f"{paths.sys}/bus/pci/devices"
     kind = "pci" if ":" in found else "auxiliary"
-    device = paths.sys / "bus" / kind / "devices" / found
-    physical = _link(device / "physfn").rpartition("/")[2]
+    device = f"{paths.sys}/bus/{kind}/devices/{found}"
+    physical = sysfs.target(f"{device}/physfn")
     # A link's own words: no look at each directory on the way, as realpath(3) has.
-    bridge, chain = _chain(_link(paths.sys / "bus/pci/devices" / (physical or found)))
+    bridge, chain = _chain(sysfs.link(f"{functions}/{physical or found}"))
     if not bridge:
-        bridge, chain = _chain(_link(device))
+        bridge, chain = _chain(sysfs.link(device))
     pf = chain[-1] if chain else ""
     # NCCL names a card with several functions by its first.
     for name in (found, pf, f"{_card(pf)}.0"):
@@ -148,7 +148,7 @@ def _place(paths: Paths, address: str, given: dict[str, Place]) -> Place | None:
         address=address,
         bridge=bridge,
         chain=chain,
-        numa=_numa(device, paths.sys / "bus/pci/devices" / pf),
+        numa=_numa(device, f"{functions}/{pf}"),
         ports=chain,
         flat=_flat({port: _ids(paths, port) for port in chain[:-1]}, chain),
     )
@@ -182,14 +182,14 @@ def _flat(ids: dict[str, tuple[int, int]], ports: tuple[str, ...]) -> frozenset[
 
 
 def _ids(paths: Paths, address: str) -> tuple[int, int]:
-    device = paths.sys / "bus/pci/devices" / address
-    return (_hexadecimal(_text(device / "vendor")), _hexadecimal(_text(device / "device")))
+    at = f"{paths.sys}/bus/pci/devices/{address}"
+    return (_hexadecimal(sysfs.text(f"{at}/vendor")), _hexadecimal(sysfs.text(f"{at}/device")))
 
 
-def _numa(*devices: Path) -> int | None:
+def _numa(*devices: str) -> int | None:
     """The node of the first device that has one; -1 is the kernel's "unknown"."""
-    found = (_text(device / "numa_node") for device in devices)
-    return next((int(text) for text in found if text.isdecimal()), None)
+    found = (sysfs.decimal(f"{device}/numa_node") for device in devices)
+    return next((numa for numa in found if numa is not None), None)
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -257,17 +257,3 @@ def _hexadecimal(text: str) -> int:
         return int(text, 16)
     except ValueError:
         return 0
-
-
-def _link(path: Path) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - the text is wanted
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -13,8 +13,9 @@ from cni.attachments.undo import Undo
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
-from cni.sriov import devices, verbs
+from cni.sriov import verbs
 from cni.sriov.options import device_of
+from cni.sriov.plan import require_isolation
 from cni.sriov.record import Record, Verbs
 from host import pci, rdma
 from host.errors import HostError
@@ -77,7 +78,7 @@ class Rdma:
     def status(self, request: Request) -> None:
         """Whether RDMA devices can be moved on this node."""
         try:
-            devices.require_isolation()
+            require_isolation()
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
 
@@ -106,7 +107,7 @@ class Rdma:
         return entry
 
     def _devices(self, record: Record) -> list[rdma.Device]:
-        devices.require_isolation()
+        require_isolation()
         if record.infiniband:
             raise invalid_config(
                 f"the link layer of device {record.device} is InfiniBand, whose RDMA device must "

@@ -1,10 +1,11 @@
 """The CNI plugin `sriov`: a virtual function of an SR-IOV adapter, moved into the pod.
 
-`options` is what a network configuration may say, `plugin` are the verbs. `devices` looks for what
-an attachment gets and changes nothing; `settings` is what the PF sets for its VF, `interface` the
-way into the pod, with `verbs` (RDMA devices), `soft` (Soft-RoCE) and `guids` (InfiniBand's, which
-take a `binding` of the driver); `record` is what the journal keeps of it. `removal` gives a device
-back from that record, `unrecorded` without one; `check` compares.
+`options` is what a network configuration may say, of `values` that are looked at one by one;
+`plugin` are the verbs. `devices` is which one an attachment gets, `plan` what that is now and
+whether it will do; neither changes anything. `settings` is what the PF sets for its VF, `interface`
+the way into the pod, with `verbs` (RDMA devices), `soft` (Soft-RoCE) and `guids` (InfiniBand's,
+which take a `binding` of the driver); `record` is what the journal keeps of it. `removal` gives a
+device back from that record, `unrecorded` without one; `check` compares.
 """
 
 TYPE_CHECKING = False

@@ -1,50 +1,17 @@
-"""Which device an attachment gets, and what it is now: nothing is changed here."""
+"""Which device an attachment gets: those that may be tried, whose they are, what a node lacks.
 
-from collections.abc import Iterator, Mapping, Sequence
+Nothing is changed here.
+"""
 
-import msgspec
+from collections.abc import Iterator, Mapping
 
 from cni.attachments.matching import Match, mismatch
-from cni.spec.errors import CNIError, Code
-from cni.sriov import settings
+from cni.spec.errors import Code
 from cni.sriov.options import Options, no_device, no_such_device
-from host import addresses, links, pci, rdma, vfs
-from host.errors import HostError
-from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
+from cni.sriov.plan import Plan, Unfit, require_isolation
+from host import links, pci, sysfs
 from host.netlink import Rtnetlink
 from host.paths import Paths
-from host.pci import Function
-from host.rdma import Device
-from host.vfs import VF
-
-SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
-NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
-_ASK_THE_KUBELET = (
-    'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
-    "and were the VFs created after the last boot?"
-)
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as it is before an ADD, which can do what was asked for."""
-
-    function: Function
-    link: Link | None  # its interface on the host; None if a program's own driver has it
-    vf: VF | None  # what its PF shows of it; None if it is no VF
-    rdma: tuple[Device, ...] = ()  # to be moved with it
-    soft: tuple[Device, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
-
-    @property
-    def infiniband(self) -> bool:
-        """The link layer is InfiniBand."""
-        return self.link is not None and self.link.link_type == ARPHRD_INFINIBAND
-
-
-class Unfit(CNIError):
-    """A device cannot serve the attachment; another one might."""
-
-    def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
-        super().__init__(code, message)
 
 
 def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
@@ -137,210 +104,6 @@ def require_match(paths: Paths, plan: Plan, options: Options, match: Match) -> N
         raise mismatch(reason)
 
 
-def plan(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
-    """What the device at `address` is, seen to be able to do what `options` ask. Raises Unfit."""
-    function = pci.find(paths, address)
-    if function is None:
-        raise Unfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
-    _require_kind(paths, function, options)
-    link = None if function.userspace else interface_of(host, paths, function)
-    if link is not None:
-        _require_unused(host, paths, link, options)
-    vf = _vf(host, paths, function, link) if function.is_vf else None
-    found = Plan(function=function, link=link, vf=vf)
-    _require_link_layer(found, options)
-    return _with_rdma_devices(paths, found, options)
-
-
-def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
-    """The interface of a device on the host. Raises Unfit where it has none."""
-    names: Sequence[str] = function.netdevs
-    if not function.is_vf and ":" in function.address:
-        # A PF in switchdev mode has its VFs' and SFs' representors beside its own.
-        names = [name] if (name := pci.pf_netdev(paths, function.address)) else []
-    for name in names:
-        link = links.find(host, name)
-        if link is not None and not link.parent and link.device in ("", function.address):
-            return link
-    if not function.driver:
-        raise Unfit(
-            f"device {function.address} has no driver: bind it to its own, or to vfio-pci for DPDK"
-        )
-    raise Unfit(
-        f"device {function.address} (driver {function.driver}) has no interface on the host: "
-        "either it is in another network namespace, or its driver makes none",
-        Code.TRY_AGAIN,
-    )
-
-
-def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: Options) -> None:
-    """The host's own interfaces are no pod's: those of a bond or bridge, and PFs with addresses.
-
-    A VF that was named by the device plugin may have an address that some service gave it.
-    """
-    master = paths.sys / "class/net" / link.name / "master"
-    if master.is_symlink():
-        raise Unfit(
-            f'"{link.name}" of device {link.device} belongs to "{master.resolve().name}" on the '
-            "host: take it out of that first"
-        )
-    if (options.device or options.device_id) and not options.pf_only:
-        return
-    own = [cidr for cidr in addresses.of(host, link) if not cidr.startswith("fe80:")]
-    if own:
-        raise Unfit(
-            f'"{link.name}" of device {link.device} is used by the host, which has {min(own)} on '
-            "it: choose another device, or remove that address"
-        )
-
-
-def guid_of(link: Link) -> str:
-    """An InfiniBand interface's port GUID: the last 8 of its address' 20 bytes."""
-    return link.mac[-23:]
-
-
-def _require_kind(paths: Paths, function: Function, options: Options) -> None:
-    address = function.address
-    if options.pf_only:
-        if function.is_vf:
-            raise Unfit(f'"pfOnly": {address} is a VF of {function.pf}: leave "pfOnly" out')
-        if pci.vf_count(paths, address)[0]:
-            raise Unfit(
-                f'"pfOnly": the PF {address} has VFs, whose settings need it on the host: '
-                "set its sriov_numvfs to 0 first"
-            )
-    elif not function.is_vf and ":" in address:
-        raise Unfit(
-            f'device {address} is no VF: set "pfOnly": true if the whole PF is to go into the pod'
-        )
-    if options.vfio_pci_mode is True and not function.userspace:
-        raise Unfit(
-            f'"vfioPciMode" is true, but device {address} has driver '
-            f'"{function.driver}": bind it to vfio-pci first'
-        )
-    if not function.is_vf:
-        given = [name for name, value in _of_the_pf(options).items() if value not in (None, "")]
-        if given:
-            raise Unfit(
-                f'"{given[0]}": device {address} is no VF, and only a PF sets that for its VF: '
-                "remove it"
-            )
-    if function.userspace:
-        of_interfaces = {
-            "mtu": options.mtu,
-            "allmulti": options.allmulti,
-            "promisc": options.promisc,
-        }
-        for name, value in of_interfaces.items():
-            if value is not None:
-                raise Unfit(
-                    f'"{name}": device {address} has driver {function.driver}, so there is no '
-                    "interface to set it on: remove it"
-                )
-
-
-def _of_the_pf(options: Options) -> dict[str, object]:
-    return {
-        "vlan": options.vlan,
-        "spoofchk": options.spoofchk,
-        "trust": options.trust,
-        "link_state": options.link_state,
-        "min_tx_rate": options.min_tx_rate,
-        "max_tx_rate": options.max_tx_rate,
-        "guid": options.guid,
-    }
-
-
-def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) -> VF:
-    if function.index is None:
-        raise Unfit(f"device {function.address} is not among the VFs of {function.pf}: try again")
-    with settings.pf_of(paths, host, function.pf) as pf:
-        vf = vfs.read(host, pf, function.index)
-    if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
-        # Not reported by this kernel or driver: the interface has what was set last.
-        guid = guid_of(link)
-        if guid not in NO_GUIDS:
-            vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
-    return vf
-
-
-def _require_link_layer(plan: Plan, options: Options) -> None:
-    link, address = plan.link, plan.function.address
-    if link is None:
-        return
-    if plan.infiniband:
-        for name, value in (("vlan", options.vlan), ("mac", options.mac or None)):
-            if value is not None:
-                remedy = '"pkey" and partitions' if name == "vlan" else '"guid"'
-                raise Unfit(
-                    f'"{name}": the link layer of device {address} is InfiniBand, which has '
-                    f"{remedy} instead: remove it"
-                )
-        if options.ipam_type == "dhcp":
-            raise Unfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
-        guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
-        if plan.function.is_vf and not options.guid and guid in NO_GUIDS:
-            raise Unfit(
-                f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
-                "give one, or set one on the host: ip link set PF vf N node_guid … port_guid …"
-            )
-        return
-    if link.link_type != ARPHRD_ETHER:
-        raise Unfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
-    for name, given in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
-        if given:
-            raise Unfit(
-                f'"{name}": the link layer of device {address} is Ethernet, which has none: '
-                "remove it"
-            )
-
-
-def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
-    address, names = plan.function.address, plan.function.rdma
-    if options.rdma_isolation:
-        require_isolation()
-        if not names:
-            raise Unfit(
-                f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-                "module, or leave the option out",
-                Code.TRY_AGAIN,  # it may be on its way back from a pod
-            )
-    if not names:
-        return plan
-    with rdma.rdma() as socket:
-        there = {device.name: device for device in rdma.devices(socket)}
-    found = [there[name] for name in names if name in there]
-    soft = tuple(device for device in found if pci.is_software(paths, device.name))
-    if not options.rdma_isolation:
-        known = tuple(device for device in soft if device.protocol in SOFT_KINDS)
-        return msgspec.structs.replace(plan, soft=known)
-    for name in names:
-        if name not in there:
-            raise Unfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
-    if soft:
-        raise Unfit(
-            f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software, which the '
-            "kernel destroys with its interface's move and cannot give to a pod: leave the option "
-            "out, or delete it"
-        )
-    return msgspec.structs.replace(plan, rdma=tuple(found))
-
-
-def require_isolation() -> None:
-    """Raise Unfit unless RDMA devices can belong to one network namespace."""
-    try:
-        with rdma.rdma() as socket:
-            mode = rdma.mode(socket)
-    except HostError as error:
-        raise Unfit(f'"rdmaIsolation": {error}') from None
-    if mode != "exclusive":
-        raise Unfit(
-            f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
-            "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
-            "/etc/modprobe.d and reboot; or leave the option out"
-        )
-
-
 def _no_vf(paths: Paths, options: Options, held: Mapping[str, str]) -> str:
     """`held` are the devices that other pods have, with the resource each is of."""
     told = []
@@ -398,8 +161,8 @@ def _pfs(paths: Paths, options: Options) -> list[str]:
     if options.device:
         function = pci.find(paths, options.device)
         return [function.pf or function.address] if function is not None else []
-    devices = (paths.sys / "bus/pci/devices").glob("*/sriov_numvfs")
-    return sorted(path.parent.name for path in devices if pci.vf_count(paths, path.parent.name)[0])
+    every = sysfs.names(f"{paths.sys}/bus/pci/devices")
+    return sorted(address for address in every if pci.vf_count(paths, address)[0])
 
 
 def _unready(host: Rtnetlink, paths: Paths, pf: str, options: Options) -> str:

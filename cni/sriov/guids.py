@@ -13,7 +13,7 @@ from cni.spec import interrupts
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.sriov.binding import bind
-from cni.sriov.devices import Plan, guid_of
+from cni.sriov.plan import Plan, guid_of
 from cni.sriov.record import Record, Verbs
 from host import links, pci, placement, rdma
 from host.errors import HostError

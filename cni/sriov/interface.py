@@ -14,7 +14,7 @@ from cni.attachments.requests import hops
 from cni.spec import interrupts
 from cni.spec.result import Result
 from cni.sriov import guids, settings, soft, verbs
-from cni.sriov.devices import Plan
+from cni.sriov.plan import Plan
 from cni.sriov.record import Record
 from host import announce, links, placement
 from host.addresses import add_route

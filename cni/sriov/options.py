@@ -4,30 +4,24 @@ The keys are those of sriov-cni, of ib-sriov-cni and, for `master` and `pfOnly`,
 ancestor. null is as good as not given. What is not given stays as it is on the device.
 """
 
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from cni.attachments import pkeys
 from cni.spec import arguments, config
-from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
+from cni.sriov import values
+from cni.sriov.values import CNI_ARGS_MAC, Given, Vlan, wrong
 from host import pci
 
-VLAN_PROTOCOLS = ("802.1q", "802.1ad")
-LINK_STATES = ("auto", "enable", "disable")
-HIGHEST_VLAN = 4094
-HIGHEST_QOS = 7
-HIGHEST_RATE = 0xFFFFFFFF  # Mbit/s, struct ifla_vf_rate
-SMALLEST_MTU, LARGEST_MTU = 68, 65535  # of IPv4, and of its length field
 # ib-kubernetes puts this into a pod's args.cni once the subnet manager knows its GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
 
 _ETHERNET_KEYS = ("vlan", "vlanQoS", "vlanProto", "spoofchk")
 _VF_KEYS = ("trust", "link_state", "min_tx_rate", "max_tx_rate")
-_CNI_ARGS_MAC = "CNI_ARGS MAC"
 
 
 class _IPAM(msgspec.Struct):
@@ -84,14 +78,6 @@ KNOWN = frozenset(
 )
 
 
-class Vlan(msgspec.Struct, frozen=True):
-    """The VLAN a VF's frames are tagged with; id 0 takes the tag off."""
-
-    id: int
-    qos: int
-    proto: str  # "802.1q", "802.1ad"
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
@@ -119,13 +105,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pod: arguments.Pod
 
 
-class _Given(NamedTuple):
-    """A value, and the place it was given at, as an error names it. ("", "") if nowhere."""
-
-    place: str
-    value: str
-
-
 def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
     """Keys that are ours but for upper and lower case, which Go's decoder does not tell apart."""
     ours = {key.lower(): key for key in sorted(KNOWN)}
@@ -149,7 +128,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     written = config.convert(keys, _Config, "$")
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     device, device_id = _device(written)
-    masters = _masters(written.master)
+    masters = values.masters(written.master)
     pod = arguments.pod_of(pairs)
     if device_id and not pod.name:
         raise no_such_device(device_id, _place_of(written, device_id))
@@ -157,13 +136,13 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
         raise no_device()
     mac = _given_mac(written, pairs)
     guid = _given_guid(written)
-    vlan = _vlan(written.vlan, written.vlanQoS, written.vlanProto)
+    vlan = values.vlan(written.vlan, written.vlanQoS, written.vlanProto)
     _refuse_vf_options_of_a_pf(written, mac, guid)
     _refuse_mixture(written, mac, guid)
     _refuse_netdev_options_without_netdev(written)
     if needs_device:
         _check_ib_kubernetes(written, guid)
-    min_tx_rate, max_tx_rate = _rates(written.min_tx_rate, written.max_tx_rate)
+    min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,
         device_id=device_id,
@@ -171,17 +150,17 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
         pf_only=bool(written.pfOnly),
         match_device=written.match_device is not False,
         vlan=vlan,
-        mac=_mac(mac),
-        spoofchk=_switch("spoofchk", written.spoofchk),
-        trust=_switch("trust", written.trust),
-        link_state=_link_state(written.link_state),
+        mac=values.mac(mac),
+        spoofchk=values.switch("spoofchk", written.spoofchk),
+        trust=values.switch("trust", written.trust),
+        link_state=values.link_state(written.link_state),
         min_tx_rate=min_tx_rate,
         max_tx_rate=max_tx_rate,
-        guid=_guid(guid),
+        guid=values.guid(guid),
         pkey=pkeys.read(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
-        mtu=_mtu(written.mtu),
+        mtu=values.mtu(written.mtu),
         allmulti=written.allmulti,
         promisc=written.promisc,
         ipam_type=_ipam_type(written, guid),
@@ -257,65 +236,31 @@ def no_device() -> CNIError:
     )
 
 
-def _masters(master: str | list[str] | None) -> tuple[str, ...]:
-    names = (master,) if isinstance(master, str) else tuple(master or ())
-    if names in ((), ("",)):
-        return ()
-    for name in names:
-        if not name or len(name.encode()) > 15 or "/" in name or name in (".", ".."):
-            raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
-    return names
-
-
-def _vlan(vlan: int | None, qos: int | None, proto: str | None) -> Vlan | None:
-    if vlan is None:
-        for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
-            if value not in (None, ""):
-                raise invalid_config(f'"{key}" needs "vlan": set that as well, or remove "{key}"')
-        return None
-    if not 0 <= vlan <= HIGHEST_VLAN:
-        raise invalid_config(
-            f'"vlan": {vlan} is out of range: 1 to {HIGHEST_VLAN}, 0 for no tag; without the '
-            "key the VLAN stays as it is"
-        )
-    qos = qos or 0
-    if not 0 <= qos <= HIGHEST_QOS:
-        raise invalid_config(f'"vlanQoS": {qos} is out of range: 0 to {HIGHEST_QOS}')
-    proto = proto.lower() if proto else VLAN_PROTOCOLS[0]
-    if proto not in VLAN_PROTOCOLS:
-        raise invalid_config(f'"vlanProto": "{proto}" is not {_either(VLAN_PROTOCOLS)}')
-    if vlan == 0 and qos:
-        raise invalid_config(f'"vlanQoS": {qos} needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
-    if vlan == 0 and proto != VLAN_PROTOCOLS[0]:
-        raise invalid_config(f'"vlanProto": "{proto}" needs a "vlan" of 1 to {HIGHEST_VLAN}, not 0')
-    return Vlan(vlan, qos, proto)
-
-
-def _given_mac(written: _Config, pairs: dict[str, str]) -> _Given:
+def _given_mac(written: _Config, pairs: dict[str, str]) -> Given:
     """Where the MAC comes from: the runtime before CNI_ARGS, those before the configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni reads the key in any case
     if mac and upper and mac.lower() != upper.lower():
         raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
     return _first(
-        _Given('"runtimeConfig.mac"', (written.runtimeConfig or _RuntimeConfig()).mac or ""),
-        _Given(_CNI_ARGS_MAC, pairs.get("MAC", "")),
-        _Given('"args.cni.mac"', _cni_argument(written, "mac")),
-        _Given('"mac"', mac or ""),
-        _Given('"MAC"', upper or ""),
+        Given('"runtimeConfig.mac"', (written.runtimeConfig or _RuntimeConfig()).mac or ""),
+        Given(CNI_ARGS_MAC, pairs.get("MAC", "")),
+        Given('"args.cni.mac"', _cni_argument(written, "mac")),
+        Given('"mac"', mac or ""),
+        Given('"MAC"', upper or ""),
     )
 
 
-def _given_guid(written: _Config) -> _Given:
+def _given_guid(written: _Config) -> Given:
     runtime = written.runtimeConfig or _RuntimeConfig()
     return _first(
-        _Given('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
-        _Given('"args.cni.guid"', _cni_argument(written, "guid")),
-        _Given('"guid"', written.guid or ""),
+        Given('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
+        Given('"args.cni.guid"', _cni_argument(written, "guid")),
+        Given('"guid"', written.guid or ""),
     )
 
 
-def _first(*places: _Given) -> _Given:
-    return next((given for given in places if given.value), _Given("", ""))
+def _first(*places: Given) -> Given:
+    return next((given for given in places if given.value), Given("", ""))
 
 
 def _cni_argument(written: _Config, key: str) -> str:
@@ -327,80 +272,7 @@ def _cni_arguments(written: _Config) -> dict[str, Any]:
     return (written.args.cni if written.args else None) or {}
 
 
-def _mac(given: _Given) -> str:
-    if not given.value:
-        return ""
-    mac = given.value.lower().replace("-", ":")
-    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
-        raise _wrong(
-            given.place,
-            f'"{given.value}" is no MAC address: give 6 bytes such as "02:00:00:00:00:01"',
-        )
-    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
-        raise _wrong(
-            given.place,
-            f"{mac} is no interface's own: give a unicast address, whose first byte is even, "
-            'and not all zeros, such as "02:00:00:00:00:01"',
-        )
-    return mac
-
-
-def _guid(given: _Given) -> str:
-    if not given.value:
-        return ""
-    guid = given.value.lower()
-    if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}", guid):
-        raise _wrong(
-            given.place,
-            f'"{given.value}" is no GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
-        )
-    if set(guid) in ({"0", ":"}, {"f", ":"}):
-        raise _wrong(given.place, f"{guid} means that there is none: give another, or none")
-    return guid
-
-
-def _switch(key: str, given: bool | str | None) -> bool | None:
-    if given is None or given == "":  # sriov-cni takes "" for "as it is"
-        return None
-    if isinstance(given, bool):
-        return given
-    if given not in ("on", "off"):
-        raise invalid_config(f'"{key}": "{given}" is not "on" or "off"')
-    return given == "on"
-
-
-def _link_state(given: str | None) -> str:
-    if given and given not in LINK_STATES:
-        raise invalid_config(f'"link_state": "{given}" is not {_either(LINK_STATES)}')
-    return given or ""
-
-
-def _rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | None]:
-    for key, rate in (("min_tx_rate", lowest), ("max_tx_rate", highest)):
-        if rate is not None and not 0 <= rate <= HIGHEST_RATE:
-            raise invalid_config(
-                f'"{key}": {rate} is out of range: Mbit/s from 1 to {HIGHEST_RATE}, 0 for no limit'
-            )
-    if highest and (lowest or 0) > highest:
-        raise invalid_config(
-            f'"min_tx_rate": {lowest} is more than "max_tx_rate", {highest}: it must not be, '
-            'unless "max_tx_rate" is 0 for no limit'
-        )
-    return lowest, highest
-
-
-def _mtu(given: int | None) -> int | None:
-    if not given:  # as in ipoib, 0 is "as it comes"
-        return None
-    if not SMALLEST_MTU <= given <= LARGEST_MTU:
-        raise invalid_config(
-            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
-            "what the PF allows"
-        )
-    return given
-
-
-def _ipam_type(written: _Config, guid: _Given) -> str:
+def _ipam_type(written: _Config, guid: Given) -> str:
     named = (written.ipam.type if written.ipam else "") or ""
     infiniband = _infiniband(written, guid)
     if named == "dhcp" and infiniband:
@@ -412,21 +284,21 @@ def _ipam_type(written: _Config, guid: _Given) -> str:
     return named
 
 
-def _refuse_vf_options_of_a_pf(written: _Config, mac: _Given, guid: _Given) -> None:
+def _refuse_vf_options_of_a_pf(written: _Config, mac: Given, guid: Given) -> None:
     if not written.pfOnly:
         return
     for place in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.place, guid.place):
         if place:
-            raise _wrong(
+            raise wrong(
                 place, 'a VF has that, but "pfOnly" asks for the PF itself: remove one of them'
             )
 
 
-def _refuse_mixture(written: _Config, mac: _Given, guid: _Given) -> None:
+def _refuse_mixture(written: _Config, mac: Given, guid: Given) -> None:
     ethernet = ([mac.place] if mac.place else []) + _set(written, _ETHERNET_KEYS)
     infiniband = _infiniband(written, guid)
     if ethernet and infiniband:
-        raise _wrong(
+        raise wrong(
             ethernet[0],
             f"that is of Ethernet, but {infiniband[0]} is of InfiniBand, and no device has both: "
             "remove one of them",
@@ -436,13 +308,13 @@ def _refuse_mixture(written: _Config, mac: _Given, guid: _Given) -> None:
 def _refuse_netdev_options_without_netdev(written: _Config) -> None:
     if written.vfioPciMode:
         for place in _set(written, ("mtu", "allmulti", "promisc")):
-            raise _wrong(
+            raise wrong(
                 place,
                 'that is of an interface, and with "vfioPciMode" there is none: remove one of them',
             )
 
 
-def _check_ib_kubernetes(written: _Config, guid: _Given) -> None:
+def _check_ib_kubernetes(written: _Config, guid: Given) -> None:
     if not written.ibKubernetesEnabled:
         return
     if _cni_arguments(written).get(IB_KUBERNETES_KEY) != IB_KUBERNETES_DONE:
@@ -458,7 +330,7 @@ def _check_ib_kubernetes(written: _Config, guid: _Given) -> None:
         )
 
 
-def _infiniband(written: _Config, guid: _Given) -> list[str]:
+def _infiniband(written: _Config, guid: Given) -> list[str]:
     """What is given that only InfiniBand has, as an error names it."""
     return ([guid.place] if guid.place else []) + _set(written, ("pkey",))
 
@@ -466,13 +338,3 @@ def _infiniband(written: _Config, guid: _Given) -> list[str]:
 def _set(written: _Config, keys: tuple[str, ...]) -> list[str]:
     """Those of `keys` that are given, as an error names them."""
     return [f'"{key}"' for key in keys if getattr(written, key) not in (None, "")]
-
-
-def _wrong(place: str, text: str) -> CNIError:
-    code = Code.INVALID_ENVIRONMENT if place == _CNI_ARGS_MAC else Code.INVALID_CONFIG
-    return CNIError(code, f"{place}: {text}")
-
-
-def _either(valid: tuple[str, ...]) -> str:
-    quoted = [f'"{one}"' for one in valid]
-    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -38,9 +38,9 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result, require_convertible
 from cni.sriov import check, devices, guids, options, settings, unrecorded
-from cni.sriov.devices import Plan
 from cni.sriov.interface import Placed, give_addresses, place
 from cni.sriov.options import Options
+from cni.sriov.plan import Plan, plan_of
 from cni.sriov.record import Record, record_of
 from cni.sriov.removal import Devices
 from host import pci, placement
@@ -237,7 +237,7 @@ class Sriov:
             self._evict_the_dead(address)
             if wanted.device or wanted.device_id:
                 unrecorded.bring_home(host, self._paths, address)
-            plan = devices.plan(host, self._paths, address, wanted)
+            plan = plan_of(host, self._paths, address, wanted)
             devices.require_match(self._paths, plan, wanted, match)
             record = record_of(plan, wanted)
             boot_id = self._paths.boot_id()

@@ -4,8 +4,8 @@ import msgspec
 
 from cni.attachments.entry import Attachment
 from cni.sriov import settings
-from cni.sriov.devices import SOFT_KINDS, Plan
 from cni.sriov.options import Options
+from cni.sriov.plan import SOFT_KINDS, Plan
 from host import links
 from host.placement import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
 from host.vfs import VF

@@ -281,7 +281,8 @@ class Kernel:
         self.by_id = by_id  # which driver's IDs match a function
         self.refusal = 0
 
-    def write(self, path: Path, text: str) -> None:
+    def write(self, attribute: str, text: str) -> None:
+        path = Path(attribute)
         if path.name == "driver_override":
             path.write_text(text)
             return

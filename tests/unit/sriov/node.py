@@ -105,6 +105,18 @@ class Node:
         monkeypatch.setattr(pci, "bind", self._bind)
         monkeypatch.setattr(announce, "announce", lambda *given: self.calls.append("announce"))
 
+    def with_a_scalable_function(self) -> None:
+        """Give the PF the SF mlx5_core.sf.6, with an interface."""
+        self.tree.sf(PF, "mlx5_core.sf.6")
+        self.tree.netdev("mlx5_core.sf.6", "enp175s0f1s0")
+        self.links["enp175s0f1s0"] = link("enp175s0f1s0", "mlx5_core.sf.6")
+
+    def in_switchdev_mode(self) -> None:
+        """Give the PF the representor aaa_rep0, which is down and the first in its directory."""
+        self.tree.netdev(PF, "aaa_rep0", phys_port_name="pf0vf0")
+        (self.tree.device(PF) / "net/enp175s0f1/phys_port_name").write_text("p0\n")
+        self.links["aaa_rep0"] = link("aaa_rep0", PF, flags=0)
+
     def rebound(self) -> None:
         """What becomes of the node when a driver is bound anew: for a test to replace."""
 

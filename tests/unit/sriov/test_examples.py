@@ -10,7 +10,8 @@ import yaml
 
 from cni.spec.request import Request
 from cni.sriov import options
-from cni.sriov.options import Options, Vlan
+from cni.sriov.options import Options
+from cni.sriov.values import Vlan
 from ipam import options as ipam_options
 from tests.runtime import CHECKOUT
 

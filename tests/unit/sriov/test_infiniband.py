@@ -16,8 +16,9 @@ from cni.attachments.journal import Journal
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import devices, guids, interface, options, removal, soft
+from cni.sriov import guids, interface, options, removal, soft
 from cni.sriov.interface import Placed
+from cni.sriov.plan import Plan, guid_of, plan_of
 from cni.sriov.record import Record, record_of
 from host import placement, rdma, vfs
 from host.errors import HostError
@@ -43,10 +44,10 @@ ATTACHMENT = Attachment("fabric", "c1", "net1")
 UNBIND, BIND = f"unbind {VF0} from mlx5_core", f"bind {VF0} to mlx5_core"
 
 
-def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[devices.Plan, Record]:  # noqa: ANN401
+def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[Plan, Record]:  # noqa: ANN401
     document = msgspec.json.encode({"type": "sriov", "deviceID": address} | config)
     wanted = options.read(Request(command="ADD", config=document))
-    plan = devices.plan(HOST, node.paths, address, wanted)
+    plan = plan_of(HOST, node.paths, address, wanted)
     return plan, record_of(plan, wanted)
 
 
@@ -183,7 +184,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     # The interface has the host's GUID again, so that the next pod does not find this one's.
     assert brought == ["net1", f"VF 0 of ib0: {PORT_GUID} {PORT_GUID}", "ib1"]
     assert infiniband.calls == [UNBIND, BIND]
-    assert devices.guid_of(infiniband.links["ib1"]) == PORT_GUID
+    assert guid_of(infiniband.links["ib1"]) == PORT_GUID
     left = journal.read(ATTACHMENT)
     assert left is not None
     assert left.device == ""

@@ -17,8 +17,8 @@ from host.errors import HostError
 from host.vfs import VF
 from tests.unit.host.test_netlink import Kernel, _refusal
 from tests.unit.host.test_vfs import IB_PF, IFINFOMSG, PF, _answer, _info
+from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import vf
-from tests.unit.sriov.test_options import _read
 
 GUID, OTHER_GUID = "02:00:00:00:00:00:00:ab", "11:22:33:00:00:aa:bb:cc"
 MAC, OLD_MAC = "e4:11:22:33:44:55", "02:11:22:33:aa:bb"
@@ -55,7 +55,7 @@ def _acknowledged(kernel: Kernel, times: int = 9) -> None:
 
 
 def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
-    return settings.wanted(before, _read(**config))
+    return settings.wanted(before, read(**config))
 
 
 def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:

@@ -1,0 +1,125 @@
+"""Attachments of `ipoib` and `sriov` on made-up servers, as far as the choice of an HCA."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+
+from cni.attachments.matching import Match, matched
+from cni.ipoib import options as ipoib_options
+from cni.ipoib import parents
+from cni.spec import arguments
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from cni.sriov import devices
+from cni.sriov import options as sriov_options
+from cni.sriov.plan import Plan
+from deviceplugin.claims import Pod
+from host import links, pci
+from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
+from host.netlink import Rtnetlink
+from host.paths import Paths
+from tests.unit.deviceplugin.holding import Holding
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+ROUTE = cast(Rtnetlink, "host")
+POD = Pod("ml", "worker-0", "uid-0")
+OTHER = Pod("ml", "worker-1", "uid-1")
+CNI_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=worker-0;K8S_POD_UID=uid-0"
+
+
+def show(paths: Paths, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Have the kernel know the interfaces of a server, all up."""
+    shown = {
+        path.name: Link(
+            index=int((path / "ifindex").read_text()),
+            name=path.name,
+            kind=kind,
+            link_type=ARPHRD_INFINIBAND,
+            mac=(path / "address").read_text().strip(),
+            broadcast="",
+            mtu=2044,
+            flags=IFF_UP,
+            pkey=0xFFFF,
+            mode="datagram",
+        )
+        for path in sorted((paths.sys / "class/net").iterdir())
+    }
+    monkeypatch.setattr(links, "find", lambda route, name: shown.get(name))
+    monkeypatch.setattr(links, "every", lambda route, kind="": list(shown.values()))
+
+
+def request(ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> Request:  # noqa: ANN401
+    """An ADD of an attachment to the network `fabric`."""
+    return Request(
+        command="ADD",
+        container_id="c1",
+        ifname=ifname,
+        args=cni_args,
+        network="fabric",
+        config=json.dumps({"name": "fabric", **config}).encode(),
+    )
+
+
+@contextmanager
+def match_of(paths: Paths, call: Request, *, needed: bool, wanted: bool) -> Iterator[Match]:
+    """The match of a call, locked as while an ADD chooses."""
+    pairs = arguments.parse(call.args, ())
+    match = matched(paths, call, arguments.pod_of(pairs), needed=needed, wanted=wanted)
+    with match.choosing():
+        yield match
+
+
+def ipoib(node: Holding, ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> str:  # noqa: ANN401
+    """The parent that an ADD of `ipoib` takes."""
+    call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
+    wanted = ipoib_options.read(call)
+    ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
+    with match_of(node.paths, call, **ask) as match:
+        plan = parents.choose(ROUTE, node.paths, wanted, match)
+        match.take(plan.adapter)
+    return plan.parent.name
+
+
+def sriov(node: Holding, ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> str:  # noqa: ANN401
+    """The device that an ADD of `sriov` takes, if nothing is in the way of the first that fits."""
+    call = request(ifname, cni_args, **{"type": "sriov"} | config)
+    wanted = sriov_options.read(call)
+    ask = {"needed": not wanted.device and not wanted.masters, "wanted": wanted.match_device}
+    with match_of(node.paths, call, **ask) as match:
+        refusals: list[CNIError] = []
+        for address in devices.candidates(node.paths, wanted, match):
+            function = pci.find(node.paths, address)
+            assert function is not None
+            plan = Plan(function=function, link=None, vf=None)
+            try:
+                devices.require_match(node.paths, plan, wanted, match)
+            except CNIError as refusal:
+                refusals.append(refusal)
+                continue
+            match.take(devices.adapter_of(node.paths, plan, match))
+            return address
+    raise refusals[0]
+
+
+def refusal(call: Any, *given: Any, **config: Any) -> CNIError:  # noqa: ANN401
+    """The error that a call is."""
+    with pytest.raises(CNIError) as caught:
+        call(*given, **config)
+    return caught.value
+
+
+def swap(paths: Paths, first: int, second: int) -> None:
+    """The RDMA devices mlx5_N of these numbers have one another's uverbs devices."""
+    tree = Tree(paths.sys, paths)
+    for number in (first, second):
+        link = tree.root / f"class/infiniband_verbs/uverbs{number}"
+        shutil.rmtree(link.resolve())
+        link.unlink()
+    for number, other in ((first, second), (second, first)):
+        dev = f"{servers.MAJOR}:{servers.UVERBS + other}"
+        tree.character("infiniband_verbs", f"uverbs{other}", f"mlx5_{number}", dev)

@@ -1,0 +1,187 @@
+"""The device of an attachment of `sriov` is one that the pod was given."""
+
+import pytest
+
+from cni.spec.notes import collected
+from deviceplugin.kubelet import records
+from tests.unit.attachments.choosing import CNI_ARGS, OTHER, POD, refusal, sriov, swap
+from tests.unit.deviceplugin.holding import Holding
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+VF, OTHER_VF = servers.VFS_ETHERNET[:2]
+VFS = list(servers.VFS_ETHERNET)
+
+
+def test_vf_that_another_pod_has_for_itself_is_refused_with_its_resource(card: Holding) -> None:
+    card.give(OTHER, {VF: [VF]}, resource="rdma/whole")
+    refused = refusal(sriov, card, deviceID=VF)
+    assert refused.code == 120
+    assert f"device {VF} is on HCA {VF}, which the kubelet gave to another pod as rdma/whole" in (
+        refused.message
+    )
+    assert sriov(card, deviceID=VF, match_device=False) == VF
+    assert sriov(card, deviceID=VF, cni_args="") == VF  # nobody knows whose it is
+    card.kubelets_checkpoint.unlink()
+    with collected() as notes:
+        assert sriov(card, deviceID=VF) == VF
+    assert "not compared with the pod's verbs devices" in notes.text
+
+
+def test_device_of_a_resource_claim_is_the_pods(
+    card: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.give(POD, {VF: [VF]})
+    assert refusal(sriov, card, deviceID=OTHER_VF).code == 120
+    row = records.PodDevices(
+        namespace="ml",
+        name="worker-0",
+        uid="",
+        container="main",
+        resource="dra.net/node-1",
+        ids=("0000-3c-00-3", OTHER_VF),
+        claimed=True,
+    )
+    monkeypatch.setattr(records, "from_pod_resources", lambda *given, **more: [row])
+    assert sriov(card, deviceID=OTHER_VF) == OTHER_VF
+
+
+def test_vf_is_the_pods(card: Holding) -> None:
+    card.give(OTHER, {VF: [VF]})
+    card.give(POD, {OTHER_VF: [OTHER_VF]})
+    assert sriov(card) == OTHER_VF
+    assert sriov(card, deviceID=OTHER_VF, runtimeConfig={"deviceID": OTHER_VF}) == OTHER_VF
+    assert sriov(card, master="enp59s0f1np0") == OTHER_VF
+
+
+def test_two_attachments_of_two_vfs_have_one_each_and_again_the_same(card: Holding) -> None:
+    card.give(POD, {VF: [VF], OTHER_VF: [OTHER_VF]})
+    assert [sriov(card, name) for name in ("net1", "net2")] == [VF, OTHER_VF]
+    assert [sriov(card, name) for name in ("net2", "net1")] == [OTHER_VF, VF]
+
+
+def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
+    card.give(POD, {VF: [VF]})
+    card.give(OTHER, {OTHER_VF: [OTHER_VF]})
+    refused = refusal(sriov, card, deviceID=OTHER_VF)
+    assert refused.code == 120
+    assert refused.message == (
+        f"device {OTHER_VF} is on HCA {OTHER_VF} (mlx5_7), but pod ml/worker-0 was given {VF} "
+        '(mlx5_6, uverbs6 231:198) of rdma/hca: leave "deviceID" and "master" out, or '
+        '"match_device": false if that is meant'
+    )
+    assert sriov(card, deviceID=OTHER_VF, match_device=False) == OTHER_VF
+
+
+def test_free_vf_of_a_master_is_nobodys(card: Holding) -> None:
+    card.give(OTHER, {VF: [VF]})
+    assert sriov(card, master="enp59s0f1np0") == OTHER_VF
+
+
+@pytest.mark.parametrize("ids", [{"0": VFS}, {f"{vf}-0": [vf] for vf in VFS}])
+def test_vfs_that_others_share_are_free_for_a_master(
+    card: Holding, ids: dict[str, list[str]]
+) -> None:
+    card.give(OTHER, ids)
+    assert sriov(card, master="enp59s0f1np0") == VF
+
+
+def test_master_without_a_free_vf_names_the_resources_that_have_them(card: Holding) -> None:
+    for number, vf in enumerate(VFS):
+        card.give(OTHER, {vf: [vf]}, resource=f"rdma/vf{number % 2}")
+    refused = refusal(sriov, card, master="enp59s0f1np0")
+    assert refused.code == 11
+    for number, vf in enumerate(VFS):
+        assert f"{vf} as rdma/vf{number % 2}" in refused.message
+    assert "of enp59s0f1np0 to other pods" in refused.message
+    assert "driver" not in refused.message
+
+
+def test_pod_with_other_hcas_gets_no_vf_of_a_master(card: Holding) -> None:
+    card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
+    refused = refusal(sriov, card, master="enp59s0f1np0")
+    assert (refused.code, f"was given {servers.VFS[0]}" in refused.message) == (120, True)
+
+
+def test_pod_with_hcas_but_no_vf_is_told_what_it_has(card: Holding) -> None:
+    card.give(POD, {f"{servers.VFS_PF}-0": [servers.VFS_PF]})
+    refused = refusal(sriov, card)
+    assert refused.code == 120
+    assert f"was given {servers.VFS_PF} (mlx5_0" in refused.message
+    assert sriov(card, pfOnly=True) == servers.VFS_PF
+
+
+def test_sf_is_a_device_like_a_vf(card: Holding) -> None:
+    card.give(POD, {servers.VFS_SF: [servers.VFS_SF]})
+    assert sriov(card) == servers.VFS_SF
+
+
+def test_pod_that_was_given_nothing_needs_a_device(card: Holding) -> None:
+    refused = refusal(sriov, card)
+    assert (refused.code, '"deviceID" is missing' in refused.message) == (7, True)
+
+
+def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None:
+    tree = Tree(card.paths.sys, card.paths)
+    for number, vf in enumerate((VF, OTHER_VF)):
+        _without_verbs(tree, vf)
+        tree.soft_rdma(f"rxe{number}", f"enp59s0f1v{number}")
+        tree.character(
+            "infiniband_verbs", f"uverbs{20 + number}", f"rxe{number}", f"231:{212 + number}"
+        )
+    card.give(POD, {"rxe1-0": ["rxe1"]}, resource="rdma/soft")
+    assert sriov(card) == OTHER_VF
+    assert sriov(card, deviceID=OTHER_VF) == OTHER_VF
+    refused = refusal(sriov, card, deviceID=VF)
+    assert (refused.code, "was given rxe1 (rxe1, uverbs21 231:213)" in refused.message) == (
+        120,
+        True,
+    )
+    # The id of the pool, as Multus passes it.
+    for known in ("rxe1-0", "rxe1"):
+        assert sriov(card, deviceID=known, pciBusID=known, master="enp59s0f1np0") == OTHER_VF
+    refused = refusal(sriov, card, deviceID="rxe0-0")
+    assert (refused.code, '"deviceID": "rxe0-0" is no device' in refused.message) == (7, True)
+
+
+def test_token_of_all_is_each_vf_of_the_pool_in_turn(card: Holding) -> None:
+    card.give(POD, {"0": [VF, OTHER_VF], "1": [VF, OTHER_VF]})
+    card.give(POD, {servers.VFS[0]: [servers.VFS[0]]}, resource="rdma/other")
+    tokens = {"net1": "1", "net2": "0"}
+    assert [sriov(card, name, deviceID=token) for name, token in tokens.items()] == [VF, OTHER_VF]
+    assert sriov(card, "net2", deviceID="0") == OTHER_VF
+
+
+@pytest.mark.parametrize("cni_args", [CNI_ARGS, ""])
+def test_device_id_that_nothing_explains_is_told_as_before(card: Holding, cni_args: str) -> None:
+    refused = refusal(sriov, card, cni_args=cni_args, deviceID="0", master="enp59s0f1np0")
+    assert (
+        refused.code,
+        '"deviceID": "0" is no device: give a PCI address' in refused.message,
+    ) == (
+        7,
+        True,
+    )
+
+
+def _without_verbs(tree: Tree, address: str) -> None:
+    device = tree.device(address)
+    for kind in ("infiniband_verbs", "infiniband_mad", "infiniband"):
+        for entry in list((device / kind).iterdir()) if (device / kind).exists() else []:
+            (tree.root / "class" / kind / entry.name).unlink()
+            entry.rename(tree.root / f"gone-{entry.name}")
+
+
+def test_device_without_verbs_has_nothing_to_differ_in(card: Holding) -> None:
+    _without_verbs(Tree(card.paths.sys, card.paths), VF)
+    card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
+    assert sriov(card, deviceID=VF) == VF
+
+
+def test_vf_whose_driver_was_bound_anew_is_told_with_both_numbers(card: Holding) -> None:
+    card.give(POD, {VF: [VF]})
+    swap(card.paths, 6, 7)
+    refused = refusal(sriov, card)
+    assert refused.code == 120
+    for named in ("uverbs6 231:198", "uverbs7 231:199 now", VF):
+        assert named in refused.message
