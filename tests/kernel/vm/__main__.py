@@ -4,10 +4,12 @@ prepare  installs the host's tools, unpacks the kernel, builds the module and th
 run      runs a command in the guest; its output is shown as it comes, its status is ours
 pytest   runs the checkout's pytest in the guest; junit.xml comes back in build/vm/results.
          `pytest ARGUMENTS --and ARGUMENTS` runs two guests at once, for a guest keeps one CPU
-         busy; the second's output follows the first's, its results are in build/vm/results-2
+         busy; the second's output follows the first's, its results are in build/vm/results-2.
+         ARGUMENTS may begin with `--cpus N`
 
 All three prepare what is missing first. Environment: PODFABRIC_VM_TIMEOUT (seconds, default 600),
-PODFABRIC_VM_KVM=1 (default: TCG), PODFABRIC_VM_APPEND (more kernel command line).
+PODFABRIC_VM_CPUS (the guest's, default 1), PODFABRIC_VM_KVM=1 (default: TCG), PODFABRIC_VM_APPEND
+(more kernel command line).
 """
 
 import fcntl
@@ -20,6 +22,9 @@ from types import FrameType
 from typing import NoReturn
 
 from . import debian, initramfs, layout, module, qemu
+
+PYTEST = (str(layout.PYTHON), "-m", "pytest", "--disable-plugin-autoload", "-p", "pytest_timeout")
+"""Without what else is installed for it: in the guest each plugin costs seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,8 +60,12 @@ def _pytest(arguments: list[str]) -> int:
     if "--and" in arguments:
         first = arguments.index("--and")
         return _both(arguments[:first], arguments[first + 1 :])
+    if arguments[:1] == ["--cpus"]:
+        os.environ["PODFABRIC_VM_CPUS"] = arguments[1]
+        arguments = arguments[2:]
+    _rewrite_assertions(arguments)
     junit = f"--junitxml={qemu.GUEST_RESULTS / 'junit.xml'}"
-    return _run([str(layout.PYTHON), "-m", "pytest", junit, *arguments])
+    return _run([*PYTEST, junit, *arguments])
 
 
 def _both(here: list[str], beside: list[str]) -> int:
@@ -92,6 +101,16 @@ def _compile_python() -> None:
         skipped = r"/(\.git|build|__pycache__)/"
         command = [str(layout.PYTHON), "-m", "compileall", "-q", "-x", skipped, *directories]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+
+
+def _rewrite_assertions(arguments: list[str]) -> None:
+    """Has pytest compile the test modules on the host, with its asserts, as `_compile_python`."""
+    environment = {**os.environ, "PODFABRIC_VM": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [*PYTEST, "--collect-only", "-qq", *arguments]
+    subprocess.run(
+        command, check=False, env=environment, cwd=layout.CHECKOUT, stdout=subprocess.DEVNULL
+    )
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

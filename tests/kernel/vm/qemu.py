@@ -35,7 +35,12 @@ class Machine:
     `devices` are further QEMU arguments.
     """
 
-    cpus: int = 2
+    cpus: int = field(default_factory=lambda: int(os.environ.get("PODFABRIC_VM_CPUS", "1")))
+    """More than one is for tests of what happens at once.
+
+    With one the emulator does without atomic instructions, and the guest without moving from CPU
+    to CPU, whose caches of translated code are cold each time: a third less work.
+    """
     memory_mib: int = 4096
     timeout: float = 600
     devices: Sequence[str] = ()
@@ -55,7 +60,10 @@ class Machine:
         cpu = "host,arch-capabilities=off,host-phys-bits-limit=35"
         accelerator = ["-accel", "kvm", "-cpu", cpu]
         if not self.kvm:
-            accelerator = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,phys-bits=35"]
+            # No more than the kernel and Python need. What `max` has on top is dear to emulate:
+            # five levels of page tables, AVX in every string function, XSAVE at every switch.
+            cpu = "Nehalem,phys-bits=35"
+            accelerator = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", cpu]
         return [
             *("qemu-system-x86_64", "-M", "q35", *accelerator),
             *("-smp", str(self.cpus), "-m", str(self.memory_mib)),
@@ -82,6 +90,9 @@ class Machine:
             "norandmaps",
             "intel_iommu=on",
             "iommu=pt",  # a function that is vfio's is translated, nothing else
+            # Else CPUs that are not Intel's, or a slow host, make it read the HPET instead: a way
+            # out of the translated code for each look at the clock.
+            "tsc=reliable",
             "nowatchdog",  # a slow host is no lockup of the guest
             "rcupdate.rcu_cpu_stall_suppress=1",
             f"podfabric.checkout={layout.CHECKOUT}",
