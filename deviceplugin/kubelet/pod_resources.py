@@ -1,6 +1,7 @@
 """The kubelet's PodResources API, over a connection that lasts as long as the kubelet's socket."""
 
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,10 @@ _OPTIONS = (
 
 
 class Connection:
-    """To the kubelet that is there when it is asked. Any thread may use it."""
+    """To the kubelet that is there when it is asked. Any thread may use it, one does at a time.
+
+    gRPC 1.85 may crash the process if a channel is closed while other threads have calls on it.
+    """
 
     def __init__(self, paths: Paths) -> None:
         self._socket = paths.pod_resources
@@ -40,30 +44,27 @@ class Connection:
 
     def list(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         """What every container holds. Raises Unreadable, after `timeout` seconds at the latest."""
-        channel = self._current()
-        stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        end = time.monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):
+            raise Unreadable(f"{self._socket}: is being asked already, for {timeout:g} s")
         try:
-            answer: podresources_pb2.ListPodResourcesResponse = stub.List(
-                podresources_pb2.ListPodResourcesRequest(), timeout=timeout
-            )
+            return self._asked(end - time.monotonic())
         except grpc.RpcError as error:
-            self.close()  # it would wait longer and longer before it tries to connect again
+            self._drop()  # it would wait longer and longer before it tries to connect again
             raise Unreadable(f"{self._socket}: {_why(self._socket, error)}") from None
-        except ValueError as error:  # another thread found out first, and closed it
-            raise Unreadable(f"{self._socket}: {error}") from None
-        return answer
+        finally:
+            self._lock.release()
 
-    def _current(self) -> grpc.Channel:
-        """A channel to the socket of now: a kubelet that starts anew makes a new one."""
+    def _asked(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         made = _identity(self._socket)
-        with self._lock:
-            if self._channel is None or made != self._made:
-                self._drop()
-                self._channel, self._made = (
-                    grpc.insecure_channel(f"unix:{self._socket}", _OPTIONS),
-                    made,
-                )
-            return self._channel
+        if self._channel is None or made != self._made:  # a kubelet that starts makes a new one
+            self._drop()
+            self._channel = grpc.insecure_channel(f"unix:{self._socket}", _OPTIONS)
+            self._made = made
+        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
+        request = podresources_pb2.ListPodResourcesRequest()
+        answer: podresources_pb2.ListPodResourcesResponse = stub.List(request, timeout=timeout)
+        return answer
 
     def _drop(self) -> None:
         if self._channel is not None:

@@ -1,5 +1,8 @@
 """The kubelet's PodResources: one connection for many questions, a new one to a new kubelet."""
 
+import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,18 +76,44 @@ def test_many_threads_ask_while_kubelets_come_and_go(
     kubelet: Kubelet, connection: Connection
 ) -> None:
     kubelet.start()
+    answered = threading.Semaphore(0)
+    ended = threading.Event()
 
-    def ask(_: int) -> bool:
-        try:
-            connection.list(2.0)
-        except Unreadable:
-            return False
-        return True
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                connection.list(2.0)
+                answered.release()
+            except Unreadable:
+                pass
 
     with ThreadPoolExecutor(6) as threads:
-        answers = threads.map(ask, range(300))
-        for _ in range(3):
-            kubelet.stop()
-            kubelet.start()
-        assert any(answers)
+        asking = [threads.submit(ask) for _ in range(6)]
+        try:
+            for _ in range(20):
+                assert answered.acquire(timeout=10)
+                kubelet.stop()
+                kubelet.start()
+        finally:
+            ended.set()
+        for one in asking:
+            one.result(10)
     assert not connection.list(2.0).pod_resources
+
+
+def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
+    root: Path, connection: Connection
+) -> None:
+    socket_path = Paths(kubelet=root).pod_resources
+    socket_path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as silent, ThreadPoolExecutor(1) as threads:
+        silent.bind(str(socket_path))
+        silent.listen()
+        first = threads.submit(connection.list, 1.0)
+        time.sleep(0.2)
+        started = time.monotonic()
+        with pytest.raises(Unreadable, match="is being asked already"):
+            connection.list(0.2)
+        assert time.monotonic() - started < 0.7
+        with pytest.raises(Unreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
+            first.result()
