@@ -38,9 +38,12 @@ def decode(content: bytes, name: str) -> object:
     if content.lstrip().startswith(b"{"):
         # PyYAML refuses JSON that is indented by tabs and takes 1e2 for a string.
         try:
-            return msgspec.json.decode(content)
+            value = msgspec.json.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass  # it may be YAML's own form with braces
+        else:
+            _refuse_repeated_in_json(content, name)
+            return value
     import yaml  # not earlier: only a node that has a file needs it
 
     try:
@@ -152,6 +155,42 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
             raise DocumentError(f"{name}: line {line}: {text}: is there twice: keep one")
         keys.add(text)
         _refuse_repeated(value, name, seen)
+
+
+class _Pairs(list[tuple[str, object]]):
+    """The keys of a JSON object with their values, as often as they are there."""
+
+
+def _refuse_repeated_in_json(content: bytes, name: str) -> None:
+    """As of YAML: msgspec takes the last one, too, and does not tell."""
+    import json
+
+    try:
+        # Numbers as they are written: some cannot be read, and they do not matter here.
+        pairs = json.loads(
+            content, object_pairs_hook=_Pairs, parse_int=str, parse_float=str, strict=False
+        )
+        place = _repeated(pairs, "")
+    except RecursionError:
+        raise DocumentError(f"{name}: nested too deeply") from None
+    if place:
+        raise DocumentError(f"{name}: {place}: is there twice: keep one")
+
+
+def _repeated(value: object, where: str) -> str:
+    """The path to the first key that its object has twice, "" if there is none."""
+    children: list[tuple[str, object]] = []
+    if isinstance(value, _Pairs):
+        keys = set()
+        for key, child in value:
+            path = f"{where}.{key}" if where else key or '""'
+            if key in keys:
+                return path
+            keys.add(key)
+            children.append((path, child))
+    elif isinstance(value, list):
+        children = [(f"{where}[{index}]", child) for index, child in enumerate(value)]
+    return next((found for path, child in children if (found := _repeated(child, path))), "")
 
 
 def _explained(text: str, shape: object) -> str:
