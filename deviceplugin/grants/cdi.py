@@ -26,6 +26,7 @@ VERSION = "0.5.0"  # the first with hostPath, and names that begin with a digit
 
 _PREFIX = f"{VENDOR}-"
 _LONGEST = 63
+_BEGINNING = f'{{\n  "cdiVersion": "{VERSION}",\n  "kind": "{VENDOR}/'.encode()
 _writing = Lock()  # the temporary file's name is fixed
 
 
@@ -134,10 +135,16 @@ def _content(file: Path) -> bytes | None:
 
 
 def _is_ours(content: bytes) -> bool:
+    """Whether a file of our name is ours by its kind, as far as a power cut has left it.
+
+    Of nothing, or zeros, there is nothing to lose. What cannot be read is ours if it begins as
+    ours do, up to the kind or to where it was cut off; else it is somebody's, in YAML perhaps.
+    """
     try:
         found = msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False
+        left = content.rstrip(b"\0")
+        return _BEGINNING.startswith(left) or left.startswith(_BEGINNING)
     of_kind = found.get("kind") if isinstance(found, dict) else None
     return isinstance(of_kind, str) and of_kind.startswith(f"{VENDOR}/")
 

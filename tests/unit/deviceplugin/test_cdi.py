@@ -132,6 +132,47 @@ def test_a_file_of_others_is_left_as_it_is(paths: Paths, content: str) -> None:
     assert file.read_bytes() == content.encode("latin-1")
 
 
+def _written(paths: Paths) -> bytes:
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})
+    return cdi.path(paths, "rdma/hca").read_bytes()
+
+
+def test_its_own_file_is_made_anew_wherever_it_was_cut_off(paths: Paths) -> None:
+    """As a power cut leaves it: shorter, empty, or with zeros at its end."""
+    whole = _written(paths)
+    file = cdi.path(paths, "rdma/hca")
+    for size in range(len(whole)):
+        for content in (whole[:size], whole[:size].ljust(len(whole), b"\0")):
+            file.write_bytes(content)
+            assert _written(paths) == whole
+            file.write_bytes(content)
+            assert cdi.remove_others(paths, []) == [file]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"cdiVersion": "0.5.0", "kind": "vendor.example/rdma-hca", "devices": [',
+        '{\n  "cdiVersion": "0.5.0",\n  "kind": "vendor.example/hca",\n  "devices": [',
+        '{\n  "cdiVersion": "0.6.0"',
+        '{\n  "cdiVersion": "0.5.0",\n  "devices": [',
+        '\ncdiVersion: "0.5.0"\nkind: podfabric.io/rdma-hca\n',
+        "# by hand\n",
+        "{}",
+        '""',
+        "0",
+    ],
+)
+def test_what_does_not_begin_as_its_own_do_is_somebodys(paths: Paths, content: str) -> None:
+    paths.cdi.mkdir(parents=True)
+    file = cdi.path(paths, "rdma/hca")
+    file.write_text(content)
+    with pytest.raises(cdi.Unwritten, match="is not podfabric's"):
+        _written(paths)
+    assert cdi.remove_others(paths, []) == []
+    assert file.read_text() == content
+
+
 def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) -> None:
     for resource in ("rdma/hca", "rdma/old", "rdma/older"):
         cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})

@@ -1,5 +1,6 @@
 """Whose GPUs the next HCAs are for, as far as it can be told."""
 
+import msgspec
 import pytest
 from msgspec import Struct
 
@@ -19,10 +20,16 @@ class Row(Struct, frozen=True):
     resource: str
     ids: tuple[str, ...]
     namespace: str = "ml"
+    uid: str = ""
 
 
 def _gpus(pod: str, container: str, *numbers: int) -> Row:
     return Row(pod, container, "nvidia.com/gpu", tuple(servers.gpu_uuid(n) for n in numbers))
+
+
+def _written(uid: str, row: Row) -> Row:
+    """The row as the kubelet's checkpoint has it, which knows pods by their UID."""
+    return msgspec.structs.replace(row, name="", namespace="", uid=uid)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,53 @@ def test_gpus_of_the_one_container_that_lacks_hcas(rows: list[Row], numbers: lis
     expected = [GPUS[number].address for number in numbers]
     assert waiting_gpus(rows, OURS, GPUS) == expected
     assert waiting_gpus(rows[::-1], OURS, GPUS) == expected
+
+
+A = _gpus("a", "x", 0)
+B = _gpus("b", "x", 1)
+HCA_OF_A = Row("a", "x", "rdma/hca", ("h",))
+
+
+@pytest.mark.parametrize(
+    ("rows", "written", "numbers"),
+    [
+        pytest.param([A], [_written("u", A)], [], id="never asks for one"),
+        pytest.param([A, B], [_written("u", A)], [1], id="beside one that never asks"),
+        pytest.param([A, B], [], [], id="two, and the checkpoint tells of neither"),
+        pytest.param(
+            [A, B], [_written("u", A), _written("v", B)], [], id="two, and neither ever asks"
+        ),
+        pytest.param(
+            [A], [_written("u", A), _written("u", HCA_OF_A)], [0], id="made anew with its name"
+        ),
+        pytest.param(
+            [A], [_written("u", _gpus("", "y", 0))], [0], id="GPU of a pod that ended: another name"
+        ),
+        pytest.param([A], [_written("u", _gpus("", "x", 1))], [0], id="another GPU"),
+        pytest.param([_gpus("a", "x", 0, 1)], [_written("u", A)], [0, 1], id="one of its GPUs"),
+        pytest.param(
+            [_gpus("a", "init", 0), _gpus("a", "x", 0)],
+            [_written("u", _gpus("a", "init", 0))],
+            [0],
+            id="the init container is done",
+        ),
+        pytest.param(
+            [_gpus("a", "side", 0), _gpus("a", "x", 1)],
+            [_written("u", _gpus("a", "side", 0))],
+            [1],
+            id="a sidecar is done",
+        ),
+        pytest.param(
+            [_gpus("a", "x", 0), _gpus("a", "x", 3)],
+            [_written("u", _gpus("a", "x", 3)), _written("u", _gpus("a", "x", 0))],
+            [],
+            id="in several rows",
+        ),
+    ],
+)
+def test_what_the_kubelet_has_written_down_waits_no_more(
+    rows: list[Row], written: list[Row], numbers: list[int]
+) -> None:
+    expected = [GPUS[number].address for number in numbers]
+    assert waiting_gpus(rows, OURS, GPUS, written) == expected
+    assert waiting_gpus(rows[::-1], OURS, GPUS, written[::-1]) == expected
