@@ -15,7 +15,8 @@ usage: podfabric device-plugin [-config FILE]
        podfabric device-plugin -resource-name NAME [-resource-amount N | -master INTERFACE]
 
 Offer the HCAs of this node to the kubelet until SIGTERM. Without flags the pools are those of
-/etc/podfabric/config.yaml; FILE may be another device plugin's: see docs/pools.md.
+/etc/podfabric/config.yaml; FILE counts in its place, and may be another device plugin's: see
+docs/pools.md.
 """
 
 
@@ -36,7 +37,8 @@ def run(given: list[str]) -> int:
         if rest:
             raise ConfigError(f"{rest[0]}: unknown flag\n{USAGE}")
         command.load(paths.config)  # a mistake of the command line is told at once
-        logs.configure(settings.load(paths.config))
+        # How to log is in the same file.
+        logs.configure(settings.load(command.watched(paths.config) or paths.config))
     except (ConfigError, settings.SettingsError) as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2

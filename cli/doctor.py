@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cli import output
-from cli.checks import Check, Finding, fabric, installation, kernel, kubelet
+from cli.checks import Check, Finding, fabric, installation, kernel, kubelet, roce
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
 from host.paths import Paths
@@ -26,6 +26,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("locked memory", kernel.locked_memory),
     ("ports", fabric.ports),
     ("subnet manager", fabric.subnet_manager),
+    ("RoCE", roce.gid_tables),
     ("IPoIB parents", fabric.ipoib_parents),
     ("PFs of VFs", fabric.pfs_of_vfs),
     ("GPUs and HCAs", fabric.gpu_distances),

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from cli import output
+from cli.arguments import count, namespace, pod
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
 from host.paths import Paths
@@ -25,17 +26,16 @@ def add_commands(parts: "Parts") -> None:
     parser = parts.add_parser(
         "explain", help="what a pod was given, and whether its interfaces and HCAs are a match"
     )
-    parser.add_argument("pod", nargs="?", metavar="POD", help="name, or namespace/name")
-    parser.add_argument("-n", "--namespace", help="of the pod (default: default)")
+    parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
+    parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
     dry = parser.add_argument_group("what a container would get")
     dry.add_argument("--dry-run", action="store_true", help="ask what would be chosen, for no pod")
     dry.add_argument("--resource", metavar="NAME", help='such as "rdma/hca"')
-    dry.add_argument("--size", type=_positive, default=1, metavar="N", help="default: 1")
+    dry.add_argument("--size", type=count, metavar="N", help="default: 1")
     dry.add_argument(
         "--gpus",
         type=lambda text: [one for one in text.split(",") if one],
-        default=[],
         metavar="GPU,...",
         help="of the container: PCI addresses, UUIDs, or GPU0 as topo calls it",
     )
@@ -49,14 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _dry_run(arguments, node)
     if arguments.pod is None:
         _wrong(arguments, "name a pod, or ask for --dry-run")
-    if arguments.resource or arguments.gpus:
-        _wrong(arguments, "--resource and --gpus go with --dry-run")
-    namespace, slash, name = arguments.pod.rpartition("/")
-    if slash and arguments.namespace not in (None, namespace):
+    if arguments.resource is not None or arguments.size is not None or arguments.gpus is not None:
+        _wrong(arguments, "--resource, --size and --gpus go with --dry-run")
+    of, slash, name = arguments.pod.rpartition("/")
+    if slash and arguments.namespace not in (None, of):
         _wrong(arguments, f"{arguments.pod} is not in namespace {arguments.namespace}")
     from cli.pods import explained
 
-    found = explained(node, namespace or arguments.namespace or "default", name)
+    found = explained(node, of or arguments.namespace or "default", name)
     if not found.known and not (found.notes and not found.answered):
         sys.stderr.write(
             f"podfabric explain: pod {found.pod}: this node's kubelet gave it no device, and no "
@@ -80,7 +80,7 @@ def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
     if not arguments.resource:
         _wrong(arguments, "--dry-run needs --resource")
     try:
-        choice = choose(node, arguments.resource, arguments.size, arguments.gpus)
+        choice = choose(node, arguments.resource, arguments.size or 1, arguments.gpus or [])
     except Impossible as error:
         sys.stderr.write(f"podfabric explain: {error}\n")
         return 1
@@ -94,13 +94,6 @@ def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
 def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
     arguments.wrong(text)
     raise AssertionError  # argparse has ended the program
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
 
 
 def _show(found: "Explained") -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from cli import output
+from cli.arguments import file_name
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
 from host.adapters import Adapter
@@ -63,7 +64,10 @@ def add_commands(parts: "Parts") -> None:
     )
     output.add_option(parser)
     parser.add_argument(
-        "--svg", metavar="FILE", help='draw it into this file; "-" is standard output'
+        "--svg",
+        type=file_name,
+        metavar="FILE",
+        help='draw it into this file; "-" is standard output',
     )
     parser.add_argument("--all", action="store_true", help="also VFs and SFs, beside their PFs")
     parser.set_defaults(part=run)

@@ -1,0 +1,153 @@
+"""Command lines that cannot be meant: exit code 2, and a text that says what was expected."""
+
+import argparse
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import logs
+from agent.settings import Settings
+from cli import arguments, device_plugin
+from deviceplugin import service
+from host.paths import Paths
+from tests.unit.cli.commands import Shell
+from tests.unit.host import servers
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    return Shell(servers.dgx(tmp_path), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "value"),
+    [
+        (arguments.count, "1", 1),
+        (arguments.count, "012", 12),
+        (arguments.file, "a/b", Path("a/b")),
+        (arguments.file, " ", Path(" ")),
+        (arguments.file_name, "-", "-"),
+        (arguments.namespace, "ml", "ml"),
+        (arguments.pod, "worker-0", "worker-0"),
+        (arguments.pod, "ml/worker-0", "ml/worker-0"),
+    ],
+)
+def test_what_can_be_meant_is_taken(of: Callable[[str], object], text: str, value: object) -> None:
+    assert of(text) == value
+
+
+@pytest.mark.parametrize(
+    ("of", "texts", "expected"),
+    [
+        (
+            arguments.count,
+            ("", "0", "-1", "abc", "1.5", "٣", "1e3", "9" * 20, " 1"),
+            "a number from 1 on",
+        ),
+        (arguments.file, ("",), "it is empty: name a file, or leave the option out"),
+        (arguments.file_name, ("",), "it is empty: name a file, or leave the option out"),
+        (arguments.namespace, ("", "a/b", "/"), "the name of a namespace"),
+        (arguments.pod, ("", "/", "a/", "/a", "a//b", "a/b/c"), "a pod's name, or namespace/name"),
+    ],
+)
+def test_what_cannot_be_meant_says_what_was_expected(
+    of: Callable[[str], object], texts: tuple[str, ...], expected: str
+) -> None:
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError) as raised:
+            of(text)
+        assert str(raised.value).endswith(expected)
+
+
+def test_a_drawing_needs_a_files_name(shell: Shell) -> None:
+    printed = shell("topo", "--svg", "")
+    assert (printed.code, printed.out) == (2, "")
+    assert "argument --svg: it is empty: name a file" in printed.err
+    assert shell("topo", "--svg", "-").out.startswith("<")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["devices", "--config", ""], "argument --config: it is empty: name a file"),
+        (["explain", ""], "argument POD: '': expected a pod's name, or namespace/name"),
+        (["explain", "a/b/c"], "argument POD: 'a/b/c': expected a pod's name, or namespace/name"),
+        (["explain", "a/"], "argument POD: 'a/': expected a pod's name, or namespace/name"),
+        (["explain", "x", "-n", ""], "argument -n/--namespace: '': expected the name of"),
+        (["explain", "x", "--size", "3"], "--resource, --size and --gpus go with --dry-run"),
+        (["explain", "x", "--size", "1"], "--resource, --size and --gpus go with --dry-run"),
+        (["explain", "x", "--gpus", ""], "--resource, --size and --gpus go with --dry-run"),
+        (["explain", "x", "--resource", ""], "--resource, --size and --gpus go with --dry-run"),
+        (
+            ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "abc"],
+            "argument --size: 'abc': expected a number from 1 on",
+        ),
+        (
+            ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "0"],
+            "argument --size: '0': expected a number from 1 on",
+        ),
+        (["explain", "--dry-run", "--resource", ""], "--dry-run needs --resource"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(
+    shell: Shell, given: list[str], text: str
+) -> None:
+    printed = shell(*given)
+    assert (printed.code, printed.out) == (2, "")
+    assert text in printed.err
+
+
+FLAGS: dict[str, list[str]] = {
+    "the usual file": [],
+    "another file": ["-config", "{other}"],
+    "another plugin's": ["-config-file={theirs}"],
+    "no file": ["-resource-amount", "8"],
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("the usual file", "error"),
+        ("another file", "debug"),
+        ("another plugin's", "info"),
+        ("no file", "error"),
+    ],
+)
+def test_a_file_that_is_named_says_how_to_log_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, level: str
+) -> None:
+    paths = Paths(**{name: tmp_path / name for name in Paths.__struct_fields__})
+    for name in Paths.__struct_fields__:
+        monkeypatch.setenv(f"PODFABRIC_{name.upper()}", str(getattr(paths, name)))
+    paths.etc.mkdir()
+    paths.config.write_text("agent: {log_level: error}\npools: []\n")
+    other, theirs = tmp_path / "other.yaml", tmp_path / "theirs.json"
+    other.write_text("agent: {log_level: debug}\npools: []\n")
+    theirs.write_text('{"resourceList": [{"resourceName": "nic", "selectors": {"isRdma": true}}]}')
+    used: list[Settings] = []
+    handlers: dict[int, Callable[..., Any]] = {}
+    monkeypatch.setattr(logs, "configure", used.append)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+
+    class Ended:
+        """A service that is told to end as soon as it begins."""
+
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def start(self) -> None:
+            handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(service, "Service", Ended)
+    given = [flag.format(other=other, theirs=theirs) for flag in FLAGS[flags]]
+    assert device_plugin.run(given) == 0
+    assert [one.log_level for one in used] == [level]
