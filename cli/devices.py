@@ -4,16 +4,19 @@ import argparse
 import os
 import sys
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cli import output
+from cli.arguments import file
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, numa_text
+from deviceplugin import fitness
 from deviceplugin.checkpoint import Damaged
 from deviceplugin.pools.config import ConfigError
+from deviceplugin.pools.pool import Pool
 from host.adapters import Adapter
 from host.paths import Paths
 
@@ -27,6 +30,7 @@ class Offered(msgspec.Struct, frozen=True):
     resource: str
     ids: int  # device ids that its holders get this adapter by
     held: int  # of these, by the checkpoint
+    unfit: dict[str, int]  # of these, those that may not be handed out, by the reason
 
 
 class NotOffered(msgspec.Struct, frozen=True):
@@ -41,7 +45,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     adapter: Adapter
     present: bool  # false of one that a container holds and that is gone
-    fault: str  # "" of one that is well
+    fault: str  # "" of one that is well, as far as the pools that offer it need that
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
 
@@ -54,7 +58,7 @@ def add_commands(parts: "Parts") -> None:
     output.add_option(parser)
     parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="pools of this file (default: config.yaml)"
+        "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
     )
     parser.set_defaults(part=run)
 
@@ -77,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output != "table":
         output.document(found, arguments.output)
     elif found:
-        output.show(_offered(found), _others(found), _problems(node))
+        output.show(_offered(found), _unfit(found), _others(found), _problems(node))
     else:
         output.show(
             f"no adapter was found below {node.paths.sys}: is it in `lspci`, and this the host's "
@@ -90,12 +94,17 @@ def devices(node: ThisNode) -> list[Device]:
     """Every adapter by id, and those that are gone and held. Raises ConfigError, Damaged."""
     held = Counter((one.resource, device.id) for one in node.allocations for device in one.devices)
     offered: dict[str, list[Offered]] = {}
+    faults = dict(node.reports)
     for pool in node.pools:
         resource = pool.config.resource
         ids = Counter(known for slot in pool.slots for known in slot.adapters)
+        of_pool = {one.id: fitness.fault(pool, one, node.reports) for one in pool.adapters}
+        unfit = _reasons(pool, of_pool, node.unfit[resource])
         for adapter in pool.adapters:
-            has = Offered(resource, ids[adapter.id], held[resource, adapter.id])
-            offered.setdefault(adapter.id, []).append(has)
+            known = adapter.id
+            has = Offered(resource, ids[known], held[resource, known], unfit.get(known, {}))
+            faults[known] = of_pool[known] or (faults[known] if known in offered else "")
+            offered.setdefault(known, []).append(has)
     left: dict[str, list[NotOffered]] = {}
     for one in node.left_out:
         left.setdefault(one.adapter, []).append(NotOffered(one.resource, one.why))
@@ -104,12 +113,25 @@ def devices(node: ThisNode) -> list[Device]:
         Device(
             adapter=adapter,
             present=adapter.id not in gone,
-            fault=node.faults.get(adapter.id, ""),
+            fault=faults[adapter.id],
             offered=tuple(offered.get(adapter.id, ())),
             not_offered=tuple(left.get(adapter.id, ())),
         )
         for adapter in sorted([*node.adapters, *node.gone], key=lambda adapter: adapter.id)
     ]
+
+
+def _reasons(
+    pool: Pool, faults: Mapping[str, str], unfit: Mapping[str, str]
+) -> dict[str, dict[str, int]]:
+    """By adapter, how many of its ids cannot be handed out, or not with it, for which reason."""
+    found: dict[str, dict[str, int]] = {}
+    for slot in pool.slots:
+        for known in slot.adapters:
+            if why := faults[known] or unfit.get(slot.id, ""):
+                reasons = found.setdefault(known, {})
+                reasons[why] = reasons.get(why, 0) + 1
+    return found
 
 
 def _narrowed(device: Device, resource: str) -> Device:
@@ -135,11 +157,32 @@ def _row(device: Device) -> tuple[str | Cell, ...]:
     adapter = device.adapter
     return (
         *_hardware(adapter),
-        Cell(device.fault or "well", "red" if device.fault else "green"),
+        Cell(
+            "\n".join(_health(one) for one in device.offered),
+            "red" if any(one.unfit for one in device.offered) else "green",
+        ),
         "\n".join(one.resource for one in device.offered),
         "\n".join(str(one.ids) for one in device.offered),
         "\n".join(str(one.held) for one in device.offered),
     )
+
+
+def _health(one: Offered) -> str:
+    unfit = sum(one.unfit.values())
+    if not unfit:
+        return "well"
+    return "not well" if unfit == one.ids else f"{unfit} of {one.ids} not well"
+
+
+def _unfit(found: list[Device]) -> Table | str:
+    """Why ids are not handed out."""
+    rows = [
+        (device.adapter.id, one.resource, str(ids), why)
+        for device in found
+        for one in device.offered
+        for why, ids in one.unfit.items()
+    ]
+    return Table(("NOT WELL", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
 
 
 def _hardware(adapter: Adapter) -> tuple[str, ...]:

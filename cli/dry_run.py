@@ -1,6 +1,7 @@
 """What GetPreferredAllocation would answer now, and why."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +15,8 @@ from host.adapters import Adapter
 from host.errors import HostError
 from host.gpus import address_of
 from host.topology import Distance
+
+_TOLD = 4  # reasons why ids are not well
 
 
 class Impossible(Exception):
@@ -60,12 +63,11 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Cho
         raise Impossible(f"there is no pool {resource}; {node.config_file} gives: {known}")
     near = [_gpu(node, text) for text in gpus]
     taken = {one.id for one in allocations if one.resource == resource}
-    well = [
-        slot.id for slot in pool.slots if any(known not in node.faults for known in slot.adapters)
-    ]
-    free = [known for known in well if known not in taken]
+    unfit = node.unfit[resource]
+    free = [slot.id for slot in pool.slots if slot.id not in taken and slot.id not in unfit]
     loads = node.loads()
     notes = [] if len(free) >= size else [f"{size} ids were asked for, {len(free)} are free"]
+    notes += _not_well(unfit)
     chosen = []
     for known in preferred(pool, free, (), size, loads, near, topology):
         adapter = pool.adapter(_adapter_of(pool, known))
@@ -91,12 +93,19 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Cho
         mode=pool.config.mode,
         available=len(free),
         held=len(taken),
-        unhealthy=len(pool.slots) - len(well),
+        unhealthy=len(unfit),
         gpus=tuple(near),
         chosen=tuple(chosen),
         rule=_rule(pool, near),
         notes=tuple(notes),
     )
+
+
+def _not_well(unfit: Mapping[str, str]) -> list[str]:
+    reasons = Counter(unfit.values()).most_common()
+    told = [f"not well: {why} ({count} ids)" for why, count in reasons[:_TOLD]]
+    more = len(reasons) - _TOLD
+    return [*told, f"{more} more reasons: `podfabric devices`"] if more > 0 else told
 
 
 def _gpu(node: ThisNode, text: str) -> str:

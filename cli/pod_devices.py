@@ -7,7 +7,7 @@ import msgspec
 from cli.this_node import ThisNode, gpu_label
 from deviceplugin import checkpoint, match
 from deviceplugin.kubelet.records import PodDevices
-from deviceplugin.match import Face, Stale
+from deviceplugin.match import NOT_TOLD, Face, Stale
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
 from host.gpus import address_of
@@ -46,8 +46,10 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
     for row in rows:
         for known in row.ids:
             allocation = allocations.get((row.resource, known))
-            if allocation is None:
-                if row.resource in ours:
+            if allocation is None or not allocation.devices:
+                if allocation is not None:
+                    notes.append(f"nothing tells which HCA {row.resource} {known} is: {NOT_TOLD}")
+                elif row.resource in ours:
                     notes.append(
                         f"{row.resource} {known} is not in {node.paths.checkpoint}: the agent "
                         "takes it over within a minute, if it runs"

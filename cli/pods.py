@@ -73,25 +73,28 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     """What there is to say of a pod; whatever cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
-    claims = [
-        one for one in kept.every(node.paths) if (one.namespace, one.name) == (namespace, name)
-    ]
-    # A name is a new pod's once its former bearer is gone; the last attachment is the youngest.
-    uids = [one.pod_uid for one in entries if one.pod_uid] or [one.uid for one in claims if one.uid]
-    pod = Pod(namespace, name, uids[-1] if uids else "")
-    rows = _rows(node, pod, notes)
+    claims = {
+        one.uid: one.claims
+        for one in kept.every(node.paths)
+        if (one.namespace, one.name) == (namespace, name)
+    }
+    told = _told(node, notes)
+    # A name is a new pod's once its former bearer is gone; what is last is the youngest.
+    uids = [uid for uid in (*claims, *(one.pod_uid for one in entries)) if uid] or [""]
+    pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
+    rows = _rows(node, pod, notes, asked=told is not None)
     devices = tuple(devices_of(node, rows or [], notes))
     given = tuple(dict.fromkeys(one.hca for one in devices if one.hca))
-    merged = {key: device for one in claims for key, device in one.claims.items()}
     attachments = tuple(
-        _attachment(node, one, merged, devices, asked=rows is not None) for one in entries
+        _attachment(node, one, claims.get(one.pod_uid, {}), devices, asked=rows is not None)
+        for one in entries
     )
     ways = tuple(_ways(node, devices, given, notes))
     return Explained(
         pod=pod,
         devices=devices,
         attachments=attachments,
-        claims=merged,
+        claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime tells the UID
         ways=ways,
         notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
         answered=rows is not None,
@@ -108,14 +111,32 @@ def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> lis
     return sorted(found, key=lambda one: (one.since, one.ifname))
 
 
-def _rows(node: ThisNode, pod: Pod, notes: list[str]) -> list[PodDevices] | None:
-    """What the kubelet says; None if it could not be asked at all."""
+def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
+    """What PodResources has, None if it could not be asked."""
     try:
-        records.from_pod_resources(node.paths)
+        return records.from_pod_resources(node.paths)
     except Unreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
-        if not pod.uid:  # by which alone its checkpoint knows pods
-            return None
+        return None
+
+
+def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> str:
+    """The UID of the pod that has the name now, by a device that it holds; "" if none tells."""
+    own = [one for one in told if (one.namespace, one.name) == (namespace, name)]
+    held = {(one.resource, known) for one in own for known in one.ids}
+    try:
+        noted = records.from_checkpoint(node.paths)
+    except Unreadable:
+        return ""
+    return next(
+        (row.uid for row in noted for known in row.ids if (row.resource, known) in held), ""
+    )
+
+
+def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
+    """What the kubelet says; None if it could not be asked at all."""
+    if not asked and not pod.uid:  # by which alone its checkpoint knows pods
+        return None
     try:
         return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
     except Unreadable as error:

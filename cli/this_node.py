@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from deviceplugin import checkpoint
+from deviceplugin import checkpoint, fitness
 from deviceplugin.checkpoint import Allocation, Damaged
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
@@ -81,11 +81,28 @@ class ThisNode:
         return left_out(self.config, found, kept, used)
 
     @cached_property
-    def faults(self) -> Mapping[str, str]:
-        """What is wrong with adapters, by id; those that are well are not in it."""
+    def reports(self) -> Mapping[str, str]:
+        """What is wrong with each adapter's ports, by its id; "" of those that are well."""
         health = Health()
         health.observe(self.adapters, [one.id for one in self.gone], 0.0)
-        return health.faults()
+        return health.reports()
+
+    @cached_property
+    def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
+        """By resource, the adapters that another one's holders keep from it, and the reasons."""
+        return {
+            pool.config.resource: fitness.elsewhere(pool, self.allocations) for pool in self.pools
+        }
+
+    @cached_property
+    def unfit(self) -> Mapping[str, Mapping[str, str]]:
+        """By resource, the ids that may not be handed out now, and the reasons."""
+        found = {}
+        for pool in self.pools:
+            name = pool.config.resource
+            held = {one.id: one for one in self.allocations if one.resource == name}
+            found[name] = fitness.unfit(pool, self.reports, held, self.elsewhere[name])
+        return found
 
     @cached_property
     def gpus(self) -> list[GPU]:

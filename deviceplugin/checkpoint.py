@@ -63,7 +63,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     id: str  # as the kubelet has it
-    devices: tuple[Device, ...]  # one; in mode "all" every one of the pool
+    devices: tuple[Device, ...]  # one; in mode "all" every one of the pool; () if nothing tells
     time: str  # "2026-11-21T19:12:56Z"
     boot_id: str
     adopted: bool = False  # told by the kubelet after the fact, not by an Allocate of this plugin

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -84,26 +85,42 @@ def lock_of(paths: Paths, pod: Pod) -> Path:
 
 
 def every(paths: Paths) -> Iterator[Kept]:
-    """The claims of all pods, as files have them now; what cannot be read is left out."""
-    for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
+    """The claims of all pods, as files have them now, the latest last.
+
+    What cannot be read is left out.
+    """
+    for _, path in sorted((written, path) for path, written in _files(paths).items()):
         kept = _read(path)
         if kept is not None:
             yield kept
 
 
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
-    """Remove the files of pods that the kubelet knows neither by name nor by UID."""
+    """Remove the files of pods that the kubelet knows neither by UID nor by name.
+
+    A name does not count any more once a pod with a known UID has it: a StatefulSet's pod comes
+    again with another one.
+    """
+    written = _files(paths)
+    kept = {path: _read(path) or Kept(namespace="", name="", uid="") for path in written}
+    borne = {(one.namespace, one.name) for one in kept.values() if one.uid in uids}
     removed = []
-    for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
-        try:
-            young = time.time() - path.stat().st_mtime < YOUNG
-        except OSError:
-            continue
-        kept = _read(path) or Kept(namespace="", name="", uid="")
-        if not young and kept.uid not in uids and (kept.namespace, kept.name) not in names:
+    for path, one in kept.items():
+        name = one.namespace, one.name
+        known = one.uid in uids or (name in names and name not in borne)
+        if not known and time.time() - written[path] >= YOUNG:
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
+
+
+def _files(paths: Paths) -> dict[Path, float]:
+    """The files of all pods, and when each was written."""
+    found = {}
+    for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
+        with suppress(OSError):
+            found[path] = path.stat().st_mtime
+    return found
 
 
 def _path(paths: Paths, pod: Pod) -> Path:

@@ -1,14 +1,16 @@
 """The ledger against the kubelet's own records: what only they know is taken over."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from deviceplugin import claims
+from deviceplugin import claims, match
+from deviceplugin.checkpoint import Device
 from deviceplugin.grants import devinfo
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import Connection
 from deviceplugin.kubelet.records import PodDevices, Unreadable
-from deviceplugin.ledger import Ledger
+from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.ledger import Key, Ledger
 from deviceplugin.offer import Offer
 from host.paths import Paths
 
@@ -26,49 +28,85 @@ class Comparison:
         self._kubelet = kubelet
         self._problem = ""
 
-    def compare(self, offers: Mapping[str, Offer]) -> bool:
+    def compare(self, offers: Mapping[str, Offer], servers: Mapping[str, PluginServer]) -> bool:
         """Adopt what only the kubelet knows, drop what it has forgotten; whether there was any.
 
-        Raises OSError.
+        The kubelet frees what a pod had without writing it down, so its checkpoint may have ids
+        for good that PodResources has no more: the `servers` send their lists again then, and each
+        has the kubelet write it. Raises OSError.
         """
+        noted, told, problems = self._known()
+        known = [*noted, *told]
         changed = False
-        known, problems = self._known()
-        keys = {(one.resource, known_id) for one in known for known_id in one.ids}
         for name, offer in list(offers.items()):
-            held = self._ledger.held(name)
-            missing = sorted(i for resource, i in keys if resource == name and i not in held)
-            adopted = {i: devices for i in missing if (devices := offer.devices_of(i))}
-            if adopted:
-                self._ledger.grant(name, adopted, adopted=True)
-                _log.info("%s: taken over from the kubelet: %s", name, ", ".join(adopted))
-                changed = True
-        if problems:
-            return changed
-        for resource, device_id in self._ledger.drop_unknown(keys):
+            changed |= self._adopt(name, offer, [row for row in known if row.resource == name])
+            offer.restore_device_information()
+        if not problems:
+            changed |= self._forget(known)
+            ours = {*offers, *(one.resource for one in self._ledger.allocations())}
+            if any(resource in ours for resource, _ in _keys(noted) - _keys(told)):
+                for server in list(servers.values()):
+                    server.changed(again=True)
+        return changed
+
+    def _adopt(self, name: str, offer: Offer, rows: Iterable[PodDevices]) -> bool:
+        held = self._ledger.held(name)
+        found: dict[str, tuple[Device, ...]] = {}
+        for row in rows:
+            if any(known not in held or not held[known].devices for known in row.ids):
+                # The kubelet's checkpoint comes first: it has the nodes.
+                found = {**offer.devices_of(row), **found}
+        unknown = sorted(known for known in found if not found[known] and known not in held)
+        adopted = {
+            known: devices
+            for known, devices in found.items()
+            if devices and (known not in held or not held[known].devices)
+        }
+        if not adopted and not unknown:
+            return False
+        self._ledger.grant(name, adopted | dict.fromkeys(unknown, ()), adopted=True)
+        if adopted:
+            _log.info("%s: taken over from the kubelet: %s", name, ", ".join(sorted(adopted)))
+        if unknown:
+            _log.warning(
+                "%s: %s: nothing tells which HCA that is: %s",
+                name,
+                ", ".join(unknown),
+                match.NOT_TOLD,
+            )
+        return True
+
+    def _forget(self, known: Collection[PodDevices]) -> bool:
+        gone = self._ledger.drop_unknown(_keys(known))
+        for resource, device_id in gone:
             _log.info("%s: %s is free again", resource, device_id)
-            changed = True
         try:
             devinfo.remove_stale(self._paths, self._ledger.keys)
         except OSError as error:
             _log.warning("device information of what is free again: %s", error)
         pods = {(one.namespace, one.name) for one in known if one.name}
         claims.prune(self._paths, pods, {one.uid for one in known if one.uid})
-        return changed
+        return bool(gone)
 
-    def _known(self) -> tuple[list[PodDevices], list[str]]:
-        """The rows of both of the kubelet's records, and what keeps one from being read."""
-        known: list[PodDevices] = []
+    def _known(self) -> tuple[list[PodDevices], list[PodDevices], list[str]]:
+        """The rows of the kubelet's checkpoint, those of PodResources, and what hides either."""
+        noted: list[PodDevices] = []
+        told: list[PodDevices] = []
         problems = []
         try:
-            known += records.from_checkpoint(self._paths)
+            noted = records.from_checkpoint(self._paths, nodes=True)
         except Unreadable as error:
             problems.append(str(error))
         try:
-            known += records.told(self._kubelet.list(ASK_KUBELET))
+            told = records.told(self._kubelet.list(ASK_KUBELET))
         except Unreadable as error:
             problems.append(str(error))
         problem = "; ".join(problems)
         if problem and problem != self._problem:
             _log.warning("the kubelet's allocations: %s", problem)
         self._problem = problem
-        return known, problems
+        return noted, told, problems
+
+
+def _keys(rows: Iterable[PodDevices]) -> set[Key]:
+    return {(row.resource, known) for row in rows for known in row.ids}

@@ -1,4 +1,4 @@
-"""Which adapters the kubelet may hand out: bad at once, good again only once it has lasted.
+"""How adapters' ports are: bad at once, good again only once it has lasted.
 
 A port that flaps would otherwise offer and withdraw its HCA by turns. So a fault counts from
 `NOTICE` seconds on, and its end from `SETTLE` seconds on, a time that doubles with every fault
@@ -13,6 +13,7 @@ from host.adapters import Adapter, Port
 NOTICE = 0.5  # seconds a fault must last
 SETTLE = 2.0  # seconds that it must be over
 LONGEST_SETTLE = 60.0
+GONE = "it is gone from this node"
 REMEMBERED = 600.0  # seconds that a fault makes the next one's end take longer
 
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
@@ -36,60 +37,36 @@ class Health:
         self._states: dict[str, _State] = {}
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by adapter, device, port
 
-    def observe(
-        self, adapters: Iterable[Adapter], listed: Collection[str], now: float
-    ) -> Mapping[str, str]:
+    def observe(self, adapters: Iterable[Adapter], listed: Collection[str], now: float) -> None:
         """Take in what sysfs says at `now`, a monotonic clock's seconds.
 
-        Answers which reports change: the faults by adapter, "" of those that are well. `listed`
-        are the ids of adapters that are offered or held, and so can be missing.
+        `listed` are the ids of adapters that are offered or held, and so can be missing.
         """
         there = {adapter.id: adapter for adapter in adapters}
-        news: dict[str, str] = {}
         for known in set(there) | set(listed) | set(self._states):
             adapter = there.get(known)
-            fault = "it is gone from this node" if adapter is None else self._fault(adapter)
+            fault = GONE if adapter is None else self._fault(adapter)
             state = self._states.get(known)
             if state is None:
                 self._states[known] = _State(fault)  # what is first seen is believed at once
-                news[known] = fault
-            elif self._advance(state, fault, now):
-                news[known] = state.reported
+            else:
+                _advance(state, fault, now)
         for known in set(self._states) - set(there) - set(listed):
             del self._states[known]
         self._best = {key: best for key, best in self._best.items() if key[0] in there}
         self.pending = any(state.seen != state.reported for state in self._states.values())
-        return news
 
-    def faults(self) -> Mapping[str, str]:
-        """The unhealthy adapters and what is wrong with each."""
-        return {known: state.reported for known, state in self._states.items() if state.reported}
-
-    def _advance(self, state: _State, fault: str, now: float) -> bool:
-        if bool(fault) != bool(state.seen):
-            state.since = now
-        state.seen = fault
-        if bool(fault) == bool(state.reported):
-            changed, state.reported = fault != state.reported, fault
-            return changed
-        state.faults = [at for at in state.faults if now - at < REMEMBERED]
-        wait = NOTICE if fault else min(LONGEST_SETTLE, SETTLE * 2 ** max(0, len(state.faults) - 1))
-        if now - state.since < wait:
-            return False
-        state.reported = fault
-        if fault:
-            state.faults.append(now)
-        return True
+    def reports(self) -> Mapping[str, str]:
+        """What is wrong with each adapter, GONE among it; "" of those that are well."""
+        return {known: state.reported for known, state in self._states.items()}
 
     def _fault(self, adapter: Adapter) -> str:
-        """What is wrong with an adapter, "" if nothing is."""
+        """What is wrong with an adapter's ports, "" if one of them is well."""
         if not adapter.rdma:
             # It never had one, or that is in a pod, where its port cannot be seen from here.
             return ""
         faults = []
         for position, rdma in enumerate(adapter.rdma):
-            if rdma.uverbs is None:
-                return f"{rdma.name} has no uverbs device: is the module ib_uverbs loaded?"
             for port in rdma.ports:
                 fault = self._port_fault((adapter.id, position, port.number), rdma.name, port)
                 if not fault:
@@ -110,3 +87,18 @@ class Health:
         if float(rate[1]) < best:
             return f"port {port.number} of {name} is degraded: {port.rate}, it had {best:g} Gb/sec"
         return ""
+
+
+def _advance(state: _State, fault: str, now: float) -> None:
+    if bool(fault) != bool(state.seen):
+        state.since = now
+    state.seen = fault
+    if bool(fault) == bool(state.reported):
+        state.reported = fault
+        return
+    state.faults = [at for at in state.faults if now - at < REMEMBERED]
+    wait = NOTICE if fault else min(LONGEST_SETTLE, SETTLE * 2 ** max(0, len(state.faults) - 1))
+    if now - state.since >= wait:
+        state.reported = fault
+        if fault:
+            state.faults.append(now)

@@ -39,18 +39,21 @@ class Inventory:
         """What was there at the last look."""
         return [self._found[known] for known in sorted(self._found)]
 
-    def differs(self, *, told: bool) -> bool:
+    def differs(self, *, told: bool, ports: bool = False) -> bool:
         """Whether a look would see something else than the last one: devices, ports' states.
 
         A fraction of its cost. Unless the kernel `told` of some change only those ports are read
         that have no interface with a carrier, of whose end it would have told: to read a port's
-        state is to ask the adapter's firmware.
+        state is to ask the adapter's firmware. With `ports` the state and the rate of every one:
+        a subnet manager that sets a port back, or a lane that fails, leaves the carrier as it is.
         """
+        found = list(self._found.values())
         return (
             self._untold
             or self._hardware != glance.hardware(self._paths)
             or (told and self._verbs != glance.verbs(self._paths))
-            or glance.has_other_states(self._paths, list(self._found.values()), every=told)
+            or glance.has_other_states(self._paths, found, every=told or ports)
+            or (ports and glance.has_other_rates(self._paths, found))
         )
 
     def current(self, ids: Iterable[str]) -> dict[str, Adapter]:

@@ -5,10 +5,14 @@ know is dropped, once it is old enough for the kubelet to have noted it; one tha
 knows is taken over.
 """
 
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +28,14 @@ Key = tuple[str, str]
 """A resource and a device id of it."""
 
 
+class _Entry(NamedTuple):
+    """An allocation, as the file has it, and when it was made by this process' own clock."""
+
+    allocation: Allocation
+    encoded: bytes
+    made: float  # time.monotonic(): the time of day may be set, above all after a boot
+
+
 class Ledger:
     """The allocations of this node. Any thread may use it."""
 
@@ -31,62 +43,60 @@ class Ledger:
         self._paths = paths
         self._boot_id = boot_id
         self._resources: tuple[str, ...] = ()
+        self._written: tuple[str, ...] = ()  # those of them that the file has
+        self.granting = threading.Lock()  # from the look at who holds what until it is noted
         self._lock = threading.Lock()
-        self._log: Log | None = None  # with the first change the checkpoint is written whole
+        self._begun = False  # the file is of this process
+        self._log: Log | None = None  # without it the checkpoint is written whole next
         try:
             kept = checkpoint.read(paths).allocations
         except Damaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _set_aside(paths)
             kept = ()
-        self._allocations: dict[Key, Allocation] = {one.key: one for one in kept}
-        self._encoded = {one.key: msgspec.json.encode(one) for one in kept}
+        now, today = time.monotonic(), datetime.now(UTC)
+        self._entries: dict[Key, _Entry] = {
+            one.key: _Entry(one, msgspec.json.encode(one), now - _age(one, boot_id, today))
+            for one in kept
+        }
 
     def serve(self, resources: Sequence[str]) -> None:
-        """Note which resources are this plugin's. Raises OSError."""
+        """Note which resources are this plugin's. Raises OSError; `settle` tries again then."""
         with self._lock:
-            if tuple(resources) != self._resources:
-                before, self._resources = self._resources, tuple(resources)
-                try:
-                    self._replace(self._allocations, self._encoded)
-                except OSError:
-                    self._resources = before
-                    raise
+            self._resources = tuple(resources)
+            if self._resources != self._written:
+                self._replace(self._entries)
 
     def allocations(self) -> list[Allocation]:
         """All of them, in the order of their first grant."""
         with self._lock:
-            return list(self._allocations.values())
+            return [one.allocation for one in self._entries.values()]
 
     def keys(self) -> frozenset[Key]:
         """The (resource, id) of all of them."""
         with self._lock:
-            return frozenset(self._allocations)
+            return frozenset(self._entries)
 
     def held(self, resource: str) -> dict[str, Allocation]:
         """The allocations of one resource, by device id."""
-        with self._lock:
-            return {known: one for (of, known), one in self._allocations.items() if of == resource}
+        return {one.id: one for one in self.allocations() if one.resource == resource}
 
     def loads(self, free: Collection[Key] = ()) -> Counter[str]:
         """How many allocations each adapter has, over all resources.
 
         Those of `free` do not count: the kubelet says that they ended.
         """
-        with self._lock:
-            return Counter(
-                device.id
-                for key, one in self._allocations.items()
-                if key not in free
-                for device in one.devices
-            )
+        return Counter(
+            device.id for one in self.allocations() if one.key not in free for device in one.devices
+        )
 
     def grant(
         self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
     ) -> None:
         """Note an Allocate, before it is answered; it is on disk when this returns.
 
-        Or what was `adopted`: an allocation that only the kubelet knew of. Raises OSError.
+        Or what was `adopted`: an allocation that only the kubelet knew of; one that was noted
+        meanwhile stays. Raises OSError.
         """
         now = _now()
         self._put(
@@ -103,55 +113,70 @@ class Ledger:
 
     def drop_unknown(self, known: Collection[Key], age: float = YOUNG) -> list[Key]:
         """Drop what the kubelet does not know and is older than `age` seconds; what that was."""
-        now = datetime.now(UTC)
+        now = time.monotonic()
         with self._lock:
             gone = [
                 key
-                for key, one in self._allocations.items()
-                if key not in known and _age(one.time, now) > age
+                for key, one in self._entries.items()
+                if key not in known and now - one.made > age
             ]
             if gone:
-                kept = {key: one for key, one in self._allocations.items() if key not in gone}
-                self._replace(kept, {key: self._encoded[key] for key in kept})
+                self._replace({key: one for key, one in self._entries.items() if key not in gone})
         return gone
 
     def settle(self) -> None:
-        """Write the checkpoint whole, if its log has lines or the file is gone. Raises OSError."""
+        """Write the checkpoint whole, if it has a log with lines, is gone, or could not be written.
+
+        Raises OSError.
+        """
         with self._lock:
-            if self._log is not None and (self._log.used or not self._paths.checkpoint.exists()):
-                self._replace(self._allocations, self._encoded)
+            failed = self._resources != self._written or (self._begun and self._log is None)
+            logged = self._log is not None and self._log.used
+            if failed or logged or (self._begun and not self._paths.checkpoint.exists()):
+                self._replace(self._entries)
 
     def _put(self, allocations: Iterable[Allocation]) -> None:
+        made = time.monotonic()
         with self._lock:
-            new = {one.key: one for one in allocations}
-            encoded = {key: msgspec.json.encode(one) for key, one in new.items()}
-            if self._append(encoded.values()):
-                self._allocations.update(new)
-                self._encoded.update(encoded)
+            new = {
+                one.key: _Entry(one, msgspec.json.encode(one), made)
+                for one in allocations
+                if not (one.adopted and self._tells(one.key))
+            }
+            if self._append([one.encoded for one in new.values()]):
+                self._entries.update(new)
             else:
-                self._replace(self._allocations | new, self._encoded | encoded)
+                self._replace(self._entries | new)
+
+    def _tells(self, key: Key) -> bool:
+        """What is held by it."""
+        return key in self._entries and bool(self._entries[key].allocation.devices)
 
     def _append(self, lines: Collection[bytes]) -> bool:
-        """Whether the log took them. One that failed takes no more."""
+        """Whether the log took them. One that failed, or that no file names, takes no more."""
         try:
-            return self._log is not None and self._log.append(lines)
+            named = self._paths.checkpoint.exists()
+            return named and self._log is not None and self._log.append(lines)
         except OSError:
             self._log = None
             return False
 
-    def _replace(self, allocations: dict[Key, Allocation], encoded: dict[Key, bytes]) -> None:
+    def _replace(self, entries: dict[Key, _Entry]) -> None:
         """Nothing is known here that could not be written down."""
         directory = self._paths.checkpoint.parent
         log = Log.create(directory)
         try:
-            whole = [msgspec.Raw(one) for one in encoded.values()]
+            whole = [msgspec.Raw(one.encoded) for one in entries.values()]
             checkpoint.write(self._paths, self._resources, whole, log.path.name)
         except BaseException:
             log.path.unlink()
             raise
-        self._log, self._allocations, self._encoded = log, allocations, encoded
+        self._begun, self._entries, self._written = True, entries, self._resources
+        self._log = None  # as long as a power cut may bring back the file that names another one
         files.sync_directory(directory)
-        checkpoint_log.remove_others(directory, log.path)  # not before: it may still be named
+        self._log = log
+        with suppress(OSError):  # the next one removes it
+            checkpoint_log.remove_others(directory, log.path)  # not before: it may still be named
 
 
 def _set_aside(paths: Paths) -> None:
@@ -162,9 +187,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _age(time: str, now: datetime) -> float:
-    """Seconds since `time`, without end if it is no time."""
+def _age(one: Allocation, boot_id: str, now: datetime) -> float:
+    """Seconds since it was made; none if that is yet to come, for a clock was set meanwhile.
+
+    Without end if its time is none, or of another boot: the kubelet has had its time then.
+    """
     try:
-        return (now - datetime.fromisoformat(time)).total_seconds()
+        seconds = (now - datetime.fromisoformat(one.time)).total_seconds()
     except (ValueError, TypeError):
-        return float("inf")
+        return math.inf
+    return max(seconds, 0.0) if one.boot_id == boot_id else math.inf

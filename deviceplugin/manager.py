@@ -1,8 +1,9 @@
 """The device plugin of a node: it looks at the hardware, offers pools, and hands devices out.
 
 Two threads: one looks whenever the kernel tells of a change, and every second whether a port is
-as it was (no event tells of one without an interface); one compares the ledger with the
-kubelet's own records now and then. The kubelet's calls come on threads of each pool's server.
+as it was (no event tells of one without an interface; of the others every ten seconds); one
+compares the ledger with the kubelet's own records now and then. The kubelet's calls come on
+threads of each pool's server.
 """
 
 import logging
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from deviceplugin.comparison import Comparison
-from deviceplugin.fitness import unfit
+from deviceplugin.fitness import changes, elsewhere, unfit
+from deviceplugin.grace import Grace
 from deviceplugin.grants import allocation, cdi
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
@@ -30,6 +32,7 @@ from host.paths import Paths
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change has yet to last
+PORTS_EVERY = 10.0  # seconds, for every port's state and rate
 COMPARE_EVERY = 60.0  # seconds
 
 _log = logging.getLogger(__name__)
@@ -48,6 +51,9 @@ class DevicePlugin:
         self._inventory = Inventory(paths)
         self._health = Health()
         self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
+        self._grace = Grace(self._ledger.keys(), time.monotonic())
+        self._overlap = False  # some adapter is in two pools
+        self._granted = False  # since the last look, of these
         self._offers: dict[str, Offer] = {}
         self._servers: dict[str, PluginServer] = {}
         self._problems: dict[str, str] = {}
@@ -95,7 +101,7 @@ class DevicePlugin:
 
     def compare(self) -> None:
         """Hold the ledger against the kubelet's records now, not in a minute. Raises OSError."""
-        if self._comparison.compare(self._offers):
+        if self._comparison.compare(self._offers, self._servers):
             self._look(again=False)
         self._ledger.settle()
 
@@ -108,21 +114,31 @@ class DevicePlugin:
         return Counter(one.resource for one in self._ledger.allocations())
 
     def _watch(self) -> None:
-        looked = time.monotonic()
+        looked = compared = time.monotonic()
         while not self._ended.is_set():
             try:
                 told = self._wait(LOOK_AGAIN if self._health.pending else LOOK_EVERY)
                 if self._ended.is_set():
                     return
-                due = time.monotonic() - looked >= self._config.rescan > 0
-                if due or self._inventory.differs(told=told):
-                    looked = time.monotonic()
+                now = time.monotonic()
+                due = now - looked >= self._config.rescan > 0
+                ports = now - compared >= PORTS_EVERY
+                compared = now if ports else compared
+                if due or self._inventory.differs(told=told, ports=ports):
+                    looked = now
                     self._look()
-                elif self._health.pending:
+                elif self._health.pending or self._grace.pending or self._granted:
                     self._look(again=False)
             except Exception:  # noqa: BLE001 - the next look may find what this one could not
                 _log.exception("looking at the adapters failed")
                 self._ended.wait(LOOK_EVERY)
+
+    def _told_of_grant(self) -> None:
+        """Bring the other pools up to date, before the kubelet chooses of them again."""
+        if self._overlap:
+            self._granted = True
+            if self._events is not None:
+                self._events.wake()
 
     def _wait(self, seconds: float) -> bool:
         """Whether the kernel told of a change; False after `seconds` without."""
@@ -139,6 +155,7 @@ class DevicePlugin:
         """Bring every pool up to date with the hardware; as last seen if not `again`."""
         with self._lock:
             found = self._inventory.look() if again else self._inventory.last()
+            self._granted = False  # before, for there may be another one meanwhile
             allocations = self._ledger.allocations()
             held: dict[str, set[str]] = {}
             for one in allocations:
@@ -148,11 +165,8 @@ class DevicePlugin:
             used = used_netdevs(self._paths)
             made = pools(self._config, everything, held, worked=worked, used=used)
             offered = {adapter.id for pool in made for adapter in pool.adapters}
-            news = self._health.observe(found, offered, time.monotonic())
-            for adapter, fault in sorted(news.items()):
-                if adapter in offered:
-                    level = logging.WARNING if fault else logging.INFO
-                    _log.log(level, "%s: %s", adapter, fault or "well")
+            self._overlap = len(offered) < sum(len(pool.adapters) for pool in made)
+            self._health.observe(found, offered, time.monotonic())
             for name in [pool.config.resource for pool in made if not pool.adapters]:
                 left = left_out(self._config, everything, held, worked=worked, used=used)
                 reasons = [f"{one.adapter}: {one.why}" for one in left if one.resource == name]
@@ -169,7 +183,6 @@ class DevicePlugin:
             self._ledger.serve(sorted(ours))
         except OSError as error:
             self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
-        faults = self._health.faults()
         with_rdma = [pool for pool in made if pool.config.rdma and pool.adapters]
         fabric = with_rdma[0].config.resource if with_rdma else ""
         for pool in made:
@@ -179,14 +192,24 @@ class DevicePlugin:
             offer = self._offers.get(name)
             if offer is None:
                 offer = self._offers[name] = Offer(
-                    self._paths, self._ledger, self._inventory, self._kubelet
+                    self._paths, self._ledger, self._inventory, self._kubelet, self._told_of_grant
                 )
-            held = self._ledger.held(name)
-            changed = offer.update(pool, unfit(pool, faults, held), ours, fabric_env=name == fabric)
-            if name not in self._servers:
-                self._serve(name, offer)
-            elif changed:
+            if self._update(offer, pool, ours, fabric=name == fabric) and name in self._servers:
                 self._servers[name].changed()
+            elif name not in self._servers:
+                self._serve(name, offer)
+
+    def _update(self, offer: Offer, pool: Pool, ours: frozenset[str], *, fabric: bool) -> bool:
+        """Tell an offer, and the log, which ids are fit now; whether its listing has changed."""
+        name = pool.config.resource
+        held = self._ledger.held(name)
+        others = elsewhere(pool, self._ledger.allocations())
+        now = unfit(pool, self._health.reports(), held, others)
+        for ids, why in changes(pool, offer.unfit, now):
+            level = logging.WARNING if why and why not in others.values() else logging.INFO
+            _log.log(level, "%s: %s: %s", name, ids, why or "well")
+        hoped = self._grace.hoped(pool, now, held, others, time.monotonic())
+        return offer.update(pool, now, ours, fabric_env=fabric, hoped=hoped)
 
     def _tell(self, what: str, problem: str) -> None:
         """Log a problem, once while it stays the same."""
@@ -196,14 +219,18 @@ class DevicePlugin:
 
     def _describe(self, made: Sequence[Pool], found: Sequence[Adapter]) -> None:
         """The CDI files: a container that starts again gets the nodes of now."""
-        problem = ""
+        problems = []
+        current = {one.id: one for one in found}
         try:
             cdi.remove_others(self._paths, [pool.config for pool in made])
-            for pool in made:
-                allocation.describe(self._paths, pool, {one.id: one for one in found})
-        except (OSError, cdi.Unwritten) as error:
-            problem = str(error)
-        self._tell("CDI", problem)
+        except OSError as error:
+            problems.append(str(error))
+        for pool in made:
+            try:
+                allocation.describe(self._paths, pool, current)
+            except cdi.Unwritten as error:  # somebody else's file, which is no other pool's matter
+                problems.append(str(error))
+        self._tell("CDI", "; ".join(problems))
 
     def _serve(self, name: str, offer: Offer) -> None:
         try:

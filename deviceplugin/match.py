@@ -19,10 +19,14 @@ from host import pci
 from host.paths import Paths
 
 KUBELET_TIMEOUT = 2.0  # seconds, of the kubelet's PodResources API
+NOT_TOLD = (
+    "it is not on this node now, or another device plugin gave it: delete the pod, so that it gets "
+    "a new one"
+)
 
 
 class Unknown(Exception):
-    """It cannot be told what the pod was given. The text says why; to try again may help."""
+    """It cannot be told what the pod was given. The text says why, and what to do."""
 
 
 class Stale(Exception):
@@ -97,6 +101,11 @@ def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> Given:
                 raise Unknown(
                     f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
                     "not have: the agent takes it over from the kubelet within a minute; try again"
+                )
+            if allocation is not None and not allocation.devices:
+                raise Unknown(
+                    f"pod {pod} holds {device_id} of {row.resource}, and nothing tells which HCA "
+                    f"that is: {NOT_TOLD}"
                 )
             for device in allocation.devices if allocation is not None else ():
                 faces.setdefault(device.id, Face(row.resource, device_id, device))

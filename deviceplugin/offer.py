@@ -1,20 +1,21 @@
 """One pool as the kubelet deals with it: what is free and well, and what a container gets."""
 
 import logging
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import grpc
 
+from deviceplugin import adoption
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Device
-from deviceplugin.grants import allocation, demand, devinfo
+from deviceplugin.fitness import barred, elsewhere
+from deviceplugin.grants import allocation, demand, devinfo, question
 from deviceplugin.grants.allocation import Granted, Refused
 from deviceplugin.grants.preferred import preferred
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import Connection
-from deviceplugin.kubelet.records import Unreadable
+from deviceplugin.kubelet.records import PodDevices, Unreadable
 from deviceplugin.kubelet.server import Listing, Rejected
 from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool import Pool
@@ -30,16 +31,24 @@ _log = logging.getLogger(__name__)
 
 
 class Offer:
-    """A pool, with the health of its adapters. `update` comes before anything else."""
+    """A pool, with the health of its adapters. `update` comes before anything else.
+
+    `granted` is called after each grant: to the other pools the adapters are held now.
+    """
 
     def __init__(
-        self, paths: Paths, ledger: Ledger, inventory: Inventory, kubelet: Connection
+        self,
+        paths: Paths,
+        ledger: Ledger,
+        inventory: Inventory,
+        kubelet: Connection,
+        granted: Callable[[], object] = lambda: None,
     ) -> None:
         self._paths = paths
         self._kubelet = kubelet
         self._ledger = ledger
         self._inventory = inventory
-        self._granting = threading.Lock()
+        self._told = granted
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
         self._unfit: Mapping[str, str] = {}
@@ -51,18 +60,26 @@ class Offer:
         self._placed: tuple[str, ...] = ()
 
     def update(
-        self, pool: Pool, unfit: Mapping[str, str], ours: frozenset[str], *, fabric_env: bool
+        self,
+        pool: Pool,
+        unfit: Mapping[str, str],
+        ours: frozenset[str],
+        *,
+        fabric_env: bool,
+        hoped: Collection[str] = (),
     ) -> bool:
         """Take in how the pool is now; whether the kubelet is to be told.
 
-        `unfit` has the device ids that may not be handed out, and why; `ours` are all resources of
-        this plugin.
+        `unfit` has the device ids that may not be handed out, and why; those of them that are
+        `hoped` for are listed as healthy. `ours` are all resources of this plugin.
         """
-        listing = [(slot.id, slot.id not in unfit, slot.numa) for slot in pool.slots]
+        listing = [
+            (slot.id, slot.id not in unfit or slot.id in hoped, slot.numa) for slot in pool.slots
+        ]
         changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
         self._unfit, self._listing = unfit, listing
-        self._healthy = frozenset(known for known, well, _ in listing if well)
+        self._healthy = frozenset(slot.id for slot in pool.slots if slot.id not in unfit)
         return changed
 
     @property
@@ -70,6 +87,11 @@ class Offer:
         """The pool as it was when last looked at."""
         assert self._pool is not None
         return self._pool
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """The ids that may not be handed out, and why, as of the last `update`."""
+        return self._unfit
 
     @property
     def name(self) -> str:
@@ -83,12 +105,14 @@ class Offer:
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """The ids that go best together, near the GPUs of the container if they can be told."""
         pool = self.pool
+        if problem := question.nonsense(available, must_include, size):
+            _log.warning("%s: GetPreferredAllocation is answered though %s", self.name, problem)
         found = self._gpus.found()
         near: list[str] = []
         if found:
             try:
                 holdings = records.told(self._kubelet.list(ASK_KUBELET))
-                near = demand.waiting_gpus(holdings, self._resources, found)
+                near = demand.waiting_gpus(holdings, self._resources, found, self._written())
             except Unreadable as error:
                 _log.debug("%s: no hint of the container's GPUs: %s", self.name, error)
         gpu_addresses = [gpu.address for gpu in found]
@@ -98,7 +122,7 @@ class Offer:
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         """What a container with these ids is given; written down before it is answered."""
-        with self._granting:
+        with self._ledger.granting:
             granted, current = self._granted(ids)
             try:
                 self._ledger.grant(self.name, granted.devices)
@@ -108,7 +132,8 @@ class Offer:
                     f"{self.name}: cannot write down the allocation in {self._paths.checkpoint}: "
                     f"{error.strerror}: see that there is room",
                 ) from None
-            self._write_device_information(granted, current)
+            self._write_device_information(granted.devices, current)
+        self._told()
         for note in granted.notes:
             _log.warning("%s: %s", self.name, note)
         _log.info("%s: %s handed out", self.name, ", ".join(sorted(ids)))
@@ -117,35 +142,60 @@ class Offer:
     def pre_start(self, ids: list[str]) -> None:
         """Nothing is left to do: the nodes are given with the allocation."""
 
-    def devices_of(self, device_id: str) -> tuple[Device, ...]:
-        """What stands behind an id now, for an allocation that only the kubelet knows of."""
-        slot = self.pool.slot(device_id)
-        if slot is None:
-            return ()
-        adapters = (self.pool.adapter(known) for known in slot.adapters)
-        return tuple(
-            allocation.recorded(self.pool, adapter) for adapter in adapters if adapter is not None
-        )
+    def devices_of(self, row: PodDevices) -> dict[str, tuple[Device, ...]]:
+        """What stands behind the ids of a row that only the kubelet knows, () if nothing tells."""
+        return adoption.behind(self._paths, self.pool, self._inventory.last(), row)
+
+    def restore_device_information(self) -> None:
+        """Write the files of held ids that are missing: their directory does not outlive a boot.
+
+        Not of an HCA that has other device numbers than were given: nobody is to be told of these.
+        """
+        for device_id, one in self._ledger.held(self.name).items():
+            if len(one.devices) != 1 or devinfo.path(self._paths, self.name, device_id).exists():
+                continue
+            (device,) = one.devices
+            with self._ledger.granting:  # one writer of a file
+                current = self._inventory.current([device.id])
+                if device.id in current and adoption.is_as_recorded(device, current[device.id]):
+                    self._write_device_information({device_id: one.devices}, current)
+
+    def _written(self) -> list[PodDevices]:
+        """What the kubelet is done with, by its checkpoint; nothing if that cannot be read."""
+        try:
+            return records.from_checkpoint(self._paths)
+        except Unreadable as error:
+            _log.debug("%s: every container without ours may be waiting: %s", self.name, error)
+            return []
 
     def _granted(self, ids: list[str]) -> tuple[Granted, Mapping[str, Adapter]]:
         pool = self.pool
-        slots = (pool.slot(known) for known in ids)
-        wanted = {adapter for slot in slots if slot is not None for adapter in slot.adapters}
+        slots = [slot for known in ids if (slot := pool.slot(known)) is not None]
+        wanted = {adapter for slot in slots for adapter in slot.adapters}
         if pool.config.cdi:  # its file has all of them
             wanted = {adapter.id for adapter in pool.adapters}
-        current = self._inventory.current(wanted)
+        taken = elsewhere(pool, self._ledger.allocations())  # perhaps since the last look
+        unfit = {**self._unfit, **barred(pool, slots, {}, taken)}
+        current = self._inventory.current(wanted.difference(taken))
         try:
             granted = allocation.allocation(
-                self._paths, pool, ids, self._healthy, current=current, fabric_env=self._fabric_env
+                self._paths,
+                pool,
+                ids,
+                self._healthy.difference(unfit),
+                current=current,
+                fabric_env=self._fabric_env,
             )
         except Refused as refused:
-            faults = {self._unfit[one] for one in ids if one in self._unfit}
+            faults = {unfit[one] for one in ids if one in unfit}
             text = "; ".join([str(refused), *sorted(faults)])
             raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
         return granted, current
 
-    def _write_device_information(self, granted: Granted, current: Mapping[str, Adapter]) -> None:
-        for device_id, devices in granted.devices.items():
+    def _write_device_information(
+        self, granted: Mapping[str, Sequence[Device]], current: Mapping[str, Adapter]
+    ) -> None:
+        for device_id, devices in granted.items():
             adapters = [current[device.id] for device in devices]
             try:
                 devinfo.write(self._paths, self.name, device_id, adapters)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode, gpu_label, rdma_label
+from deviceplugin import fitness
 from host.adapters import Adapter, Port
 from host.topology import Distance
 
@@ -14,14 +15,20 @@ _USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
 
 
 def ports(node: ThisNode) -> Iterator[Outcome]:
-    """Each port's state: a failure if a pool offers its HCA, else a warning."""
+    """Each port's state: a failure if a pool offers its HCA, else a warning.
+
+    That of a VF may be set up with the pod that gets it.
+    """
     offered = {adapter.id for pool in node.pools for adapter in pool.adapters}
+    later = _set_up_with_pods(node)
     found = _ports(node)
-    active = 0
+    active = waiting = 0
     for adapter, name, port in found:
         where = f"port {port.number} of {name} ({adapter.id})"
         width = _WIDTH.search(port.rate)
-        if port.state != "ACTIVE":
+        if port.state != "ACTIVE" and adapter.id in later:
+            waiting += 1
+        elif port.state != "ACTIVE":
             bad = failed if adapter.id in offered else warning
             physical = port.physical_state or "no physical state"
             yield bad(f"{where} is {port.state or 'gone'} ({physical})", _why_down(adapter, port))
@@ -34,8 +41,9 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
             active += 1
     if not found:
         yield not_applicable("no port of an RDMA device is seen here")
-    elif active:
-        yield ok(f"{active} of {len(found)} ports are ACTIVE")
+    elif active or waiting:
+        more = f", {waiting} are set up with the pods that get them" if waiting else ""
+        yield ok(f"{active} of {len(found)} ports are ACTIVE{more}")
 
 
 def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
@@ -61,9 +69,9 @@ def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
 
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
     """An IPoIB interface that is down gives no carrier to its children."""
-    names = [
-        netdev for one in node.adapters if "infiniband" in one.link_types for netdev in one.netdevs
-    ]
+    later = _set_up_with_pods(node)
+    parents = (one for one in node.adapters if "infiniband" in one.link_types)
+    names = [netdev for one in parents if one.id not in later for netdev in one.netdevs]
     states = {name: _is_up(node.paths.sys / "class/net" / name) for name in names}
     down = sorted(name for name, up in states.items() if up is False)
     if not names:
@@ -111,6 +119,15 @@ def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
         )
     if not far:
         yield ok("each GPU has an HCA at PXB or nearer")
+
+
+def _set_up_with_pods(node: ThisNode) -> set[str]:
+    """The VFs and SFs on offer whose own ports say nothing until a pod has them."""
+    offered = [(pool, one) for pool in node.pools for one in pool.adapters]
+    ids = {one.id for _, one in offered if one.pf in node.reports}
+    return ids.difference(
+        one.id for pool, one in offered if fitness.own_ports_count(pool, one, node.reports)
+    )
 
 
 def _ports(node: ThisNode) -> list[tuple[Adapter, str, Port]]:

@@ -47,21 +47,27 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
         yield not_applicable("the configuration gives no pool")
     for pool in node.pools:
         name = pool.config.resource
-        if pool.slots:
-            unwell = sum(one.id in node.faults for one in pool.adapters)
-            counts = f"{name}: {len(pool.slots)} ids of {len(pool.adapters)} adapters"
-            yield (
-                warning(pool.problem, "see docs/pools.md")
-                if pool.problem
-                else ok(f"{counts}, {unwell} not well" if unwell else counts)
-            )
-        else:
-            reasons = Counter(one.why for one in node.left_out if one.resource == name)
-            shown = "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
+        if not pool.slots:
+            left = Counter(one.why for one in node.left_out if one.resource == name)
             yield failed(
-                f"{name} offers nothing: {shown or 'there is no adapter'}",
+                f"{name} offers nothing: {_most(left) or 'there is no adapter'}",
                 "`podfabric devices` has the reason for each adapter",
             )
+            continue
+        if pool.problem:
+            yield warning(pool.problem, "see docs/pools.md")
+        counts = f"{name}: {len(pool.slots)} ids of {len(pool.adapters)} adapters"
+        # What another pool's pods hold is as it should be.
+        busy = set(node.elsewhere[name].values())
+        reasons = Counter(why for why in node.unfit[name].values() if why not in busy)
+        if reasons:
+            bad = failed if len(node.unfit[name]) == len(pool.slots) else warning
+            yield bad(
+                f"{counts}, {reasons.total()} not well: {_most(reasons)}",
+                "the reasons say what to do; `podfabric devices` has those of each adapter",
+            )
+        elif not pool.problem:
+            yield ok(counts)
 
 
 def agent(node: ThisNode) -> Iterator[Outcome]:
@@ -202,6 +208,10 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
         )
     if not stale and not missing:
         yield ok(f"{path} and the kubelet agree on {len(theirs)} allocations")
+
+
+def _most(reasons: Counter[str]) -> str:
+    return "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
 
 
 def _age(time: str, now: datetime) -> float:

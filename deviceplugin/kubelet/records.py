@@ -5,8 +5,9 @@ containers out; and from its own checkpoint, which has both but is nobody's inte
 nothing of devices that a pod has by a ResourceClaim.
 """
 
+import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
 
 _Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
+_NONE: Mapping[_Key, tuple[str, ...]] = {}
 # Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
 _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
 )
+
+_UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
 class Unreadable(Exception):
@@ -39,6 +43,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     ids: tuple[str, ...]  # sorted
     claimed: bool = False  # by a ResourceClaim, of a DRA driver: in no checkpoint
+    nodes: tuple[str, ...] = ()  # "uverbs3" of the host, as Allocate gave them; if asked for
 
 
 class _Entry(msgspec.Struct):
@@ -47,6 +52,7 @@ class _Entry(msgspec.Struct):
     ResourceName: str
     # By NUMA node, "-1" for none; a list before Kubernetes 1.20.
     DeviceIDs: dict[str, list[str] | None] | list[str] | None = None
+    AllocResp: str | None = None  # a ContainerAllocateResponse, in base64
 
 
 class _Data(msgspec.Struct):
@@ -58,19 +64,23 @@ class _File(msgspec.Struct):
     Data: _Data
 
 
-def from_checkpoint(paths: Paths) -> list[PodDevices]:
+def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
     """Every container's devices, pods by UID; nothing where there is no file. Raises Unreadable.
 
-    Pods that ended stay in it until the kubelet's next allocation.
+    Pods that ended stay in it until the kubelet's next allocation, or until a device plugin sends
+    a list. With `nodes` the rows have the verbs devices that the containers were given.
     """
     found: dict[_Key, set[str]] = {}
+    given: dict[_Key, tuple[str, ...]] = {}
     for entry in _checkpoint(paths).PodDeviceEntries or ():
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
+        if nodes:
+            given[key] = _verbs_nodes(entry.AllocResp or "")
         listed = entry.DeviceIDs or []
-        nodes = listed.values() if isinstance(listed, dict) else [listed]
+        lists = listed.values() if isinstance(listed, dict) else [listed]
         # A device of two NUMA nodes is below both.
-        found.setdefault(key, set()).update(one for ids in nodes for one in ids or ())
-    return _rows(dict(sorted(found.items())))
+        found.setdefault(key, set()).update(one for ids in lists for one in ids or ())
+    return _rows(dict(sorted(found.items())), given=given)
 
 
 def registered(paths: Paths) -> dict[str, list[str]]:
@@ -179,6 +189,21 @@ def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
             yield f"{domain}:{bus}:{slot}.{function}".lower()
 
 
+def _verbs_nodes(response: str) -> tuple[str, ...]:
+    """The host's uverbs devices in an answer of Allocate; none if it cannot be read."""
+    # Not earlier: a CNI plugin asks for ids alone.
+    from google.protobuf.message import DecodeError
+
+    from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
+
+    try:
+        answer = ContainerAllocateResponse.FromString(base64.b64decode(response))
+    except (ValueError, DecodeError):
+        return ()
+    numbers = {int(found[1]) for one in answer.devices if (found := _UVERBS.search(one.host_path))}
+    return tuple(f"uverbs{number}" for number in sorted(numbers))
+
+
 def _checkpoint_path(paths: Paths) -> Path:
     return paths.device_plugins / "kubelet_internal_checkpoint"
 
@@ -201,7 +226,12 @@ def _checkpoint(paths: Paths) -> _Data:
         ) from None
 
 
-def _rows(found: dict[_Key, set[str]], *, claimed: bool = False) -> list[PodDevices]:
+def _rows(
+    found: dict[_Key, set[str]],
+    *,
+    claimed: bool = False,
+    given: Mapping[_Key, tuple[str, ...]] = _NONE,
+) -> list[PodDevices]:
     return [
         PodDevices(
             namespace=namespace,
@@ -211,6 +241,7 @@ def _rows(found: dict[_Key, set[str]], *, claimed: bool = False) -> list[PodDevi
             resource=resource,
             ids=tuple(sorted(ids)),
             claimed=claimed,
+            nodes=given.get((namespace, name, uid, container, resource), ()),
         )
         for (namespace, name, uid, container, resource), ids in found.items()
     ]

@@ -1,8 +1,8 @@
 """One pool at the kubelet: the device plugin API v1beta1 on a socket, and its registration.
 
 What the pool offers and what an allocation means comes from a `Resource`. This is the protocol:
-lists are sent whole, at once and then when they differ; preferences never fail; an allocation
-has one response per container request, in order.
+lists are sent whole, at once and then when they differ or are wanted again; preferences never
+fail; an allocation has one response per container request, in order.
 """
 
 import logging
@@ -87,9 +87,12 @@ class PluginServer:
         """Begin, and come back at once."""
         self._keeper.start()
 
-    def changed(self) -> None:
-        """The listing may differ: send it to whoever reads it, if it does."""
-        self._streams.changed()
+    def changed(self, *, again: bool = False) -> None:
+        """The listing may differ: send it to whoever reads it, if it does or `again`.
+
+        A kubelet writes its checkpoint anew with every list that it gets.
+        """
+        self._streams.changed(again=again)
 
     def close(self) -> None:
         """Serve nobody any more; no thread and no socket stays. Again is fine."""
@@ -138,17 +141,17 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
-        """The whole list, at once and whenever it differs from the one sent last."""
+        """The whole list, at once and whenever it differs from the one sent last or is wanted."""
         stream = self._streams.open(context)
         sent: v1beta1_pb2.ListAndWatchResponse | None = None
         try:
-            for _ in stream.turns():
+            for again in stream.turns():
                 try:
                     listed = self._list()
                 except Exception:  # noqa: BLE001 - the next change may mend it
                     _log.exception("%s: the list cannot be made", self._resource.name)
                     continue
-                if sent is not listed and sent != listed:
+                if again or (sent is not listed and sent != listed):
                     sent = listed
                     yield listed
         finally:

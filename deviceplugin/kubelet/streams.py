@@ -17,9 +17,12 @@ class Stream:
         self.opened = time.monotonic()
         self.ended = threading.Event()
         self._wake = threading.Event()
+        self._again = threading.Event()
 
-    def wake(self) -> None:
-        """The list may differ."""
+    def wake(self, *, again: bool = False) -> None:
+        """The list may differ, or is to be sent `again` even if it does not."""
+        if again:
+            self._again.set()
         self._wake.set()
 
     def end(self) -> None:
@@ -27,11 +30,14 @@ class Stream:
         self.ended.set()
         self._wake.set()
 
-    def turns(self) -> Iterator[None]:
-        """Once now, then after every `wake`, COALESCE apart, until the end."""
+    def turns(self) -> Iterator[bool]:
+        """Once now, then after every `wake`, COALESCE apart, until the end: whether `again`."""
         while not self.ended.is_set():
             self._wake.clear()
-            yield
+            again = self._again.is_set()
+            if again:  # or one that comes just now would be forgotten
+                self._again.clear()
+            yield again
             if not self.ended.wait(COALESCE):
                 self._wake.wait()
 
@@ -67,11 +73,11 @@ class Streams:
         if known:
             self.on_change()
 
-    def changed(self) -> None:
-        """The list may differ: every stream looks."""
+    def changed(self, *, again: bool = False) -> None:
+        """The list may differ: every stream looks, and sends it `again` in any case."""
         with self._lock:
             for stream in self._open:
-                stream.wake()
+                stream.wake(again=again)
 
     def end(self) -> None:
         """End all that are open now."""

@@ -55,16 +55,32 @@ def shared(netns: None) -> Iterator[PoolNode]:
 
 
 @pytest.fixture(scope="module")
-def vfs(card: Card) -> Iterator[Card]:
-    """HCAs on two VFs: beside igbvf and its interface, and in its place."""
+def fresh_vfs(card: Card) -> Iterator[Card]:
+    """HCAs on two VFs: beside igbvf and its interface, and in its place. Interfaces are down."""
     igb.unbind(card.vfs[1])
     with igb.with_hcas(card.vfs[0], card.vfs[1]):
-        for vf in card.vfs[:2]:
-            for name in (path.parent.name for path in cards.DEVICES.glob(f"{vf}/net/*/pkey")):
-                run(IP, "link", "set", name, "up")
-                igb.await_carrier(name)
         yield card
     igb.bind(card.vfs[1], "igbvf")
+
+
+@pytest.fixture
+def vfs(fresh_vfs: Card) -> Card:
+    """The same, set up by somebody."""
+    for vf in fresh_vfs.vfs[:2]:
+        for name in (path.parent.name for path in cards.DEVICES.glob(f"{vf}/net/*/pkey")):
+            run(IP, "link", "set", name, "up")
+            igb.await_carrier(name)
+    return fresh_vfs
+
+
+@pytest.fixture
+def without_link(fresh_vfs: Card) -> Iterator[None]:
+    """The VFs' ports are DOWN, as InfiniBand's are that have no GUID yet."""
+    for number in (0, 1):
+        knob(number, "port").write_text("down")
+    yield
+    for number in (0, 1):
+        knob(number, "port").write_text("up")
 
 
 def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
@@ -248,6 +264,38 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
         third = node.admit("worker-2", VF)
         node.forget_young_too()
         assert node.held() == [(VF, third.containers["main"].ids[VF][0])]
+
+
+def test_vfs_without_a_link_are_given_and_their_ports_come_up_later(
+    netns: None, fresh_vfs: Card, without_link: None
+) -> None:
+    """Their PF is on this node: they are set up when they are attached."""
+    selector = Selector(pciAddresses=fresh_vfs.vfs)
+    with pool_node(PoolConfig(resource=VF, mode="exclusive", selectors=(selector,))) as node:
+        node.await_healthy(VF, 2)
+        pods = [node.admit(name, VF) for name in NAMES]
+        for one, interface in zip(pods, attached(node, pods), strict=True):
+            assert beside(one.name) == given(one)
+            assert number_of(interface["rdmaDevice"]) == given(one)[0]
+        for number in (0, 1):
+            knob(number, "port").write_text("up")
+        for one in pods:
+            node.delete(node.sriov, one)
+        assert all(node.listed(VF).values())
+        assert node.sriov.leftovers() == []
+
+
+def test_vfs_without_a_link_are_not_given_to_many(
+    netns: None, fresh_vfs: Card, without_link: None
+) -> None:
+    """They stay on the host, where nobody sets them up."""
+    selector = Selector(pciAddresses=fresh_vfs.vfs)
+    with pool_node(PoolConfig(resource=HCA, slots=2, selectors=(selector,))) as node:
+        node.kubelet.wait(lambda: len(node.listed(HCA)) == 4, PATIENCE)
+        assert not any(node.listed(HCA).values())
+        for number in (0, 1):
+            knob(number, "port").write_text("up")
+        node.await_healthy(HCA, 4)
 
 
 def test_ipoib_children_are_on_the_vfs_of_their_pods(netns: None, vfs: Card) -> None:

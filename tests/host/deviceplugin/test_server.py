@@ -118,6 +118,20 @@ def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
     assert shown(next(stream))["3"] == "Unhealthy"
 
 
+def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
+    """So that the kubelet writes its checkpoint."""
+    first, second = plugin.watch(), plugin.watch()
+    before = next(first), next(second)
+    plugin.server.changed(again=True)
+    plugin.server.changed()
+    assert (next(first), next(second)) == before
+    plugin.server.changed()
+    time.sleep(streams.COALESCE * 2)  # it would have been sent once more by then
+    plugin.pool.set("3", False)
+    plugin.server.changed()
+    assert shown(next(first))["3"] == "Unhealthy"
+
+
 def test_a_change_while_nobody_reads_is_in_the_next_stream(plugin: Plugin) -> None:
     stream = plugin.watch()
     next(stream)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Allocation, Device
+from deviceplugin.checkpoint import Allocation, Device, Rdma
 from host.paths import Paths
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
@@ -39,7 +40,7 @@ def _configured(paths: Paths, text: str) -> None:
     paths.config.write_text(text)
 
 
-def _allocated(paths: Paths, *keys: tuple[str, str, str]) -> None:
+def _allocated(paths: Paths, *keys: tuple[str, str, str], rdma: tuple[Rdma, ...] = ()) -> None:
     """Resource, device id, adapter of each."""
     checkpoint.write(
         paths,
@@ -50,7 +51,7 @@ def _allocated(paths: Paths, *keys: tuple[str, str, str]) -> None:
                     Allocation(
                         resource=resource,
                         id=known,
-                        devices=(Device(id=adapter, address=adapter, netdevs=(), rdma=()),),
+                        devices=(Device(id=adapter, address=adapter, netdevs=(), rdma=rdma),),
                         time="2026-11-21T19:12:56Z",
                         boot_id="b",
                     )
@@ -66,7 +67,7 @@ def test_every_hca_is_offered_by_the_default_pool(shell_of: ShellOf, tmp_path: P
 
     assert tuple(one["adapter"]["id"] for one in found) == servers.DGX_HCAS
     for one in found:
-        assert one["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0}]
+        assert one["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0, "unfit": {}}]
         assert one["fault"] == ""
         assert one["adapter"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
 
@@ -92,7 +93,9 @@ def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
     found = shell_of(paths)("devices", "-o", "json").document()
 
     rows = {one["adapter"]["id"]: one for one in found}
-    assert rows[servers.VFS[0]]["offered"] == [{"resource": "rdma/vf", "ids": 1, "held": 0}]
+    assert rows[servers.VFS[0]]["offered"] == [
+        {"resource": "rdma/vf", "ids": 1, "held": 0, "unfit": {}}
+    ]
     assert rows[servers.VFS_ETHERNET[0]]["offered"][0]["ids"] == 4
     reasons = {one["resource"]: one["why"] for one in rows[servers.VFS_SF]["not_offered"]}
     assert set(reasons) == {"rdma/vf", "rdma/eth"}
@@ -144,6 +147,50 @@ def test_a_port_that_is_down_and_an_adapter_that_is_gone_are_faults(
     assert not rows[second]["present"]
     assert "gone" in rows[second]["fault"]
     assert "DOWN (Disabled)" in shell_of(paths)("devices").out
+
+
+def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -> None:
+    """An id of before the pool was exclusive, another network namespace, a driver loaded anew."""
+    paths = servers.dgx(tmp_path)
+    first, second, third = servers.DGX_HCAS[:3]
+    _configured(paths, "pools: [{name: rdma/hca, mode: exclusive}]")
+    old = Rdma(name="mlx5_2", uverbs=checkpoint.Node("/dev/infiniband/uverbs9", 231, 201), ports=())
+    _allocated(paths, ("rdma/hca", f"{first}-3", first), ("rdma/hca", third, third), rdma=(old,))
+    (paths.sys / "class/infiniband/mlx5_1").unlink()
+
+    out = shell_of(paths)("devices").out
+    found = shell_of(paths)("devices", "-o", "json").document()
+
+    rows = {one["adapter"]["id"]: one for one in found}
+    reasons = {known: " ".join(rows[known]["offered"][0]["unfit"]) for known in rows}
+    assert f"is held by id {first}-3 of an earlier configuration" in reasons[first]
+    assert "is in another network namespace" in reasons[second]
+    assert "delete that pod" in reasons[third]
+    assert all(reasons[known] == "" for known in servers.DGX_HCAS[3:])
+    table, _, why = out.partition("NOT WELL")
+    assert table.count("not well") == 3
+    assert [line.split()[:3] for line in why.splitlines() if line.startswith("0000:")] == [
+        [known, "rdma/hca", "1"] for known in (first, second, third)
+    ]
+
+
+def test_vf_that_is_set_up_with_its_pod_is_well_while_its_pf_is(
+    shell_of: ShellOf, tmp_path: Path
+) -> None:
+    paths = servers.vfs(tmp_path)
+    _configured(paths, TWO_POOLS)
+    tree = Tree(paths.sys)
+    tree.port("mlx5_2", state="1: DOWN", physical_state="3: Disabled")
+    shell = shell_of(paths)
+
+    def vf() -> dict[str, Any]:
+        found = shell("devices", "-o", "json").document()
+        return next(one for one in found if one["adapter"]["id"] == servers.VFS[0])
+
+    assert (vf()["fault"], vf()["offered"][0]["unfit"]) == ("", {})
+    tree.port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
+    assert f"PF {servers.VFS_PF} is not well: port 1 of mlx5_0 is DOWN" in vf()["fault"]
+    assert vf()["offered"][0]["unfit"] == {vf()["fault"]: 1}
 
 
 def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path: Path) -> None:

@@ -181,6 +181,7 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("pools", _config('pools: [{name: rdma/a, selectors: [{vendors: ["8086"]}]}]'), "failed",
          "rdma/a offers nothing: vendor is 15b3"),
         ("pools", _config("pools: []"), "not applicable", "no pool"),
+        ("pools", _gone("sys/class/infiniband_verbs"), "failed", "512 not well: mlx5_0 has no"),
         ("module ib_uverbs", _gone("sys/class/infiniband_verbs"), "failed", "not loaded"),
         ("module rdma_ucm", _gone("sys/class/misc/rdma_cm"), "warning", "rdma_ucm"),
         ("module ib_umad", _config("pools: [{name: rdma/hca, nodes: [umad]}]"), "ok", "ib_umad"),
@@ -287,6 +288,49 @@ def test_a_pf_with_vfs_must_be_up(tmp_path: Path) -> None:
     assert "enp59s0f1np0" in found.seen
     assert "ib0" not in found.seen
     assert "`ip link set enp59s0f1np0 up`" in found.remedy
+
+
+def test_ids_that_cannot_be_handed_out_are_a_warning_with_the_reason(node: Paths) -> None:
+    _configured(node, "pools: [{name: rdma/hca, slots: 4}]")
+    (node.sys / "class/infiniband/mlx5_0").unlink()
+
+    (found,) = _found(node, "pools")
+
+    assert found.status == "warning"
+    assert f"4 not well: the RDMA device of {FIRST} is in another network namespace" in found.seen
+    assert "`podfabric devices`" in found.remedy
+
+
+def test_vfs_that_are_set_up_with_their_pods_are_no_failure(tmp_path: Path) -> None:
+    paths = servers.vfs(tmp_path)
+    _configured(
+        paths,
+        "pools: [{name: rdma/vf, mode: exclusive, selectors: {pfNames: [ib0, enp59s0f1np0]}}]",
+    )
+    for number in range(2, 11):
+        Tree(paths.sys).port(f"mlx5_{number}", state="1: DOWN", physical_state="3: Disabled")
+    for number in range(2, 6):
+        _net(paths, f"ib{number}", up=False)
+    _net(paths, "ib0", up=True)
+
+    for check in ("ports", "pools", "IPoIB parents"):
+        assert [one.status for one in _found(paths, check)] == ["ok"], check
+    assert "9 are set up with the pods" in _found(paths, "ports")[0].seen
+
+    Tree(paths.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
+    (found,) = _found(paths, "pools")
+    assert (found.status, "4 not well: its PF 0000:3b:00.0" in found.seen) == ("warning", True)
+
+
+def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
+    _configured(
+        node,
+        "pools: [{name: rdma/hca, mode: exclusive}, "
+        "{name: rdma/one, mode: exclusive, overlap: true}]",
+    )
+    _allocated(node, FIRST, "2026-01-01T00:00:00Z")
+
+    assert [one.status for one in _found(node, "pools")] == ["ok", "ok"]
 
 
 def _allocated(paths: Paths, known: str, time: str) -> None:

@@ -211,6 +211,25 @@ def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
     assert kept.split() == ["fabric/net1", FIRST]
 
 
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
+    fleet: Fleet, attached: bool
+) -> None:
+    """As a StatefulSet's: the file of the former one stays for a while."""
+    for number, uid in enumerate(("uid-of-ml-worker-0", "uid-of-before")):
+        pod = Pod("ml", "worker-0", uid)
+        Claims(fleet.paths, pod).take(f"fabric/net{number}", servers.DGX_HCAS[number])
+    fleet.admit("worker-0", rdma_hca=1)
+    if attached:
+        _attached(fleet.paths, "worker-0", "net1", device=FIRST)
+
+    found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
+
+    assert found["pod"]["uid"] == "uid-of-ml-worker-0"
+    assert found["claims"] == {"fabric/net0": FIRST}
+    assert len(found["devices"]) == 1
+
+
 def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
     printed = fleet.shell("explain", "ml/none")
 
@@ -276,9 +295,23 @@ def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, tmp_path: Path) -> 
     out = shell("explain", "--dry-run", "--resource", "rdma/hca", "--gpus", "GPU0").out
 
     assert "384 free ids, 0 held, 128 not well" in out
+    assert "* not well: port 1 of mlx5_0 is DOWN (Polling) (64 ids)" in out
     assert "no GPUDirect RDMA; nobody holds it" in out
     assert "would not work for GPU0" in out
     assert "at the least sum of distances" in out
+
+
+def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, tmp_path: Path) -> None:
+    """In another network namespace: the HCA's port says nothing."""
+    (tmp_path / "sys/class/infiniband/mlx5_0").unlink()
+
+    found = shell(
+        "explain", "--dry-run", "--resource", "rdma/hca", "--size", "8", "-o", "json"
+    ).document()
+
+    assert (found["available"], found["unhealthy"]) == (7 * 64, 64)
+    assert "mlx5_0" not in {one["rdma"] for one in found["chosen"]}
+    assert any("in another network namespace" in note for note in found["notes"])
 
 
 def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:

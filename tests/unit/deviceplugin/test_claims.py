@@ -98,3 +98,30 @@ def test_files_of_pods_that_the_kubelet_forgot_are_removed(paths: Paths) -> None
         os.utime(file, (old, old))
     assert len(prune(paths, {("ml", "worker-1")}, {POD.uid})) == 1
     assert len(list((paths.devices / "pods").iterdir())) == 2
+
+
+def test_files_of_a_name_that_came_again_are_removed(paths: Paths) -> None:
+    """As a StatefulSet's pod does, which the kubelet knows by its name all the time."""
+    lives = [Pod("ml", "worker-0", f"uid-{number}") for number in range(5)]
+    for pod in lives:
+        attach(paths, "fabric/net1", pod)
+    attach(paths, "fabric/net1", Pod("ml", "worker-1", "by-name"))
+    names, uids = {("ml", "worker-0"), ("ml", "worker-1")}, {"uid-4"}
+    assert prune(paths, names, uids) == []  # all are too young to tell
+    old = time.time() - YOUNG - 1
+    for file in (paths.devices / "pods").iterdir():
+        os.utime(file, (old, old))
+    assert len(prune(paths, names, uids)) == 4
+    assert {one.uid for one in kept.every(paths)} == {"uid-4", "by-name"}
+
+
+def test_claims_are_told_the_latest_last(paths: Paths) -> None:
+    for number in (2, 0, 1):
+        attach(paths, "fabric/net1", Pod("ml", "worker-0", f"uid-{number}"))
+        (file,) = (
+            file
+            for file in (paths.devices / "pods").iterdir()
+            if f"uid-{number}" in file.read_text()
+        )
+        os.utime(file, (number, number))
+    assert [one.uid for one in kept.every(paths)] == ["uid-0", "uid-1", "uid-2"]

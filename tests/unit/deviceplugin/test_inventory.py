@@ -59,6 +59,24 @@ def test_port_with_a_carrier_is_read_only_when_something_was_told(paths: Paths) 
     assert seen.differs(told=False)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "text"), [("state", "2: INIT"), ("rate", "100 Gb/sec (1X NDR)")]
+)
+def test_all_of_every_port_is_read_when_ports_are_compared(
+    paths: Paths, attribute: str, text: str
+) -> None:
+    """A carrier stays through both."""
+    Tree(paths.sys, paths).write("class/net/ib0/carrier", "1")
+    seen = Inventory(paths)
+    seen.look()
+    assert not seen.differs(told=False, ports=True)
+    Tree(paths.sys, paths).write(f"class/infiniband/mlx5_0/ports/1/{attribute}", text)
+    assert not seen.differs(told=False)
+    assert seen.differs(told=False, ports=True)
+    seen.look()
+    assert not seen.differs(told=False, ports=True)
+
+
 def test_interface_of_a_pod_is_no_change_but_one_of_the_hardware_is(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()

@@ -1,5 +1,6 @@
 """The kubelet's checkpoint, as it writes it and damaged."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import PodDevices, Unreadable
 from host.paths import Paths
@@ -67,6 +69,37 @@ def test_both_forms_are_read_and_every_id_is_there_once(
             resource="intel.com/sriov_net_A",
             ids=ids,
         )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes"),
+    [
+        (["/dev/infiniband/uverbs10", "/dev/infiniband/uverbs2"], ("uverbs2", "uverbs10")),
+        (["/host/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"], ("uverbs3",)),
+        (["/dev/vfio/7", "/dev/infiniband/umad0", "/dev/infiniband/uverbs"], ()),
+        ([], ()),
+    ],
+)
+def test_verbs_devices_that_were_given_are_told_if_they_are_asked_for(
+    paths: Paths, given: list[str], nodes: tuple[str, ...]
+) -> None:
+    response = ContainerAllocateResponse(
+        envs={"A": "1"}, devices=[{"host_path": one, "container_path": "/x"} for one in given]
+    )
+    encoded = base64.b64encode(response.SerializeToString()).decode()
+    put(paths, whole(entry(["a"], AllocResp=encoded)))
+    assert [row.nodes for row in records.from_checkpoint(paths, nodes=True)] == [nodes]
+    assert [row.nodes for row in records.from_checkpoint(paths)] == [()]
+
+
+@pytest.mark.parametrize("response", [None, "", "!", "CikK", "/////w=="])
+def test_answer_that_cannot_be_read_tells_no_verbs_device(
+    paths: Paths, response: str | None
+) -> None:
+    put(paths, whole(entry(["a"], AllocResp=response)))
+    assert [(row.ids, row.nodes) for row in records.from_checkpoint(paths, nodes=True)] == [
+        (("a",), ())
     ]
 
 

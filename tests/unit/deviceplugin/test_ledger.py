@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -168,6 +169,53 @@ def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
+def test_grant_is_written_down_though_somebody_removed_the_file(paths: Paths) -> None:
+    """Its log is there still, and no file names it."""
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    paths.checkpoint.unlink()
+    one.grant(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
+    assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
+
+
+def test_log_that_cannot_be_removed_fails_no_grant(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ledger(paths)
+    for number in range(2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    (left,) = logs(paths)
+
+    def refuse(directory: Path, kept: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_log, "remove_others", refuse)
+        one.settle()
+    assert len(logs(paths)) == 2
+    one.grant(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
+    one.settle()
+    assert len(logs(paths)) == 1 and left not in logs(paths)
+    assert len(on_disk(paths)) == 3
+
+
+def test_resources_that_could_not_be_written_down_are_when_it_is_settled(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    one = ledger(paths)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            one.serve([RESOURCE])
+        with pytest.raises(OSError, match="No space"):
+            one.settle()
+    one.settle()
+    assert checkpoint.read(paths).resources == (RESOURCE,)
+
+
 def test_nothing_is_written_for_a_node_that_never_gave_anything(paths: Paths) -> None:
     ledger(paths).settle()
     assert not paths.devices.exists()
@@ -197,6 +245,22 @@ def test_adopted_is_marked(paths: Paths) -> None:
     assert kept.adopted
 
 
+def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(SECOND)}, adopted=True)
+    (kept,) = checkpoint.read(paths).allocations
+    assert (kept.devices, kept.adopted) == (devices(FIRST), False)
+
+
+def test_what_could_not_be_told_is_adopted_once_it_can(paths: Paths) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {"17": ()}, adopted=True)
+    one.grant(RESOURCE, {"17": devices(FIRST)}, adopted=True)
+    (kept,) = checkpoint.read(paths).allocations
+    assert kept.devices == devices(FIRST)
+
+
 @pytest.mark.parametrize(
     ("age", "known", "stays"),
     [
@@ -216,6 +280,36 @@ def test_is_dropped_only_when_the_kubelet_does_not_know_it_and_it_is_old(
     dropped = ledger(paths).drop_unknown({key} if known else ())
     assert dropped == ([] if stays else [key])
     assert on_disk(paths) == ({key} if stays else set())
+
+
+@pytest.mark.parametrize(
+    ("told", "again"),
+    [
+        ("1970-01-01T00:00:00Z", False),
+        ("2098-01-01T00:00:00Z", False),
+        ("2098-01-01T00:00:00Z", True),
+    ],
+)
+def test_clock_that_is_set_makes_nothing_older_or_younger(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, told: str, again: bool
+) -> None:
+    """A machine may boot with any time; what is granted meanwhile has that."""
+    one = ledger(paths)
+    monkeypatch.setattr("deviceplugin.ledger._now", lambda: told)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    if again:
+        one = ledger(paths)
+    now = time.monotonic()
+    assert one.drop_unknown(()) == []
+    with monkeypatch.context() as patched:
+        patched.setattr("time.monotonic", lambda: now + YOUNG + 1)
+        assert one.drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
+
+
+def test_entry_of_another_boot_is_old(paths: Paths) -> None:
+    ledger(paths).grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    booted = Ledger(paths, "another boot", pytest.fail)
+    assert booted.drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
 
 
 def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:

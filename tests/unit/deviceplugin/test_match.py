@@ -5,9 +5,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deviceplugin import checkpoint, match
+from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.match import Stale, Unknown
@@ -78,6 +80,18 @@ def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) 
     holding.write()
     checkpoint.write(holding.paths, ["rdma/another"], [])
     assert match.given_to(holding.paths, POD).ids == {A}
+
+
+def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> None:
+    """Another device plugin gave it: to try again does not help."""
+    holding.give(POD, {"17": []})
+    unknown = Allocation(
+        resource=HCA, id="17", devices=(), time="2026-11-21T19:12:56Z", boot_id="this boot"
+    )
+    checkpoint.write(holding.paths, [HCA], [msgspec.Raw(msgspec.json.encode(unknown))])
+    with pytest.raises(Unknown, match=r"holds 17 of rdma/hca, .*: delete the pod") as caught:
+        match.given_to(holding.paths, POD)
+    assert "try again" not in str(caught.value)
 
 
 def test_kubelet_is_not_asked_while_nobody_holds_anything_and_nothing_depends_on_it(

@@ -1,0 +1,101 @@
+"""What stands behind an id that only the kubelet knows, and what its holder really has.
+
+The checkpoint was lost, the pool had another mode then, or another device plugin served the
+resource. Only the kubelet remembers the nodes that the container was given, and only by name: a
+driver that was loaded anew may have given those names to other HCAs since.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from msgspec.structs import replace
+
+from deviceplugin import match
+from deviceplugin.checkpoint import Device, Node, Rdma
+from deviceplugin.grants.allocation import recorded
+from deviceplugin.grants.nodes import inside
+from deviceplugin.kubelet.records import PodDevices
+from deviceplugin.pools.pool import Pool
+from host import pci
+from host.adapters import Adapter
+from host.paths import Paths
+
+# IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR, IB_UVERBS_NUM_FIXED_MINOR (core/uverbs_main.c)
+_MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
+
+
+def behind(
+    paths: Paths, pool: Pool, found: Sequence[Adapter], row: PodDevices
+) -> dict[str, tuple[Device, ...]]:
+    """What the holder of a row of the pool's resource has, by device id: () if nothing tells.
+
+    `found` are the adapters of the node.
+    """
+    verbs = pci.uverbs_numbers(paths)
+    own = {one.id: {verbs[name][0] for name in one.verbs if name in verbs} for one in found}
+    adapters = {known: _adapters(pool, found, known, row.nodes, own) for known in row.ids}
+    held = {one.id: one for of_id in adapters.values() for one in of_id}
+    numbers = {name: (major, minor) for name, major, minor in verbs.values()}
+    theirs = {node for known in held for node in own.get(known, ())}
+    # Nodes that were these HCAs' once. Which was whose cannot be told; that they are not, can.
+    former = [_node(name, numbers) for name in row.nodes if name not in theirs]
+    devices = {
+        known: _as_given(recorded(pool, one), row.nodes, former) for known, one in held.items()
+    }
+    return {
+        known: _had(tuple(devices[one.id] for one in of_id)) for known, of_id in adapters.items()
+    }
+
+
+def is_as_recorded(device: Device, adapter: Adapter) -> bool:
+    """Whether the adapter has the verbs devices that the checkpoint's entry says."""
+    now = {
+        Node(inside(rdma.uverbs.name), rdma.uverbs.major, rdma.uverbs.minor)
+        for rdma in adapter.rdma
+        if rdma.uverbs is not None
+    }
+    return all(rdma.uverbs is None or rdma.uverbs in now for rdma in device.rdma)
+
+
+def _adapters(
+    pool: Pool,
+    found: Sequence[Adapter],
+    device_id: str,
+    nodes: Collection[str],
+    own: Mapping[str, AbstractSet[str]],
+) -> Sequence[Adapter]:
+    """By the pool as it is; else by the id itself; else by the nodes; else all of mode "all"."""
+    slot = pool.slot(device_id)
+    if slot is not None:
+        return [one for one in pool.adapters if one.id in slot.adapters]
+    named = match.adapter_of(device_id)
+    return (
+        [one for one in found if one.id == named or device_id in one.verbs]
+        or [one for one in found if not own[one.id].isdisjoint(nodes)]
+        or (pool.adapters if pool.config.mode == "all" else ())
+    )
+
+
+def _as_given(device: Device, nodes: Collection[str], former: list[Node]) -> Device:
+    """The entry with the nodes that the holder has: those of `former` for what it has not."""
+    if not nodes:  # not told: by CDI names, or by PodResources alone
+        return device
+    return replace(device, rdma=tuple(_rdma_as_given(one, nodes, former) for one in device.rdma))
+
+
+def _rdma_as_given(rdma: Rdma, nodes: Collection[str], former: list[Node]) -> Rdma:
+    if rdma.uverbs is None or rdma.uverbs.path.rpartition("/")[2] in nodes:
+        return rdma
+    return replace(rdma, uverbs=former.pop(0) if former else None)
+
+
+def _had(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Of a token's devices those that its holder can use, if that can be told."""
+    usable = tuple(one for one in devices if not one.rdma or any(rdma.uverbs for rdma in one.rdma))
+    return usable or devices
+
+
+def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> Node:
+    number = int(name.removeprefix("uverbs"))
+    fixed = (_MAJOR, _FIRST_MINOR + number) if number < _FIXED else (0, 0)
+    return Node(inside(name), *numbers.get(name, fixed))

@@ -1,0 +1,217 @@
+"""The whole device plugin beside one of GPUs: pods of several containers, and whose HCAs are asked.
+
+On the made-up server of test_plugin.py, whose switches have two GPUs and two HCAs each.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from deviceplugin import checkpoint
+from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.pools.config import Config, PoolConfig
+from host.paths import Paths
+from tests.host.deviceplugin.pool import Pool
+from tests.host.deviceplugin.test_plugin import HCA, Node, made, switches
+from tests.kubelet import Kubelet
+from tests.unit.cli.commands import short_path
+from tests.unit.host import servers
+
+GPU = "nvidia.com/gpu"
+MANY = Config(pools=(PoolConfig(resource=HCA, slots=64),))
+
+
+@pytest.fixture
+def server() -> Iterator[Paths]:
+    with short_path() as root:
+        yield made(root)
+
+
+class Cluster:
+    """A kubelet, the plugin of GPUs and ours. `seed` decides which resource comes first."""
+
+    def __init__(self, stack: ExitStack, server: Paths, seed: int, listed: bool) -> None:
+        self.paths = server
+        self.kubelet = stack.enter_context(
+            Kubelet(server.kubelet, seed=seed, init_containers_listed=listed)
+        )
+        self.node = Node(server, MANY)
+        stack.callback(lambda: self.node.plugin.close())
+        offered = Pool(8, GPU)
+        offered.devices = [(servers.gpu_uuid(number), True, ()) for number in range(8)]
+        of_gpus = PluginServer(server, offered)
+        stack.callback(of_gpus.close)
+        of_gpus.start()
+        self.wait()
+
+    def wait(self) -> None:
+        self.kubelet.wait(lambda: self.kubelet.allocatable(HCA) == 512)
+        self.kubelet.wait(lambda: self.kubelet.allocatable(GPU) == 8)
+
+    def admit(self, name: str, *containers: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """What each container got, and the resources in the order in which they were asked for."""
+        before = len(self.kubelet.calls)
+        pod = self.kubelet.admit(name, containers)
+        calls = self.kubelet.calls[before:]
+        return {one: given.ids for one, given in pod.containers.items()}, [
+            call.resource for call in calls if call.method == "Allocate"
+        ]
+
+    def near(self, ids: dict[str, list[str]]) -> bool:
+        """Whether the HCAs are at the switches of the GPUs."""
+        return switches(self.paths, ids[HCA]) == switches(self.paths, ids[GPU])
+
+    def holders(self) -> Counter[str]:
+        """How many hold each HCA."""
+        found = checkpoint.read(self.paths).allocations
+        return Counter(one.devices[0].rdma[0].name for one in found)
+
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def cluster(server: Paths) -> Iterator[Make]:
+    with ExitStack() as stack:
+        yield lambda seed=1, listed=False: Cluster(stack, server, seed, listed)
+
+
+def wants(name: str = "main", *, gpus: int = 0, hcas: int = 0, **other: bool) -> dict[str, Any]:
+    asked = {GPU: gpus, HCA: hcas}
+    return {"name": name, "limits": {one: count for one, count in asked.items() if count}, **other}
+
+
+def test_a_pod_with_gpus_alone_draws_no_others_to_its_switch(cluster: Make) -> None:
+    one = cluster()
+    one.admit("inference", wants(gpus=1))
+    for number in range(16):
+        one.admit(f"mpi-{number}", wants(hcas=1))
+    assert one.holders() == {f"mlx5_{number}": 2 for number in range(8)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pods_with_gpus_alone_take_no_others_hint(cluster: Make, seed: int) -> None:
+    one = cluster(seed)
+    for number in range(2):
+        one.admit(f"inference-{number}", wants(gpus=1))
+    orders = set()
+    for number in range(6):
+        given, order = one.admit(f"worker-{number}", wants(gpus=1, hcas=1))
+        orders.add(order[0])
+        assert order[0] == HCA or one.near(given["main"])
+    assert GPU in orders
+
+
+def test_the_first_answer_after_a_start_knows_who_never_asks(cluster: Make) -> None:
+    one = cluster()
+    one.admit("inference", wants(gpus=1))
+    for number in range(8):
+        one.node.restart()
+        one.wait()
+        one.admit(f"mpi-{number}", wants(hcas=1))
+    assert one.holders() == {f"mlx5_{number}": 1 for number in range(8)}
+
+
+def test_a_pod_that_is_made_anew_by_its_name_has_its_hint_again(cluster: Make) -> None:
+    one = cluster()
+    firsts = Counter[str]()
+    for _ in range(8):
+        given, order = one.admit("worker-0", wants(gpus=2, hcas=2))
+        firsts[order[0]] += 1
+        assert order[0] == HCA or one.near(given["main"])
+        one.kubelet.remove(one.kubelet.pods["uid-of-default-worker-0"])
+    assert firsts[GPU] > 1
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_a_checkpoint_that_cannot_be_read_leaves_the_guess(cluster: Make, readable: bool) -> None:
+    one = cluster()
+    one.admit("inference", wants(gpus=1))
+    if not readable:
+        one.kubelet.checkpoint.write_bytes(b"{")
+    given, _ = one.admit("mpi", wants(hcas=1))
+    (gpu,) = (held.devices for held in one.kubelet.held() if held.resource == GPU)
+    assert one.near({HCA: given["main"][HCA], GPU: list(gpu)}) is not readable
+
+
+def test_an_init_containers_hcas_are_its_successors(cluster: Make) -> None:
+    """The kubelet gives them to the next container of the pod, without asking for others."""
+    one = cluster()
+    given, order = one.admit("worker", wants("check", hcas=2, init=True), wants("main", hcas=2))
+    assert given["check"] == given["main"]
+    assert order == [HCA, HCA]
+    assert sum(one.holders().values()) == 2
+    assert len(one.kubelet.held()) == 2
+
+
+def test_a_container_with_more_hcas_keeps_those_of_its_init_container(cluster: Make) -> None:
+    one = cluster()
+    given, _ = one.admit("worker", wants("check", hcas=1, init=True), wants("main", hcas=3))
+    assert set(given["check"][HCA]) < set(given["main"][HCA])
+    assert one.holders() == dict.fromkeys(one.holders(), 1)  # three different HCAs
+    assert len(one.holders()) == 3
+
+
+def test_a_sidecar_shares_no_slot_with_the_container_beside_it(cluster: Make) -> None:
+    one = cluster()
+    sidecar = wants("monitor", hcas=1, init=True, restartable=True)
+    given, _ = one.admit("worker", sidecar, wants("main", hcas=1))
+    assert not set(given["monitor"][HCA]) & set(given["main"][HCA])
+    pod = one.kubelet.pods["uid-of-default-worker"]
+    assert pod.containers["monitor"].env["NCCL_IB_HCA"] != pod.containers["main"].env["NCCL_IB_HCA"]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_gpus_that_an_init_container_had_before_are_still_the_containers(
+    cluster: Make, seed: int, listed: bool
+) -> None:
+    """Whether or not PodResources lists init containers."""
+    one = cluster(seed, listed)
+    firsts = set()
+    for number in range(4):
+        given, order = one.admit(
+            f"worker-{number}", wants("copy", gpus=2, init=True), wants(gpus=2, hcas=2)
+        )
+        assert given["copy"][GPU] == given["main"][GPU]
+        firsts.add(order[1])
+        assert order[1] == HCA or one.near(given["main"])
+    assert GPU in firsts
+
+
+def test_what_init_containers_hold_is_kept_through_a_restart(cluster: Make) -> None:
+    """PodResources of older kubelets does not list them, but the checkpoint does."""
+    one = cluster()
+    one.admit("worker", wants("check", hcas=2, init=True), wants("main"))
+    kept = checkpoint.read(one.paths)
+    one.node.restart()
+    one.wait()
+    one.node.plugin.compare()
+    assert checkpoint.read(one.paths) == kept
+    assert len(kept.allocations) == 2
+
+
+def test_live_allocations_are_back_within_a_second_of_the_kubelets(cluster: Make) -> None:
+    one = cluster()
+    pods = [
+        one.kubelet.admit(f"worker-{number}", [wants("check", hcas=1, init=True), wants(hcas=2)])
+        for number in range(4)
+    ]
+    held = one.kubelet.held()
+    kept = checkpoint.read(one.paths)
+    one.kubelet.restart()
+    began = time.monotonic()
+    one.kubelet.wait(lambda: one.kubelet.allocatable(HCA) == 512)
+    assert time.monotonic() - began < 1.0
+    for pod in pods:
+        one.kubelet.readmit(pod)
+    assert one.kubelet.held() == held
+    assert checkpoint.read(one.paths) == kept
+    _, order = one.admit("next", wants(hcas=8))
+    assert order == [HCA]
+    taken = [(known.resource, known.id) for known in checkpoint.read(one.paths).allocations]
+    assert len(set(taken)) == len(kept.allocations) + 8

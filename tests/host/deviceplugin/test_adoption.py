@@ -1,0 +1,353 @@
+"""What the kubelet knows and the device plugin does not, and what stays after pods.
+
+On the made-up server of test_plugin.py.
+"""
+
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import checkpoint, match
+from deviceplugin.api import v1beta1_pb2
+from deviceplugin.checkpoint import Allocation
+from deviceplugin.claims import Pod
+from deviceplugin.kubelet import records
+from deviceplugin.ledger import Ledger
+from deviceplugin.match import Stale, Unknown
+from deviceplugin.pools.config import PoolConfig
+from host.paths import Paths
+from tests.host.deviceplugin.test_plugin import FIRST, HCA, SHARED, Node, config, container, made
+from tests.kubelet import Kubelet, Request
+from tests.kubelet import Pod as Admitted
+from tests.kubelet.devices import Held
+from tests.unit.cli.commands import short_path
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+EXCLUSIVE = config(PoolConfig(resource=HCA, mode="exclusive"))
+
+
+@pytest.fixture
+def server() -> Iterator[Paths]:
+    with short_path() as root:
+        yield made(root)
+
+
+@pytest.fixture
+def kubelet(server: Paths) -> Iterator[Kubelet]:
+    with Kubelet(server.kubelet) as one:
+        yield one
+
+
+@pytest.fixture
+def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
+    """Every HCA is for one pod alone."""
+    one = Node(server, EXCLUSIVE)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+    yield one
+    one.plugin.close()
+
+
+@pytest.fixture
+def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet has had its time for every allocation."""
+    old = functools.partialmethod(Ledger.drop_unknown, age=-1.0)
+    monkeypatch.setattr(Ledger, "drop_unknown", old)
+
+
+def held(paths: Paths) -> dict[str, Allocation]:
+    return {one.id: one for one in checkpoint.read(paths).allocations}
+
+
+def uverbs_of(one: Allocation) -> str:
+    (rdma,) = one.devices[0].rdma
+    assert rdma.uverbs is not None
+    return rdma.uverbs.path.rpartition("/")[2]
+
+
+def reload_all(paths: Paths) -> None:
+    """Every driver is loaded anew: no HCA has a uverbs number that any had."""
+    tree = Tree(paths.sys, paths)
+    for number in range(8):
+        old = paths.sys / f"class/infiniband_verbs/uverbs{number}"
+        name = (old / "ibdev").read_text().strip()
+        shutil.rmtree(old.resolve())
+        old.unlink()
+        tree.character("infiniband_verbs", f"uverbs{number + 20}", name, f"231:{212 + number}")
+
+
+def exchange(paths: Paths, first: str, second: str) -> None:
+    """Two uverbs numbers change places."""
+    files = [paths.sys / f"class/infiniband_verbs/{name}/ibdev" for name in (first, second)]
+    contents = [file.read_text() for file in files]
+    for file, content in zip(files, reversed(contents), strict=True):
+        file.write_text(content)
+
+
+def all_are_back(node: Node, kubelet: Kubelet) -> None:
+    """Pods have gone. The kubelet writes its file for a comparison, the next one reads it."""
+    node.plugin.compare()
+    kubelet.wait(lambda: records.from_checkpoint(node.paths) == [])
+    node.plugin.compare()
+    assert held(node.paths) == {}
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+
+
+def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
+    node: Node, kubelet: Kubelet, nothing_is_young: None
+) -> None:
+    """The kubelet frees what they had in memory alone, and with nothing allocatable it stays so."""
+    pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
+    reload_all(node.paths)
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 0)
+    for pod in pods:
+        kubelet.remove(pod)
+    all_are_back(node, kubelet)
+
+
+def test_ids_come_back_when_the_pods_of_another_mode_are_gone(
+    server: Paths, kubelet: Kubelet, nothing_is_young: None
+) -> None:
+    one = Node(server, SHARED)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+        pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
+        one.plugin.reconfigure(EXCLUSIVE)
+        kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 0)
+        for pod in pods:
+            kubelet.remove(pod)
+        all_are_back(one, kubelet)
+    finally:
+        one.plugin.close()
+
+
+def test_an_hca_comes_back_when_the_pods_of_a_resource_that_is_no_more_are_gone(
+    node: Node, kubelet: Kubelet, nothing_is_young: None
+) -> None:
+    """No list of that resource can be sent any more."""
+    pod = kubelet.admit("worker-0", [container()])
+    node.plugin.reconfigure(config(PoolConfig(resource="rdma/new", mode="exclusive")))
+    kubelet.wait(lambda: kubelet.capacity("rdma/new") == 7)
+    kubelet.remove(pod)
+    node.plugin.compare()
+    kubelet.wait(lambda: records.from_checkpoint(node.paths) == [])
+    node.plugin.compare()
+    kubelet.wait(lambda: kubelet.allocatable("rdma/new") == 8)
+
+
+def test_the_same_list_is_sent_only_for_what_the_kubelet_has_not_written_down(
+    node: Node, kubelet: Kubelet
+) -> None:
+    endpoint = kubelet.endpoint(HCA)
+    assert endpoint is not None
+    pod = kubelet.admit("worker-0", [container()])
+    kubelet.wait(lambda: records.from_checkpoint(node.paths) != [])
+    sent = len(endpoint.lists)
+    node.plugin.compare()
+    kubelet.remove(pod)
+    node.plugin.compare()
+    kubelet.wait(lambda: records.from_checkpoint(node.paths) == [])
+    assert len(endpoint.lists) == sent + 1
+    assert endpoint.lists[-1] == endpoint.lists[-2]
+
+
+def lose_checkpoint(node: Node, kubelet: Kubelet) -> None:
+    registered = kubelet.count("Register", HCA)
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+    node.restart()
+    kubelet.wait(lambda: kubelet.count("Register", HCA) > registered)
+    kubelet.wait(lambda: held(node.paths))
+
+
+def test_what_is_taken_over_has_the_node_that_the_container_has(
+    node: Node, kubelet: Kubelet
+) -> None:
+    """While nobody wrote anything down its number became another HCA's."""
+    pod = kubelet.admit("worker-0", [container()])
+    (before,) = held(node.paths).values()
+    theirs = uverbs_of(before)
+    exchange(node.paths, theirs, "uverbs7" if theirs != "uverbs7" else "uverbs6")
+    lose_checkpoint(node, kubelet)
+    (after,) = held(node.paths).values()
+    assert after.adopted
+    assert after.devices[0].rdma[0].uverbs == before.devices[0].rdma[0].uverbs
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)
+    assert not kubelet.devices(HCA)[before.id][0]
+    (face,) = match.given_to(node.paths, Pod("default", "worker-0", pod.uid)).faces
+    with pytest.raises(Stale, match=f"was given mlx5_., {theirs} "):
+        match.require_current(node.paths, face, [face.device.rdma[0].name])
+
+
+def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet: Kubelet) -> None:
+    kubelet.admit("worker-0", [container(count=3)])
+    before = held(node.paths)
+    lose_checkpoint(node, kubelet)
+    after = held(node.paths)
+    assert {known: one.devices for known, one in after.items()} == {
+        known: one.devices for known, one in before.items()
+    }
+    kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+
+
+def test_hca_that_is_shared_is_not_given_to_one_alone_though_the_checkpoint_was_lost(
+    server: Paths, kubelet: Kubelet
+) -> None:
+    one = Node(server, SHARED)
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
+        kubelet.admit("worker-0", [container()])
+        (before,) = held(server).values()
+        one.configuration = EXCLUSIVE
+        lose_checkpoint(one, kubelet)
+        kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 7)
+        assert not kubelet.devices(HCA)[before.devices[0].id][0]
+        assert held(server)[before.id].devices == before.devices
+    finally:
+        one.plugin.close()
+
+
+def run_on(paths: Paths, kubelet: Kubelet, resource: str, known: str, *uverbs: int) -> Pod:
+    """A pod that was admitted when another device plugin served the resource."""
+    nodes = [paths.dev / f"infiniband/uverbs{number}" for number in uverbs]
+    response = v1beta1_pb2.ContainerAllocateResponse(
+        devices=[{"host_path": str(one), "container_path": str(one)} for one in nodes]
+    )
+    kubelet.pods["u-1"] = Admitted(
+        name="old",
+        namespace="ml",
+        uid="u-1",
+        requests=[Request(name="main", limits={resource: 1})],
+    )
+    kubelet._manager.held = [
+        Held(uid="u-1", container="main", resource=resource, devices={known: ()}, response=response)
+    ]
+    kubelet._write()
+    return Pod("ml", "old", "u-1")
+
+
+ALL = frozenset(servers.DGX_HCAS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "known", "uverbs", "hcas"),
+    [
+        pytest.param("exclusive", "mlx5_3", [3], {servers.DGX_HCAS[3]}, id="k8s-rdma"),
+        pytest.param("exclusive", "mlx5_3", [], {servers.DGX_HCAS[3]}, id="k8s-rdma, CDI"),
+        pytest.param("all", "ib-plugin/infiniband-0", range(8), ALL, id="k8s-ib"),
+        pytest.param("all", "ib-plugin/infiniband-0", [], ALL, id="k8s-ib, CDI"),
+        pytest.param("exclusive", "17", [2, 5], {servers.DGX_HCAS[n] for n in (2, 5)}, id="shared"),
+        pytest.param("shared", servers.DGX_HCAS[4], [4], {servers.DGX_HCAS[4]}, id="sriov"),
+    ],
+)
+def test_pods_of_another_device_plugin_run_on(
+    server: Paths, kubelet: Kubelet, mode: str, known: str, uverbs: list[int], hcas: set[str]
+) -> None:
+    pod = run_on(server, kubelet, HCA, known, *uverbs)
+    one = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
+    try:
+        kubelet.wait(lambda: held(server))
+        assert {face.device.id for face in match.given_to(server, pod).faces} == hcas
+        if mode == "exclusive":
+            kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 - len(hcas))
+    finally:
+        one.plugin.close()
+
+
+def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubelet: Kubelet) -> None:
+    pod = run_on(server, kubelet, HCA, "17")
+    one = Node(server, EXCLUSIVE)
+    try:
+        kubelet.wait(lambda: held(server))
+        for _ in range(2):
+            with pytest.raises(
+                Unknown, match=r"holds 17 of rdma/hca, and nothing tells .*: delete"
+            ):
+                match.given_to(server, pod)
+            one.plugin.compare()
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+    finally:
+        one.plugin.close()
+
+
+def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: Kubelet) -> None:
+    whole = Path(f"{server.sys}-whole")
+    shutil.copytree(server.sys, whole, symlinks=True)
+    Tree(server.sys, server).remove(FIRST)
+    pod = run_on(server, kubelet, HCA, FIRST, 0)
+    one = Node(server, EXCLUSIVE)
+    try:
+        kubelet.wait(lambda: held(server))
+        with pytest.raises(Unknown):
+            match.given_to(server, pod)
+        shutil.rmtree(server.sys)
+        shutil.copytree(whole, server.sys, symlinks=True)
+        one.plugin._look()
+        one.plugin.compare()
+        assert [face.device.id for face in match.given_to(server, pod).faces] == [FIRST]
+    finally:
+        one.plugin.close()
+
+
+def information(paths: Paths) -> dict[str, str]:
+    """The HCA of each device-information file."""
+    return {
+        file.name: json.loads(file.read_bytes())["pci"]["pci-address"]
+        for file in (paths.devinfo / "dp").glob("*")
+    }
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_device_information_is_made_again_after_a_reboot(
+    node: Node, kubelet: Kubelet, lost: bool
+) -> None:
+    """The kubelet takes its pods up again and calls no Allocate; /var/run is empty."""
+    kubelet.admit("worker-0", [container(count=2)])
+    before = information(node.paths)
+    assert len(before) == 2
+    node.plugin.close()
+    shutil.rmtree(node.paths.devinfo)
+    if lost:
+        node.paths.checkpoint.unlink()
+    node.restart()
+    kubelet.wait(lambda: information(node.paths) == before)
+    node.plugin.compare()
+    assert information(node.paths) == before
+
+
+def test_no_device_information_is_made_of_an_hca_with_another_number(
+    node: Node, kubelet: Kubelet
+) -> None:
+    kubelet.admit("worker-0", [container(count=2)])
+    first, second = held(node.paths).values()
+    other = next(
+        f"uverbs{n}" for n in range(8) if f"uverbs{n}" not in map(uverbs_of, (first, second))
+    )
+    exchange(node.paths, uverbs_of(first), other)
+    shutil.rmtree(node.paths.devinfo)
+    node.plugin.compare()
+    assert list(information(node.paths).values()) == [second.id]
+
+
+def test_resources_that_could_not_be_written_down_are_with_the_next_comparison(
+    server: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the plugins of CNI would take ids of ours for another driver's."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("deviceplugin.checkpoint.write", full)
+        one = Node(server, EXCLUSIVE)
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+        assert checkpoint.read(server).resources == ()
+    try:
+        one.plugin.compare()
+        assert checkpoint.read(server).resources == (HCA,)
+    finally:
+        one.plugin.close()

@@ -1,0 +1,179 @@
+"""Callers that hang up, and calls that hang: the others are answered as if nothing were."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin.api import pluginregistration_pb2 as registration_api
+from deviceplugin.api import pluginregistration_pb2_grpc, v1beta1_pb2_grpc
+from deviceplugin.api import v1beta1_pb2 as api
+from deviceplugin.kubelet.registration import Mode
+from deviceplugin.kubelet.server import PluginServer
+from host.paths import Paths
+from tests.host.deviceplugin.conftest import Serve
+from tests.host.deviceplugin.pool import NAME, Pool
+from tests.host.deviceplugin.processes import until
+from tests.kubelet import Kubelet
+
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+AT_ONCE = 1.0  # seconds: what the kubelet gives a GetInfo
+
+
+class Served:
+    """A pool on a socket that no kubelet knows, for as many callers as there are."""
+
+    def __init__(self, stack: ExitStack, root: Path, mode: Mode) -> None:
+        for name in ("device-plugins", "plugins_registry"):
+            (root / name).mkdir(parents=True)
+        self.pool = Pool()
+        self.server = PluginServer(Paths(kubelet=root), self.pool, mode)
+        stack.callback(self.server.close)
+        self.server.start()
+        until(lambda: self.server.state().socket)
+        self._stack = stack
+
+    def caller(self) -> grpc.Channel:
+        """A connection of its own."""
+        channel = grpc.insecure_channel(f"unix:{self.server.state().socket}", OPTIONS)
+        self._stack.callback(channel.close)
+        return channel
+
+    def list(self, channel: grpc.Channel) -> Any:  # noqa: ANN401 - grpc has no public name for it
+        """A stream of lists."""
+        stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+        return stub.ListAndWatch(api.Empty(), timeout=30)
+
+
+@pytest.fixture
+def served(root: Path) -> Iterator[Callable[[Mode], Served]]:
+    with ExitStack() as stack:
+        yield lambda mode: Served(stack, root, mode)
+
+
+@contextmanager
+def blocked(pool: Pool, *names: str) -> Iterator[dict[str, threading.Event]]:
+    """These calls of the pool's hang meanwhile; what is set tells that one does."""
+    go_on = threading.Event()
+    reached = {name: threading.Event() for name in names}
+
+    def hang(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def hanging(*arguments: Any) -> Any:  # noqa: ANN401 - as of the call
+            reached[name].set()
+            go_on.wait(30)
+            return call(*arguments)
+
+        return hanging
+
+    for name in names:
+        setattr(pool, name, hang(name, getattr(pool, name)))
+    try:
+        yield reached
+    finally:
+        go_on.set()
+        for name in names:
+            delattr(pool, name)
+
+
+def healthy(answer: api.ListAndWatchResponse) -> int:
+    return sum(one.health == "Healthy" for one in answer.devices)
+
+
+@pytest.mark.parametrize("end", ["cancel", "hang up"])
+def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
+    served: Callable[[Mode], Served], end: str
+) -> None:
+    one = served("legacy")
+    with blocked(one.pool, "listing") as reached:
+        channel = one.caller()
+        stream = one.list(channel)
+        assert reached["listing"].wait(10)
+        if end == "cancel":
+            stream.cancel()
+        else:
+            channel.close()
+    until(lambda: one.server.state().streams == 0)
+    assert healthy(next(one.list(one.caller()))) == 4
+
+
+@pytest.mark.parametrize("end", ["cancel", "hang up"])
+def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
+    served: Callable[[Mode], Served], end: str
+) -> None:
+    one = served("legacy")
+    channel = one.caller()
+    going, staying = one.list(channel), one.list(one.caller())
+    assert [healthy(next(each)) for each in (going, staying)] == [4, 4]
+    if end == "cancel":
+        going.cancel()
+    else:
+        channel.close()
+    one.pool.set("2", False)
+    one.server.changed()  # while the end of the one may not be known yet
+    assert healthy(next(staying)) == 3
+    until(lambda: one.server.state().streams == 1)
+    one.pool.set("3", False)
+    one.server.changed()
+    assert healthy(next(staying)) == 2
+
+
+@pytest.mark.parametrize("lists", [0, 1])
+def test_a_kubelet_whose_stream_breaks_has_the_list_again(
+    kubelet: Kubelet, serve: Serve, impatient: None, lists: int
+) -> None:
+    """Before the first list was read, or after it."""
+    pool = Pool()
+    kubelet.start()
+    with blocked(pool, "listing") as reached:
+        if lists == 0:
+            server = serve(pool)
+            assert reached["listing"].wait(10)
+            endpoint = kubelet.wait(lambda: kubelet.endpoint(NAME))
+            endpoint.close()
+    if lists:
+        server = serve(pool)
+        kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
+        endpoint = kubelet.endpoint(NAME)
+        assert endpoint is not None
+        endpoint.close()
+    kubelet.wait(lambda: kubelet.endpoint(NAME) is not endpoint)
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
+    until(lambda: server.state().streams == 1)
+    pool.set("1", False)
+    server.changed()
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 3)
+
+
+def test_info_is_told_while_every_other_call_hangs(served: Callable[[Mode], Served]) -> None:
+    """The kubelet asks again now and then, and drops a plugin that does not answer in a second."""
+    one = served("watcher")
+    channel = one.caller()
+    stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+    info = pluginregistration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+    with blocked(one.pool, "listing", "preferred", "allocate") as reached:
+        stream = one.list(channel)
+        asked = api.ContainerPreferredAllocationRequest(
+            available_deviceIDs=["0"], allocation_size=1
+        )
+        wanted = api.ContainerAllocateRequest(devices_ids=["0"])
+        choice = stub.GetPreferredAllocation.future(
+            api.PreferredAllocationRequest(container_requests=[asked])
+        )
+        given = stub.Allocate.future(api.AllocateRequest(container_requests=[wanted]))
+        for name, event in reached.items():
+            assert event.wait(10), name
+        for _ in range(3):
+            told = info.GetInfo(registration_api.InfoRequest(), timeout=AT_ONCE)
+            assert (told.name, told.type) == (NAME, "DevicePlugin")
+            assert told.endpoint.endswith(".sock")
+        info.NotifyRegistrationStatus(
+            registration_api.RegistrationStatus(plugin_registered=True), timeout=AT_ONCE
+        )
+        assert not stub.GetDevicePluginOptions(api.Empty(), timeout=AT_ONCE).pre_start_required
+    assert list(choice.result(10).container_responses[0].deviceIDs) == ["0"]
+    assert given.result(10).container_responses[0].envs == {"IDS": "0"}
+    assert healthy(next(stream)) == 4

@@ -1,0 +1,289 @@
+"""The whole device plugin on HCAs of all kinds, and that it only ever reads what they are."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin import checkpoint
+from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector
+from host.paths import Paths
+from tests.host.deviceplugin.processes import until
+from tests.host.deviceplugin.test_plugin import FIRST, HCA, SHARED, Node, config, made, port
+from tests.kubelet import Kubelet, PodRejected
+from tests.unit.cli.commands import short_path
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+Build = Callable[..., Paths]
+FAST, SLOW = "400 Gb/sec (4X NDR)", "100 Gb/sec (1X NDR)"
+
+
+class Served:
+    """A made-up server with its kubelet and the plugin."""
+
+    def __init__(self, stack: ExitStack, build: Build, configuration: Config) -> None:
+        root = stack.enter_context(short_path())
+        self.paths = made(root) if build is servers.dgx else build(root, nodes=True)
+        self._boot(self.paths)
+        self.tree = Tree(self.paths.sys, self.paths)
+        self.kubelet = stack.enter_context(Kubelet(self.paths.kubelet))
+        self._stack, self._configuration = stack, configuration
+
+    def start(self) -> Node:
+        """Begin to serve what the server has by now."""
+        node = Node(self.paths, self._configuration)
+        self._stack.callback(lambda: node.plugin.close())
+        return node
+
+    def offers(self, counts: dict[str, int]) -> None:
+        """Wait until so many ids of each resource are allocatable."""
+        self.kubelet.wait(
+            lambda: all(self.kubelet.allocatable(name) == count for name, count in counts.items())
+        )
+
+    def knows(self, resources: Sequence[str]) -> None:
+        """Wait until the kubelet has ids of each."""
+        self.kubelet.wait(lambda: all(self.kubelet.capacity(name) > 0 for name in resources))
+
+    def give(self, resource: str, count: int = 1, name: str = "worker") -> Any:  # noqa: ANN401
+        """What a container with so many is started with."""
+        wanted = {"name": "main", "limits": {resource: count}}
+        return self.kubelet.admit(name, [wanted]).containers["main"]
+
+    @staticmethod
+    def _boot(paths: Paths) -> None:
+        boot_id = paths.proc / "sys/kernel/random/boot_id"
+        boot_id.parent.mkdir(parents=True, exist_ok=True)
+        boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
+
+
+Serve = Callable[[Build, Config], Served]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+        yield lambda build, configuration: Served(stack, build, configuration)
+
+
+def nodes_of(given: Any) -> list[str]:  # noqa: ANN401
+    """The names of the device nodes of a container, without the shared one."""
+    return sorted({Path(one).name for one in given.devices} - {"rdma_cm"})
+
+
+# InfiniBand and RoCE on one node.
+
+INFINIBAND = PoolConfig(
+    resource="rdma/ib", slots=1, selectors=(Selector(linkTypes=("infiniband",)),)
+)
+ROCE = PoolConfig(resource="rdma/roce", slots=4, selectors=(Selector(linkTypes=("ether",)),))
+
+
+def test_infiniband_and_roce_of_one_node_are_kept_apart(serve: Serve) -> None:
+    one = serve(servers.vfs, config(INFINIBAND, ROCE))
+    one.start()
+    one.offers({"rdma/ib": 5, "rdma/roce": 24})
+    infiniband, roce = one.give("rdma/ib", name="a"), one.give("rdma/roce", name="b")
+    kinds = {
+        allocation.resource: allocation.devices[0].rdma[0].ports[0].link_layer
+        for allocation in checkpoint.read(one.paths).allocations
+    }
+    assert kinds == {"rdma/ib": "InfiniBand", "rdma/roce": "Ethernet"}
+    assert not set(nodes_of(infiniband)) & set(nodes_of(roce))
+    assert "NCCL_IB_HCA" in infiniband.env  # of the first pool alone
+    assert "NCCL_IB_HCA" not in roce.env
+
+
+def test_a_roce_port_that_goes_down_takes_no_infiniband_with_it(serve: Serve) -> None:
+    one = serve(servers.vfs, config(INFINIBAND, ROCE))
+    one.start()
+    one.offers({"rdma/ib": 5, "rdma/roce": 24})
+    port(one.paths, 1, up=False)  # the Ethernet PF
+    one.offers({"rdma/roce": 20, "rdma/ib": 5})
+    port(one.paths, 2, up=False)  # a VF of the InfiniBand one
+    one.offers({"rdma/roce": 20, "rdma/ib": 4})
+
+
+def test_the_pool_of_a_node_without_configuration_has_both_kinds(serve: Serve) -> None:
+    one = serve(servers.vfs, Config(pools=(DEFAULT,)))
+    one.start()
+    one.offers({HCA: 11 * 64})
+
+
+# A link that trains down.
+
+
+def test_a_degraded_link_is_withdrawn_and_comes_back(serve: Serve) -> None:
+    one = serve(servers.dgx, Config(pools=SHARED.pools, rescan=0.3))
+    one.start()
+    one.offers({HCA: 32})
+    rate = "class/infiniband/mlx5_0/ports/1/rate"
+    one.tree.write(rate, SLOW)
+    one.offers({HCA: 28})
+    assert not one.kubelet.devices(HCA)[f"{FIRST}-0"][0]
+    for number in range(8):
+        one.give(HCA, name=f"worker-{number}")
+    held = {each.devices[0].id for each in checkpoint.read(one.paths).allocations}
+    assert FIRST not in held
+    one.tree.write(rate, FAST)
+    one.offers({HCA: 32})
+
+
+def test_what_is_slow_from_the_start_is_as_it_should_be(serve: Serve) -> None:
+    one = serve(servers.dgx, SHARED)
+    one.tree.write("class/infiniband/mlx5_0/ports/1/rate", SLOW)
+    one.start()
+    one.offers({HCA: 32})
+
+
+# An HCA of two ports, with mlx5's sibling for subnet management.
+
+
+def test_an_hca_of_two_ports_is_one_and_its_sibling_none(serve: Serve) -> None:
+    one = serve(servers.multiport, config(PoolConfig(resource=HCA, slots=4, umad=True, issm=True)))
+    one.start()
+    one.offers({HCA: 4})
+    given = one.give(HCA)
+    assert nodes_of(given) == ["issm0", "issm1", "umad0", "umad1", "uverbs0"]
+    assert given.env["NCCL_IB_HCA"] == "=mlx5_0"
+    assert given.env["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_0:2"
+
+
+def test_one_port_of_two_is_enough(serve: Serve) -> None:
+    one = serve(servers.multiport, config(PoolConfig(resource=HCA, slots=64)))
+    one.start()
+    one.offers({HCA: 64})
+    at = "class/infiniband/mlx5_0/ports"
+    one.tree.write(f"{at}/1/state", "1: DOWN")
+    names = (f"worker-{number}" for number in itertools.count())
+    until(lambda: one.give(HCA, name=next(names)).env["NCCL_IB_HCA"] == "=mlx5_0:2")
+    one.tree.write(f"{at}/2/state", "1: DOWN")
+    one.offers({HCA: 0})  # the sibling's port is ACTIVE still, and carries no data
+    with pytest.raises(PodRejected):
+        one.give(HCA)
+    one.tree.write(f"{at}/2/state", "4: ACTIVE")
+    one.offers({HCA: 64})
+
+
+# iWARP in software.
+
+
+def siw(one: Served) -> None:
+    """siw0 on eth7, as siw_main.c makes it: on no device, an Ethernet port, a table of one GID."""
+    one.tree.netdev("", "eth7", address="02:00:00:00:00:07")
+    one.tree.soft_rdma("siw0", "eth7", parent=False)
+    one.tree.port("siw0", link_layer="Ethernet", rate="2.5 Gb/sec (1X SDR)", netdev="eth7")
+    one.tree.write("class/infiniband/siw0/node_type", "4: RNIC")
+    one.tree.character("infiniband_verbs", "uverbs20", "siw0", f"{servers.MAJOR}:212")
+    servers.make_nodes(one.paths)
+
+
+@pytest.mark.parametrize(
+    "selector", [Selector(rdmaDevices=("siw0",)), Selector(ifNames=("eth7",))], ids=["rdma", "net"]
+)
+def test_iwarp_in_software_is_offered_if_it_is_named(serve: Serve, selector: Selector) -> None:
+    named = PoolConfig(resource="rdma/siw", mode="exclusive", selectors=(selector,))
+    one = serve(servers.dgx, config(named, PoolConfig(resource=HCA, slots=1)))
+    siw(one)
+    one.start()
+    one.offers({"rdma/siw": 1, HCA: 8})
+    assert one.kubelet.devices("rdma/siw") == {"siw0": (True, ())}
+    given = one.give("rdma/siw")
+    assert nodes_of(given) == ["uverbs20"]
+    assert given.env["PCIDEVICE_RDMA_SIW"] == "siw0"
+    (held,) = checkpoint.read(one.paths).allocations
+    assert held.devices[0].rdma[0].ports[0].netdevs == ("eth7",)
+
+
+def test_iwarp_in_software_that_ends_is_withdrawn(serve: Serve) -> None:
+    named = PoolConfig(resource="rdma/siw", selectors=(Selector(rdmaDevices=("siw0",)),), slots=2)
+    one = serve(servers.dgx, config(named))
+    siw(one)
+    one.start()
+    one.offers({"rdma/siw": 2})
+    one.tree.write("class/infiniband/siw0/ports/1/state", "1: DOWN")  # its interface is down
+    one.offers({"rdma/siw": 0})
+    for entry in ("class/infiniband/siw0", "class/infiniband_verbs/uverbs20"):
+        shutil.rmtree((one.paths.sys / entry).resolve())
+        (one.paths.sys / entry).unlink()
+    one.kubelet.wait(lambda: one.kubelet.capacity("rdma/siw") == 0)
+
+
+# Hardware is not the plugin's to set up.
+
+
+def state_of(root: Path) -> dict[str, tuple[object, ...]]:
+    """Everything below it: kind and rights, when it was changed, and what it says."""
+    found: dict[str, tuple[object, ...]] = {}
+    for directory, _, files in os.walk(root):
+        for path in [Path(directory), *(Path(directory) / name for name in files)]:
+            status = path.lstat()
+            said = path.read_bytes() if path.is_file() else b""
+            found[str(path)] = (status.st_mode, status.st_ino, status.st_mtime_ns, said)
+    return found
+
+
+ALONE = (PoolConfig(resource="rdma/alone", mode="exclusive", umad=True, issm=True),)
+TOGETHER = (
+    PoolConfig(resource="rdma/nodes", slots=2, umad=True, issm=True),
+    PoolConfig(resource="rdma/names", slots=2, overlap=True, cdi=True),
+    PoolConfig(resource="rdma/all", mode="all", overlap=True),
+)
+
+
+@pytest.mark.parametrize("pools", [ALONE, TOGETHER], ids=["alone", "together"])
+@pytest.mark.parametrize("build", [servers.dgx, servers.vfs, servers.multiport])
+def test_nothing_below_sys_or_dev_is_ever_written(
+    serve: Serve, build: Build, pools: tuple[PoolConfig, ...]
+) -> None:
+    one = serve(build, config(*pools))
+    roots = one.paths.sys, one.paths.dev
+    before = [state_of(root) for root in roots]
+    node = one.start()
+    resources = [pool.resource for pool in pools]
+    one.knows(resources)
+    for resource in resources:
+        one.give(resource, name=resource.rpartition("/")[2])
+    node.plugin.compare()
+    node.plugin.reconfigure(config(PoolConfig(resource="rdma/other", slots=1)))
+    node.restart()
+    one.kubelet.restart()
+    one.knows(resources)
+    node.plugin.close()
+    assert [state_of(root) for root in roots] == before
+
+
+# Questions that make no sense.
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size", "told"),
+    [
+        ([f"{FIRST}-0"], [], 3, "3 ids are asked for, and 1 are available"),
+        ([f"{FIRST}-0"], ["9"], 1, "must include 9, which is not available"),
+        ([f"{FIRST}-0"], [], 0, "0 ids are asked for"),
+        ([f"{FIRST}-0", f"{FIRST}-1"], [], 1, ""),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_answered_and_logged(
+    serve: Serve,
+    caplog: pytest.LogCaptureFixture,
+    available: list[str],
+    must: list[str],
+    size: int,
+    told: str,
+) -> None:
+    one = serve(servers.dgx, SHARED)
+    one.start()
+    one.offers({HCA: 32})
+    endpoint = one.kubelet.endpoint(HCA)
+    assert endpoint is not None
+    assert endpoint.preferred(set(available), set(must), size) == available[:size]
+    problems = [text for text in caplog.messages if "GetPreferredAllocation" in text]
+    assert problems == ([f"{HCA}: GetPreferredAllocation is answered though {told}"] * bool(told))

@@ -1,0 +1,101 @@
+"""HCAs of two ports with siblings for subnet management: near to GPUs as those of one port are."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cli import topo
+from cli.this_node import ThisNode
+from deviceplugin.grants.preferred import preferred
+from deviceplugin.pools.config import Config, PoolConfig
+from deviceplugin.pools.pool import Pool, pools
+from host import adapters
+from host.paths import Paths
+from host.topology import Topology
+from tests.unit.cli.commands import short_path
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+
+def _siblings(root: Path) -> Paths:
+    """The server of eight HCAs, each with a second port and an smi* beside it."""
+    paths = servers.dgx(root)
+    tree = Tree(paths.sys, paths)
+    for number, address in enumerate(servers.DGX_HCAS):
+        guid = servers.port_guid(number, 2)
+        tree.port(f"mlx5_{number}", 2, guid=guid)
+        ipoib = servers.ipoib_address(guid)
+        tree.netdev(address, f"ib{8 + number}", dev_port=1, address=ipoib)
+        tree.rdma(address, f"smi{number}")
+        tree.port(f"smi{number}", guid=servers.port_guid(number, 3))
+        dev = f"{servers.MAJOR}:{servers.UVERBS + 20 + number}"
+        tree.character("infiniband_verbs", f"uverbs{20 + number}", f"smi{number}", dev)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Paths]:
+    with short_path() as root:
+        yield servers.dgx(root)
+
+
+@pytest.fixture(scope="module")
+def doubled() -> Iterator[Paths]:
+    with short_path() as root:
+        yield _siblings(root)
+
+
+def _pool(paths: Paths, mode: str) -> Pool:
+    config = PoolConfig(resource="rdma/hca", mode=mode, slots=4)  # type: ignore[arg-type]
+    (one,) = pools(Config(pools=(config,)), adapters.adapters(paths), {})
+    return one
+
+
+def _chosen(paths: Paths, mode: str, gpus: Sequence[int], size: int) -> list[str]:
+    of = _pool(paths, mode)
+    near = [servers.DGX_GPUS[number] for number in gpus]
+    topology = Topology.read(paths, [*servers.DGX_GPUS, *servers.DGX_HCAS])
+    return preferred(of, [slot.id for slot in of.slots], [], size, {}, near, topology)
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+@pytest.mark.parametrize(
+    ("gpus", "size", "hcas"),
+    [
+        ([], 2, [0, 4]),
+        ([], 8, range(8)),
+        ([0], 1, [0]),
+        ([0, 1], 2, [0, 1]),
+        ([0, 2, 4, 6], 4, [0, 2, 4, 6]),
+        ([5, 6], 2, [4, 6]),
+        (range(8), 8, range(8)),
+    ],
+)
+def test_hcas_are_chosen_as_if_they_had_one_port(
+    plain: Paths, doubled: Paths, mode: str, gpus: Sequence[int], size: int, hcas: Sequence[int]
+) -> None:
+    chosen = _chosen(doubled, mode, gpus, size)
+    assert chosen == _chosen(plain, mode, gpus, size)
+    if gpus:
+        assert {one[:12] for one in chosen} == {servers.DGX_HCAS[number] for number in hcas}
+    assert len({one[:12] for one in chosen}) == size == len(hcas)
+
+
+def test_siblings_are_no_adapters_and_no_rows_of_the_matrix(plain: Paths, doubled: Paths) -> None:
+    found = adapters.adapters(doubled)
+    assert [one.id for one in found] == [one.id for one in adapters.adapters(plain)]
+    assert [[rdma.name for rdma in one.rdma] for one in found] == [
+        [f"mlx5_{number}"] for number in range(8)
+    ]
+    assert [len(one.rdma[0].ports) for one in found] == [2] * 8
+    drawn, usual = (topo.picture(ThisNode(paths)) for paths in (doubled, plain))
+    assert drawn.distances == usual.distances
+    assert [one.label for one in drawn.devices] == [one.label for one in usual.devices]
+    assert drawn.devices[8].netdevs == ("ib0", "ib8")
+
+
+def test_the_card_of_two_ports_is_one_row(tmp_path: Path) -> None:
+    drawn = topo.picture(ThisNode(servers.multiport(tmp_path)))
+    assert [(one.label, one.netdevs) for one in drawn.devices] == [("mlx5_0", ("ib0", "ib1"))]
+    assert drawn.distances == (("SAME",),)

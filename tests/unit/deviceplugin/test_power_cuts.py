@@ -1,0 +1,161 @@
+"""The ledger and a power cut before any system call: what was granted is on disk.
+
+The disk is a model that keeps nothing but what it was told to, and perhaps more: a file's fsync
+keeps its content and its name, a directory's what was renamed and removed in it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin import checkpoint, checkpoint_log
+from deviceplugin.checkpoint import Device
+from deviceplugin.ledger import Ledger
+from host import files
+from host.paths import Paths
+
+RESOURCE, HCA = "rdma/hca", "0000:3b:00.0"
+
+
+class Disk:
+    """A directory. Files are numbers; `cut` is called before each system call."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, cut: Callable[[], None]) -> None:
+        self._names: dict[str, int] = {}
+        self._contents: list[bytearray] = []
+        self._kept_names: dict[str, int] = {}
+        self._kept: dict[int, bytes] = {}
+        self._descriptors: dict[int, int | None] = {}  # None: the directory
+        self._cut = cut
+        for name, note in (
+            ("open", self._opened),
+            ("pwrite", self._wrote),
+            ("fsync", self._synced),
+            ("fdatasync", self._synced),
+            ("replace", self._replaced),
+            ("unlink", self._unlinked),
+        ):
+            patch.setattr(os, name, self._noted(getattr(os, name), note))
+
+    def states(self) -> Iterator[dict[str, bytes]]:
+        """What a power cut may leave: names and contents, each old, new, or by half."""
+        removed = {name: one for name, one in self._kept_names.items() if name in self._names}
+        new = [bytes(one) for one in self._contents]
+        old = [self._kept.get(one, b"").ljust(len(new[one]), b"\0") for one in range(len(new))]
+        cut = [len(one) // 2 for one in new]
+        first = [now[:at] + was[at:] for now, was, at in zip(new, old, cut, strict=True)]
+        last = [was[:at] + now[at:] for now, was, at in zip(new, old, cut, strict=True)]
+        for names in (self._names, self._kept_names, removed):
+            for contents in (new, old, first, last):
+                yield {name: contents[one] for name, one in names.items()}
+
+    def _noted(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - of any call
+            self._cut()
+            result = call(*given, **named)
+            note(result, *given)
+            return result
+
+        return noted
+
+    def _opened(self, descriptor: int, path: Path, flags: int, *_: int) -> None:
+        if flags & os.O_DIRECTORY:
+            self._descriptors[descriptor] = None
+            return
+        if path.name not in self._names:
+            self._names[path.name] = len(self._contents)
+            self._contents.append(bytearray())
+        one = self._descriptors[descriptor] = self._names[path.name]
+        if flags & os.O_TRUNC:
+            self._contents[one].clear()
+
+    def _wrote(self, count: int, descriptor: int, content: memoryview, offset: int) -> None:
+        one = self._descriptors[descriptor]
+        assert one is not None
+        self._contents[one][offset : offset + count] = bytes(content[:count])
+
+    def _synced(self, _: None, descriptor: int) -> None:
+        one = self._descriptors[descriptor]
+        if one is None:
+            self._kept_names = dict(self._names)
+        else:
+            self._kept[one] = bytes(self._contents[one])
+            self._kept_names |= {name: of for name, of in self._names.items() if of == one}
+
+    def _replaced(self, _: None, before: Path, after: Path) -> None:
+        self._names[after.name] = self._names.pop(before.name)
+
+    def _unlinked(self, _: None, path: Path) -> None:
+        self._names.pop(path.name, None)
+
+
+class Granting:
+    """A ledger that grants one id after another, with a power cut before each system call."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, directory: Path) -> None:
+        self._after = directory / "after"
+        self._granted: set[str] = set()
+        self._seen: set[tuple[object, ...]] = set()
+        self._disk = Disk(patch, self.cut)
+        self.ledger = Ledger(Paths(state=directory / "state"), "a boot", pytest.fail)
+
+    def grant(self, number: int) -> None:
+        known = f"{HCA}-{number}"
+        device = Device(id=HCA, address=HCA, netdevs=(), rdma=())
+        self.ledger.grant(RESOURCE, {known: (device,)})
+        self._granted.add(known)
+
+    def cut(self) -> None:
+        """Whatever the disk has now, all that was granted is in it."""
+        for state in self._disk.states():
+            key = (*sorted(state.items()), len(self._granted))
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            paths = Paths(state=self._after / str(len(self._seen)))
+            paths.devices.mkdir(parents=True)
+            for name, content in state.items():
+                (paths.devices / name).write_bytes(content)
+            found = {one.id for one in checkpoint.read(paths).allocations}
+            assert found >= self._granted, sorted(state)
+
+    @property
+    def states(self) -> int:
+        """How many different ones were looked at."""
+        return len(self._seen)
+
+
+@pytest.fixture
+def granting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Granting:
+    monkeypatch.setattr(checkpoint_log, "ROOM", 600)  # three lines, so that the fourth is whole
+    return Granting(monkeypatch, tmp_path)
+
+
+def test_what_was_granted_outlives_a_power_cut_at_any_moment(granting: Granting) -> None:
+    granting.ledger.serve([RESOURCE])
+    for number in range(6):
+        granting.grant(number)
+    granting.ledger.settle()
+    granting.grant(6)
+    granting.cut()
+    assert granting.states > 40
+
+
+def test_what_was_granted_after_the_names_could_not_be_kept_outlives_it_too(
+    granting: Granting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(directory: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    granting.ledger.serve([RESOURCE])
+    granting.grant(0)
+    granting.grant(1)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="error"):
+        patched.setattr(files, "sync_directory", broken)
+        granting.ledger.settle()
+    for number in range(2, 6):
+        granting.grant(number)
+    granting.cut()
