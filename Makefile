@@ -32,7 +32,7 @@ check: setup ## format, lint, types, import contracts
 	.venv/bin/lint-imports
 
 test-host: setup cni ## tests in namespaces of this machine
-	$(PY) -m pytest -n 2 -q tests
+	$(PY) -m pytest -n 2 --dist worksteal -q tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one. In either
 # machine, what plugs the software HCAs in again comes after the look at what they dropped until then.
