@@ -46,7 +46,7 @@ test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual mac
 	$(PY) -m tests.kernel.vm prepare
 	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
 		pytest --cpus 2 -q $(TWO_CPUS) \
-		--and -q $(filter-out $(SRIOV),$(ONE_CPU)) $(SRIOV) tests/conformance
+		--and -q $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV)
 
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)

@@ -56,8 +56,9 @@ def elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
     Those are all for a pool of mode "exclusive"; for any other, what somebody has alone.
     """
     found: dict[str, str] = {}
+    own = pool.config.resource
     for one in allocations:
-        if one.resource == pool.config.resource:
+        if one.resource == own:
             continue
         alone = [device.id for device in one.devices] == [one.id]
         for device in one.devices if alone or pool.config.mode == "exclusive" else ():

@@ -53,7 +53,6 @@ class Offer:
         self._resources: frozenset[str] = frozenset()
         self._unfit: Mapping[str, str] = {}
         self._listing: Listing = []
-        self._healthy: frozenset[str] = frozenset()
         self._gpus = GPUs(paths)
         self._fabric_env = False
         self._topology: Topology | None = None
@@ -79,7 +78,6 @@ class Offer:
         changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
         self._unfit, self._listing = unfit, listing
-        self._healthy = frozenset(slot.id for slot in pool.slots if slot.id not in unfit)
         return changed
 
     @property
@@ -182,7 +180,7 @@ class Offer:
                 self._paths,
                 pool,
                 ids,
-                self._healthy.difference(unfit),
+                set(ids).difference(unfit),
                 current=current,
                 fabric_env=self._fabric_env,
             )

@@ -100,10 +100,10 @@ def adapters(paths: Paths) -> list[Adapter]:
 
 def verify(paths: Paths, node: Node) -> str:
     """The path of a device node, if it is the device that sysfs says. Raises HostError."""
-    path = paths.dev / "infiniband" / node.name
+    path = f"{paths.dev}/infiniband/{node.name}"
     numbers = f"{node.major}:{node.minor}"
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 - a Path costs more than the look
     except OSError as error:
         raise HostError(
             f"device node {path} cannot be used: {error.strerror}; sysfs says it is {numbers}: "
@@ -121,7 +121,7 @@ def verify(paths: Paths, node: Node) -> str:
             f"device node {path} is {actual}, sysfs says {numbers}: the driver was loaded anew and "
             "the node is an older one's: is udev running?"
         )
-    return str(path)
+    return path
 
 
 def rdma_cm(paths: Paths) -> Node | None:
