@@ -44,6 +44,15 @@ def has_other_states(paths: Paths, adapters: Iterable[Adapter], *, every: bool) 
     )
 
 
+def has_other_rates(paths: Paths, adapters: Iterable[Adapter]) -> bool:
+    """Whether a port's rate is another than `adapters` say."""
+    ports = ((rdma.name, port) for one in adapters for rdma in one.rdma for port in rdma.ports)
+    return any(
+        sysfs.text(f"{paths.sys}/class/infiniband/{name}/ports/{port.number}/rate") != port.rate
+        for name, port in ports
+    )
+
+
 def is_absent(paths: Paths, adapter_id: str) -> bool:
     """Nothing on any bus has that name."""
     places = ("bus/pci/devices", "bus/auxiliary/devices", "class/infiniband")
@@ -88,12 +97,3 @@ def _belongs(paths: Paths, of: str, node: Node, rdma: str) -> bool:
 
 def _is_hardware(netdev: str) -> bool:
     return "/virtual/" not in sysfs.link(netdev)
-
-
-def has_other_rates(paths: Paths, adapters: Iterable[Adapter]) -> bool:
-    """Whether a port's rate is another than `adapters` say."""
-    ports = ((rdma.name, port) for one in adapters for rdma in one.rdma for port in rdma.ports)
-    return any(
-        sysfs.text(f"{paths.sys}/class/infiniband/{name}/ports/{port.number}/rate") != port.rate
-        for name, port in ports
-    )

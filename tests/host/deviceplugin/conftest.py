@@ -12,6 +12,7 @@ from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import Mode
 from deviceplugin.kubelet.server import PluginServer, Resource
 from host.paths import Paths
+from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
 
 Serve = Callable[..., PluginServer]
@@ -22,6 +23,13 @@ def root() -> Iterator[Path]:
     """The kubelet's root directory; there is none yet. pytest's own are too long for sockets."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory) / "k"
+
+
+@pytest.fixture
+def server() -> Iterator[Paths]:
+    """A made-up server of eight HCAs, with all of its roots."""
+    with tempfile.TemporaryDirectory(prefix="pf-") as directory:
+        yield made_server(Path(directory))
 
 
 @pytest.fixture

@@ -15,20 +15,13 @@ from deviceplugin import checkpoint
 from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.pools.config import Config, PoolConfig
 from host.paths import Paths
+from tests.host.deviceplugin.node import HCA, Node, switches
 from tests.host.deviceplugin.pool import Pool
-from tests.host.deviceplugin.test_plugin import HCA, Node, made, switches
 from tests.kubelet import Kubelet
-from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 
 GPU = "nvidia.com/gpu"
 MANY = Config(pools=(PoolConfig(resource=HCA, slots=64),))
-
-
-@pytest.fixture
-def server() -> Iterator[Paths]:
-    with short_path() as root:
-        yield made(root)
 
 
 class Cluster:

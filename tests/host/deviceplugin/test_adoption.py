@@ -1,6 +1,6 @@
 """What the kubelet knows and the device plugin does not, and what stays after pods.
 
-On the made-up server of test_plugin.py.
+On the made-up server of node.py.
 """
 
 import functools
@@ -20,21 +20,14 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.match import Stale, Unknown
 from deviceplugin.pools.config import PoolConfig
 from host.paths import Paths
-from tests.host.deviceplugin.test_plugin import FIRST, HCA, SHARED, Node, config, container, made
+from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
 from tests.kubelet.devices import Held
-from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 EXCLUSIVE = config(PoolConfig(resource=HCA, mode="exclusive"))
-
-
-@pytest.fixture
-def server() -> Iterator[Paths]:
-    with short_path() as root:
-        yield made(root)
 
 
 @pytest.fixture

@@ -10,21 +10,14 @@ import pytest
 from deviceplugin.grants import cdi
 from deviceplugin.pools.config import PoolConfig
 from host.paths import Paths
-from tests.host.deviceplugin.test_plugin import FIRST, HCA, Node, config, made, port
+from tests.host.deviceplugin.node import FIRST, HCA, Node, config, port
 from tests.kubelet import Kubelet, PodRejected
-from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 NAMED = PoolConfig(resource=HCA, slots=4, cdi=True)
 ALONE = PoolConfig(resource="rdma/alone", mode="exclusive", cdi=True, overlap=True)
 BY_NODES = PoolConfig(resource="rdma/nodes", slots=4, overlap=True)
-
-
-@pytest.fixture
-def server() -> Iterator[Paths]:
-    with short_path() as root:
-        yield made(root)
 
 
 @pytest.fixture

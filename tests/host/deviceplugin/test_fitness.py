@@ -17,7 +17,7 @@ from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector, parse
 from host.adapters import adapters
 from host.paths import Paths
-from tests.host.deviceplugin.test_plugin import FIRST, HCA, Node, config, container, made
+from tests.host.deviceplugin.node import FIRST, HCA, Node, config, container
 from tests.kubelet import Kubelet, Pod, PodRejected
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
@@ -31,12 +31,6 @@ BOTH = config(
 )
 
 Boot = Callable[[Paths], None]
-
-
-@pytest.fixture
-def server() -> Iterator[Paths]:
-    with short_path() as root:
-        yield made(root)
 
 
 @pytest.fixture

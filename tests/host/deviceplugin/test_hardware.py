@@ -13,8 +13,8 @@ import pytest
 from deviceplugin import checkpoint
 from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector
 from host.paths import Paths
-from tests.host.deviceplugin.processes import until
-from tests.host.deviceplugin.test_plugin import FIRST, HCA, SHARED, Node, config, made, port
+from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, port
+from tests.host.deviceplugin.processes import made_server, until
 from tests.kubelet import Kubelet, PodRejected
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
@@ -29,7 +29,7 @@ class Served:
 
     def __init__(self, stack: ExitStack, build: Build, configuration: Config) -> None:
         root = stack.enter_context(short_path())
-        self.paths = made(root) if build is servers.dgx else build(root, nodes=True)
+        self.paths = made_server(root) if build is servers.dgx else build(root, nodes=True)
         self._boot(self.paths)
         self.tree = Tree(self.paths.sys, self.paths)
         self.kubelet = stack.enter_context(Kubelet(self.paths.kubelet))

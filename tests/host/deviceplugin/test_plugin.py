@@ -2,50 +2,22 @@
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from deviceplugin import checkpoint
 from deviceplugin.kubelet.server import PluginServer
-from deviceplugin.manager import DevicePlugin
-from deviceplugin.pools.config import Config, PoolConfig, Selector
-from host import gpus
+from deviceplugin.pools.config import PoolConfig, Selector
 from host.errors import HostError
 from host.paths import Paths
-from host.topology import Topology
+from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
-
-HCA = "rdma/hca"
-FIRST = servers.DGX_HCAS[0]
-
-
-def config(*pools: PoolConfig) -> Config:
-    return Config(pools=pools)
-
-
-SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=True))
-
-
-@pytest.fixture
-def server() -> Iterator[Paths]:
-    with tempfile.TemporaryDirectory(prefix="pf-") as root:  # short, for sockets' paths
-        yield made(Path(root))
-
-
-def made(root: Path) -> Paths:
-    paths = servers.dgx(root, nodes=True)
-    boot_id = paths.proc / "sys/kernel/random/boot_id"
-    boot_id.parent.mkdir(parents=True)
-    boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
-    return paths
 
 
 @pytest.fixture
@@ -54,38 +26,12 @@ def kubelet(server: Paths) -> Iterator[Kubelet]:
         yield one
 
 
-class Node:
-    """A node with its device plugin, which can be ended and begun anew."""
-
-    def __init__(self, paths: Paths, configuration: Config) -> None:
-        self.paths = paths
-        self.configuration = configuration
-        self.plugin = DevicePlugin(paths, configuration)
-        self.plugin.start()
-
-    def restart(self) -> None:
-        self.plugin.close()
-        self.plugin = DevicePlugin(self.paths, self.configuration)
-        self.plugin.start()
-
-
 @pytest.fixture
 def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
     one = Node(server, SHARED)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
     yield one
     one.plugin.close()
-
-
-def container(resource: str = HCA, count: int = 1) -> dict[str, object]:
-    return {"name": "main", "limits": {resource: count}}
-
-
-def port(paths: Paths, number: int, *, up: bool) -> None:
-    tree = Tree(paths.sys, paths)
-    at = f"class/infiniband/mlx5_{number}/ports/1"
-    tree.write(f"{at}/state", "4: ACTIVE" if up else "1: DOWN")
-    tree.write(f"{at}/phys_state", "5: LinkUp" if up else "3: Disabled")
 
 
 def test_every_hca_is_offered_with_its_numa_node(node: Node, kubelet: Kubelet) -> None:
@@ -140,13 +86,6 @@ def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, se
             plugin_of_gpus.close()
             one.plugin.close()
     assert near
-
-
-def switches(paths: Paths, ids: list[str]) -> list[str]:
-    found = gpus.gpus(paths)
-    addresses = [gpus.address_of(found, known) or known.rpartition("-")[0] for known in ids]
-    topology = Topology.read(paths, addresses)
-    return sorted(topology.switch(address) for address in addresses)
 
 
 def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None:

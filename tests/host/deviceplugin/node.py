@@ -1,0 +1,52 @@
+"""A made-up server with its device plugin, for tests of the whole of it."""
+
+from deviceplugin.manager import DevicePlugin
+from deviceplugin.pools.config import Config, PoolConfig
+from host import gpus
+from host.paths import Paths
+from host.topology import Topology
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+HCA = "rdma/hca"
+FIRST = servers.DGX_HCAS[0]
+
+
+def config(*pools: PoolConfig) -> Config:
+    return Config(pools=pools)
+
+
+SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=True))
+
+
+class Node:
+    """A node with its device plugin, which can be ended and begun anew."""
+
+    def __init__(self, paths: Paths, configuration: Config) -> None:
+        self.paths = paths
+        self.configuration = configuration
+        self.plugin = DevicePlugin(paths, configuration)
+        self.plugin.start()
+
+    def restart(self) -> None:
+        self.plugin.close()
+        self.plugin = DevicePlugin(self.paths, self.configuration)
+        self.plugin.start()
+
+
+def container(resource: str = HCA, count: int = 1) -> dict[str, object]:
+    return {"name": "main", "limits": {resource: count}}
+
+
+def port(paths: Paths, number: int, *, up: bool) -> None:
+    tree = Tree(paths.sys, paths)
+    at = f"class/infiniband/mlx5_{number}/ports/1"
+    tree.write(f"{at}/state", "4: ACTIVE" if up else "1: DOWN")
+    tree.write(f"{at}/phys_state", "5: LinkUp" if up else "3: Disabled")
+
+
+def switches(paths: Paths, ids: list[str]) -> list[str]:
+    found = gpus.gpus(paths)
+    addresses = [gpus.address_of(found, known) or known.rpartition("-")[0] for known in ids]
+    topology = Topology.read(paths, addresses)
+    return sorted(topology.switch(address) for address in addresses)
