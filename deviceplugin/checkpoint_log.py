@@ -1,8 +1,9 @@
 """The checkpoint's log: what was granted since the checkpoint was last written whole.
 
-An Allocate waits for the disk: for a whole checkpoint that is a new file, its name and their
-fsyncs; for the log one write to room that it has already. A line is an allocation as the
-checkpoint has it; zeros follow the last one. Every whole checkpoint names a new, empty log.
+A whole checkpoint is a new file, its name and their fsyncs; a line of the log is one write to room
+that is there already, which a kill of the writer does not undo. The disk has it when `sync`
+returns. A line is an allocation as the checkpoint has it; zeros follow the last one. Every whole
+checkpoint names a new, empty log.
 """
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from host.files import write_at
 
-ROOM = 128 * 1024  # bytes: some 250 allocations of an HCA with one port
+ROOM = 256 * 1024  # bytes: some 500 allocations of an HCA with one port
 
 _NAMES = "checkpoint.*.log"
 
@@ -47,7 +48,7 @@ class Log:
         return self._end > 0
 
     def append(self, allocations: Iterable[bytes]) -> bool:
-        """Add encoded allocations; on disk when this returns. False if there is no room for them.
+        """Add encoded allocations, for any reader from now on. False if there is no room for them.
 
         Raises OSError: then its end is not known, and nothing more may be added.
         """
@@ -57,7 +58,6 @@ class Log:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             write_at(descriptor, lines, self._end)
-            os.fdatasync(descriptor)
         except OSError:
             with suppress(OSError):
                 write_at(descriptor, bytes(len(lines)), self._end)
@@ -66,6 +66,14 @@ class Log:
             os.close(descriptor)
         self._end += len(lines)
         return True
+
+    def sync(self) -> None:
+        """What was added before is on disk when this returns. Any thread may call it. OSError."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def lines(path: Path) -> bytes:

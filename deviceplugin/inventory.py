@@ -56,10 +56,13 @@ class Inventory:
             or (ports and glance.has_other_rates(self._paths, found))
         )
 
-    def current(self, ids: Iterable[str]) -> dict[str, Adapter]:
-        """The adapters of these ids that are there, with the device numbers that they have now."""
+    def current(self, ids: Iterable[str], *, mad: bool = True) -> dict[str, Adapter]:
+        """The adapters of these ids that are there, with the device numbers that they have now.
+
+        Without `mad` those of umad and issm devices may be older.
+        """
         wanted = list(ids)
-        if not all(self._is_as_seen(known) for known in wanted):
+        if not all(self._is_as_seen(known, mad=mad) for known in wanted):
             self._look()
             self._untold = True  # whoever looks next is to take in all of it
         return {known: self._found[known] for known in wanted if known in self._found}
@@ -80,11 +83,11 @@ class Inventory:
             self._worked.update(adapter.id for adapter in found if adapter.working)
         return found
 
-    def _is_as_seen(self, known: str) -> bool:
+    def _is_as_seen(self, known: str, *, mad: bool) -> bool:
         adapter = self._found.get(known)
         if adapter is None:
             return glance.is_absent(self._paths, known)
-        return glance.has_its_devices(self._paths, adapter)
+        return glance.has_its_devices(self._paths, adapter, mad=mad)
 
     def _remembered(self, device: checkpoint.Device) -> Adapter:
         seen = self._seen.get(device.id)

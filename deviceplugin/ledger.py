@@ -1,5 +1,9 @@
 """Who holds what: the checkpoint in memory and on disk, with its log, which are one.
 
+A grant is written before it is answered, so a kill loses nothing; it is brought to disk right
+behind the answer. A power cut may lose the last grants: those that the kubelet has written down,
+which waits for the disk before it starts a container, are taken over from it, nodes included.
+
 What the kubelet tells is compared with it now and then. An allocation that the kubelet does not
 know is dropped, once it is old enough for the kubelet to have noted it; one that only the kubelet
 knows is taken over.
@@ -45,6 +49,7 @@ class Ledger:
         self._resources: tuple[str, ...] = ()
         self._written: tuple[str, ...] = ()  # those of them that the file has
         self.granting = threading.Lock()  # from the look at who holds what until it is noted
+        self.appended = threading.Event()  # the log has lines that are to be brought to disk
         self._lock = threading.Lock()
         self._begun = False  # the file is of this process
         self._log: Log | None = None  # without it the checkpoint is written whole next
@@ -93,7 +98,7 @@ class Ledger:
     def grant(
         self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
     ) -> None:
-        """Note an Allocate, before it is answered; it is on disk when this returns.
+        """Note an Allocate, before it is answered; `sync` is to follow.
 
         Or what was `adopted`: an allocation that only the kubelet knew of; one that was noted
         meanwhile stays. Raises OSError.
@@ -110,6 +115,24 @@ class Ledger:
             )
             for known, given in devices.items()
         )
+
+    def sync(self) -> None:
+        """Bring what was granted to disk, by the log or else whole. Raises OSError.
+
+        Grants do not wait for it.
+        """
+        self.appended.clear()  # before, so that what comes meanwhile is told again
+        with self._lock:
+            log = self._log
+        if log is None:  # what was granted was written whole
+            return
+        try:
+            log.sync()
+        except OSError:
+            with self._lock:
+                if self._log is log:  # else it was written whole meanwhile, which removes the log
+                    self._log = None
+                    self._replace(self._entries)
 
     def drop_unknown(self, known: Collection[Key], age: float = YOUNG) -> list[Key]:
         """Drop what the kubelet does not know and is older than `age` seconds; what that was."""
@@ -145,6 +168,7 @@ class Ledger:
             }
             if self._append([one.encoded for one in new.values()]):
                 self._entries.update(new)
+                self.appended.set()
             else:
                 self._replace(self._entries | new)
 

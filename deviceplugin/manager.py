@@ -1,9 +1,9 @@
 """The device plugin of a node: it looks at the hardware, offers pools, and hands devices out.
 
-Two threads: one looks whenever the kernel tells of a change, and every second whether a port is
+Three threads: one looks whenever the kernel tells of a change, and every second whether a port is
 as it was (no event tells of one without an interface; of the others every ten seconds); one
-compares the ledger with the kubelet's own records now and then. The kubelet's calls come on
-threads of each pool's server.
+compares the ledger with the kubelet's own records now and then; one brings grants to disk. The
+kubelet's calls come on threads of each pool's server.
 """
 
 import logging
@@ -34,6 +34,7 @@ LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change has yet to last
 PORTS_EVERY = 10.0  # seconds, for every port's state and rate
 COMPARE_EVERY = 60.0  # seconds
+SYNC_AFTER = 0.2  # seconds: when the answer is out, and once for all the pods of a moment
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class DevicePlugin:
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),
+            threading.Thread(target=self._follow_grants, name="checkpoint", daemon=True),
         ]
 
     def start(self) -> None:
@@ -84,6 +86,7 @@ class DevicePlugin:
         self._ended.set()
         if self._events is not None:
             self._events.wake()
+        self._ledger.appended.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(10.0)
@@ -209,7 +212,9 @@ class DevicePlugin:
             level = logging.WARNING if why and why not in others.values() else logging.INFO
             _log.log(level, "%s: %s: %s", name, ids, why or "well")
         hoped = self._grace.hoped(pool, now, held, others, time.monotonic())
-        return offer.update(pool, now, ours, fabric_env=fabric, hoped=hoped)
+        return offer.update(
+            pool, now, ours, fabric_env=fabric, contested=self._overlap, hoped=hoped
+        )
 
     def _tell(self, what: str, problem: str) -> None:
         """Log a problem, once while it stays the same."""
@@ -254,3 +259,18 @@ class DevicePlugin:
                 _log.exception("comparing with the kubelet failed")
             if self._ended.wait(COMPARE_EVERY):
                 return
+
+    def _follow_grants(self) -> None:
+        while self._ledger.appended.wait() and not self._ended.wait(SYNC_AFTER):
+            self._sync()
+        self._sync()
+
+    def _sync(self) -> None:
+        try:
+            self._ledger.sync()
+        except OSError as error:
+            _log.error(
+                "%s: what was granted is not on disk: %s (tried again within a minute)",
+                self._paths.checkpoint,
+                error.strerror,
+            )

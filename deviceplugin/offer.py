@@ -54,7 +54,7 @@ class Offer:
         self._unfit: Mapping[str, str] = {}
         self._listing: Listing = []
         self._gpus = GPUs(paths)
-        self._fabric_env = False
+        self._fabric_env = self._contested = False
         self._topology: Topology | None = None
         self._placed: tuple[str, ...] = ()
 
@@ -65,19 +65,21 @@ class Offer:
         ours: frozenset[str],
         *,
         fabric_env: bool,
+        contested: bool,
         hoped: Collection[str] = (),
     ) -> bool:
         """Take in how the pool is now; whether the kubelet is to be told.
 
         `unfit` has the device ids that may not be handed out, and why; those of them that are
-        `hoped` for are listed as healthy. `ours` are all resources of this plugin.
+        `hoped` for are listed as healthy. `ours` are all resources of this plugin. `contested`:
+        some of the adapters are in other pools, too.
         """
         listing = [
             (slot.id, slot.id not in unfit or slot.id in hoped, slot.numa) for slot in pool.slots
         ]
         changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._unfit, self._listing = unfit, listing
+        self._unfit, self._listing, self._contested = unfit, listing, contested
         return changed
 
     @property
@@ -172,9 +174,11 @@ class Offer:
         wanted = {adapter for slot in slots for adapter in slot.adapters}
         if pool.config.cdi:  # its file has all of them
             wanted = {adapter.id for adapter in pool.adapters}
-        taken = elsewhere(pool, self._ledger.allocations())  # perhaps since the last look
+        # Perhaps since the last look.
+        taken = elsewhere(pool, self._ledger.allocations()) if self._contested else {}
         unfit = {**self._unfit, **barred(pool, slots, {}, taken)}
-        current = self._inventory.current(wanted.difference(taken))
+        mad = pool.config.umad or pool.config.issm
+        current = self._inventory.current(wanted.difference(taken), mad=mad)
         try:
             granted = allocation.allocation(
                 self._paths,

@@ -59,10 +59,11 @@ def is_absent(paths: Paths, adapter_id: str) -> bool:
     return not any(os.path.lexists(f"{paths.sys}/{place}/{adapter_id}") for place in places)
 
 
-def has_its_devices(paths: Paths, adapter: Adapter) -> bool:
+def has_its_devices(paths: Paths, adapter: Adapter, *, mad: bool = True) -> bool:
     """Whether an adapter's RDMA devices and character devices are still those that it says.
 
     Their names and numbers are handed out anew when a driver is loaded, also to one another.
+    Without `mad` its umad and issm devices are not looked at: who gives none away need not know.
     """
     sys = paths.sys
     if not adapter.rdma:  # they may be back from a pod
@@ -74,7 +75,7 @@ def has_its_devices(paths: Paths, adapter: Adapter) -> bool:
             return False
         if rdma.uverbs is None or not _belongs(paths, _VERBS, rdma.uverbs, rdma.name):
             return False
-        for node in (node for port in rdma.ports for node in (port.umad, port.issm)):
+        for node in (node for port in rdma.ports if mad for node in (port.umad, port.issm)):
             if node is not None and not _belongs(paths, "class/infiniband_mad", node, rdma.name):
                 return False
     return True

@@ -79,9 +79,10 @@ class _Request:
         places = {one.id: one.pf or one.address or one.id for one in pool.adapters}
         # What the topology knows are the adapters themselves, a VF perhaps without its PF.
         self._addresses = {places[one.id]: one.address for one in reversed(pool.adapters)}
-        of_id = {slot.id: slot.adapters[0] for slot in pool.slots if slot.adapters}
-        if mode == "all":  # an id is not of one adapter
-            of_id = {}
+        of_id: dict[str, str] = {}
+        if mode != "all":  # whose ids are of no one adapter
+            known = [slot for id_ in free if (slot := pool.slot(id_)) is not None]
+            of_id = {slot.id: slot.adapters[0] for slot in known if slot.adapters}
         self._loads: Counter[str] = Counter()
         for name, count in held.items():
             if name in places:
@@ -101,7 +102,8 @@ class _Request:
         """`size` more ids, or all that are left."""
         chosen: list[str] = []
         for way in (self._packed,) if self._packs else (self._near, self._balanced):
-            chosen += [self._take(place) for place in way(size - len(chosen))]
+            if len(chosen) < size:
+                chosen += [self._take(place) for place in way(size - len(chosen))]
         while len(chosen) < size and self._others:
             chosen.append(self._others.pop())
         return chosen
@@ -115,10 +117,10 @@ class _Request:
         """
         found = []
         nth: Counter[str] = Counter()
-        for id_ in sorted(free, key=lambda one: (_order(one), one)):
+        for order, id_ in sorted((_order(one), one) for one in free):
             adapter = of_id.get(id_, "")
             load = held.get(adapter, 0)
-            found.append((-load if self._packs else load + nth[adapter], _order(id_), id_, adapter))
+            found.append((-load if self._packs else load + nth[adapter], order, id_, adapter))
             nth[adapter] += adapter != ""
         return [(id_, adapter) for _, _, id_, adapter in sorted(found, reverse=True)]
 

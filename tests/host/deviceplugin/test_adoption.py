@@ -6,12 +6,13 @@ On the made-up server of node.py.
 import functools
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deviceplugin import checkpoint, match
+from deviceplugin import checkpoint, manager, match
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
@@ -23,7 +24,7 @@ from host.paths import Paths
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
-from tests.kubelet.devices import Held
+from tests.kubelet.devices import Held, PodRejected
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -185,6 +186,79 @@ def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet
         known: one.devices for known, one in before.items()
     }
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2], ids=["none", "one", "two"])
+def test_what_a_power_cut_took_from_the_log_is_taken_over(
+    node: Node, kubelet: Kubelet, kept: int
+) -> None:
+    """The kubelet has written down what it answered for, and its own file is on the disk."""
+    for number in range(3):
+        kubelet.admit(f"worker-{number}", [container()])
+    before = held(node.paths)
+    (log,) = node.paths.devices.glob("*.log")
+    node.plugin.close()
+    lines = log.read_bytes().rstrip(b"\0").splitlines(keepends=True)
+    assert len(lines) == 3
+    log.write_bytes(b"".join(lines[:kept]).ljust(log.stat().st_size, b"\0"))
+    assert len(held(node.paths)) == kept
+    node.restart()
+    kubelet.wait(lambda: len(held(node.paths)) == 3)
+    after = held(node.paths)
+    assert [one.adopted for one in after.values()].count(True) == 3 - kept
+    assert {known: one.devices for known, one in after.items()} == {
+        known: one.devices for known, one in before.items()
+    }
+
+
+def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[set[str]] = []
+    slow = threading.Event()
+
+    def sync(_: int) -> None:
+        synced.append(set(held(node.paths)))
+        assert slow.wait(20)
+
+    monkeypatch.setattr("os.fdatasync", sync)
+    for number in range(3):
+        kubelet.admit(f"worker-{number}", [container()])
+    everything = set(held(node.paths))
+    assert len(everything) == 3
+    slow.set()
+    kubelet.wait(lambda: bool(synced) and synced[-1] == everything)
+    assert len(synced) <= 3
+
+
+def test_last_grant_is_brought_to_disk_when_the_plugin_ends(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[set[str]] = []
+    monkeypatch.setattr("os.fdatasync", lambda _: synced.append(set(held(node.paths))))
+    monkeypatch.setattr(manager, "SYNC_AFTER", 60.0)
+    kubelet.admit("worker-0", [container()])
+    assert synced == []
+    node.plugin.close()
+    assert synced[-1] == set(held(node.paths)) != set()
+
+
+def test_disk_that_fails_behind_the_answer_is_told_and_the_next_grant_needs_it(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fdatasync", broken)
+        patched.setattr("os.fsync", broken)
+        kubelet.admit("worker-0", [container()])
+        kubelet.wait(lambda: "is not on disk: Input/output error" in caplog.text)
+        with pytest.raises(PodRejected, match="cannot write down the allocation"):
+            kubelet.admit("worker-1", [container()])
+        assert len(held(node.paths)) == 1
+    kubelet.admit("worker-2", [container()])
+    assert len(held(node.paths)) == 2
 
 
 def test_hca_that_is_shared_is_not_given_to_one_alone_though_the_checkpoint_was_lost(

@@ -43,11 +43,17 @@ def test_its_size_never_changes(log: Log) -> None:
     assert log.path.stat().st_size == ROOM
 
 
-def test_is_on_disk_when_append_returns(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_read_when_append_returns_and_on_disk_when_sync_does(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[bytes] = []
     monkeypatch.setattr("os.fdatasync", lambda _: synced.append(content(log)))
     log.append([FIRST])
-    assert synced == [FIRST + b"\n"]
+    log.append([SECOND])
+    assert content(log) == FIRST + b"\n" + SECOND + b"\n"
+    assert synced == []
+    log.sync()
+    assert synced == [content(log)]
 
 
 def test_last_byte_of_its_room_is_used_and_not_the_one_behind(log: Log) -> None:
@@ -84,16 +90,25 @@ def test_what_came_to_the_disk_behind_a_hole_is_not_read(log: Log) -> None:
     assert content(log) == FIRST + b"\n"
 
 
-@pytest.mark.parametrize("call", ["os.pwrite", "os.fdatasync"])
+@pytest.mark.parametrize("done", [0, 3, len(SECOND)])
 def test_line_that_failed_is_taken_back(
-    log: Log, monkeypatch: pytest.MonkeyPatch, call: str
+    log: Log, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     log.append([FIRST])
+    write, parts = os.pwrite, iter([done] if done else [])
+
+    def broken(descriptor: int, line: bytes, offset: int) -> int:
+        if not any(line):  # it is taken back
+            return write(descriptor, line, offset)
+        if (part := next(parts, None)) is None:
+            return full()
+        return write(descriptor, line[:part], offset)
+
     with monkeypatch.context() as patched:
-        patched.setattr(call, full)
+        patched.setattr("os.pwrite", broken)
         with pytest.raises(OSError, match="No space"):
             log.append([SECOND])
-    assert content(log) == FIRST + b"\n"
+    assert log.path.read_bytes().rstrip(b"\0") == FIRST + b"\n"
 
 
 def test_written_in_parts_is_written_all(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +120,9 @@ def test_written_in_parts_is_written_all(log: Log, monkeypatch: pytest.MonkeyPat
 
 def test_lost_file_is_an_error(log: Log) -> None:
     log.path.unlink()
-    with pytest.raises(FileNotFoundError):
-        log.append([FIRST])
+    for act in (lambda: log.append([FIRST]), log.sync):
+        with pytest.raises(FileNotFoundError):
+            act()
     assert not log.path.exists()
 
 

@@ -1,4 +1,4 @@
-"""The ledger: on disk before it is answered, and dropped only when the kubelet has had its time."""
+"""The ledger: written before it is answered, dropped only when the kubelet has had its time."""
 
 import os
 import threading
@@ -53,7 +53,7 @@ def aged(paths: Paths, seconds: float) -> None:
     )
 
 
-def test_grant_is_on_disk_when_it_returns(paths: Paths) -> None:
+def test_grant_is_written_when_it_returns(paths: Paths) -> None:
     ledger(paths).grant(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
     found = {one.id: one for one in checkpoint.read(paths).allocations}
     assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
@@ -72,7 +72,7 @@ def test_first_grant_waits_for_the_disk(paths: Paths, monkeypatch: pytest.Monkey
     assert directory, "and the names must be, too"
 
 
-def test_further_grants_write_a_line_and_wait_for_that(
+def test_further_grants_write_a_line_and_wait_for_no_disk(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ledger(paths)
@@ -80,10 +80,80 @@ def test_further_grants_write_a_line_and_wait_for_that(
     whole = paths.checkpoint.stat()
     synced: list[set[tuple[str, str]]] = []
     monkeypatch.setattr("os.fdatasync", lambda _: synced.append(on_disk(paths)))
+    monkeypatch.setattr("os.fsync", pytest.fail)
+    assert not one.appended.is_set()
     for number in (1, 2):
         one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
-    assert [len(found) for found in synced] == [2, 3]
+        assert len(on_disk(paths)) == number + 1
+    assert not synced
+    assert one.appended.is_set()
+    one.sync()
+    assert [len(found) for found in synced] == [3]
+    assert not one.appended.is_set()
     assert paths.checkpoint.stat() == whole
+
+
+def test_grant_that_comes_while_the_disk_is_waited_for_is_brought_there_next(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ledger(paths)
+    one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    one.grant(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
+    monkeypatch.setattr(
+        "os.fdatasync", lambda _: one.grant(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
+    )
+    one.sync()
+    assert one.appended.is_set()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_log_that_cannot_be_brought_to_disk_is_replaced_by_the_whole_unless_it_was(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, settled: bool
+) -> None:
+    one = ledger(paths)
+    for number in range(2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    (log,) = logs(paths)
+    kept = []
+
+    def broken(_: int) -> None:
+        if settled:
+            one.settle()
+            kept.append(paths.checkpoint.stat())
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", broken)
+    one.sync()
+    assert logs(paths) != [log]
+    assert not settled or kept == [paths.checkpoint.stat()]
+    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
+    assert len(found.allocations) == 2
+
+
+def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ledger(paths)
+    for number in range(2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", broken)
+        patched.setattr("os.fdatasync", broken)
+        for act in (
+            one.sync,
+            one.settle,
+            lambda: one.grant(RESOURCE, {f"{FIRST}-2": devices(FIRST)}),
+        ):
+            with pytest.raises(OSError, match="error"):
+                act()
+        assert len(on_disk(paths)) == 2
+    one.settle()
+    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
+    assert len(found.allocations) == 2
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["whole", "log"])
@@ -96,12 +166,12 @@ def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
         one = ledger(paths)
     kept = on_disk(paths)
 
-    def full(descriptor: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
-        patched.setattr("os.fdatasync", full)
+        patched.setattr("os.pwrite", full)
         with pytest.raises(OSError, match="No space"):
             one.grant(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
         with pytest.raises(OSError, match="No space"):
@@ -137,11 +207,14 @@ def test_log_that_fails_is_replaced_by_the_whole(
     if how == "is lost":
         log.unlink()
     else:
+        write, broken = os.pwrite, log.stat().st_ino
 
-        def broken(descriptor: int) -> None:
-            raise OSError(5, "Input/output error")
+        def written(descriptor: int, content: bytes, offset: int) -> int:
+            if os.fstat(descriptor).st_ino == broken:
+                raise OSError(5, "Input/output error")
+            return write(descriptor, content, offset)
 
-        monkeypatch.setattr("os.fdatasync", broken)
+        monkeypatch.setattr("os.pwrite", written)
     for number in (1, 2):
         one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
     assert len(on_disk(paths)) == 3
@@ -400,6 +473,8 @@ def killed(paths: Paths, at: int) -> tuple[int, bool]:
         for number in range(5):
             one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
             os.write(writing, b".")
+            if number % 2:
+                one.sync()
         one.settle()
         os._exit(0)
     os.close(writing)

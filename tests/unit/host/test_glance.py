@@ -8,6 +8,7 @@ from host import glance
 from host.adapters import Adapter, adapters
 from host.paths import Paths
 from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
 
 UNREADABLE = b"mlx5\xff_0\n"
 
@@ -33,6 +34,16 @@ def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[Ad
     assert glance.verbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
     changed = [one.rdma[0].name for one in seen if not glance.has_its_devices(paths, one)]
     assert changed == ["mlx5_0"]
+
+
+@pytest.mark.parametrize("name", ["umad0", "issm0"])
+def test_mad_device_with_another_number_is_seen_by_who_gives_such_away(
+    paths: Paths, seen: list[Adapter], name: str
+) -> None:
+    Tree(paths.sys, paths).write(f"class/infiniband_mad/{name}/dev", "231:250")
+    changed = [one.rdma[0].name for one in seen if not glance.has_its_devices(paths, one)]
+    assert changed == ["mlx5_0"]
+    assert all(glance.has_its_devices(paths, one, mad=False) for one in seen)
 
 
 def test_state_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[Adapter]) -> None:
