@@ -39,7 +39,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 RESOURCE = "rdma/hca"
 SLOTS = 125
 IDS = SLOTS * len(servers.DGX_HCAS)
-ROUNDS = 10
+ROUNDS = 20
 LISTS, ALLOCATIONS, CHOICES, RESTARTS = 30, 500, 100, 10  # of a round; restarts in all
 
 T = TypeVar("T")

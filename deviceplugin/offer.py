@@ -54,6 +54,7 @@ class Offer:
         self._unfit: Mapping[str, str] = {}
         self._listing: Listing = []
         self._gpus = GPUs(paths)
+        self._record = records.Checkpoint(paths)
         self._fabric_env = self._contested = False
         self._topology: Topology | None = None
         self._placed: tuple[str, ...] = ()
@@ -163,7 +164,7 @@ class Offer:
     def _written(self) -> list[PodDevices]:
         """What the kubelet is done with, by its checkpoint; nothing if that cannot be read."""
         try:
-            return records.from_checkpoint(self._paths)
+            return self._record.rows()
         except Unreadable as error:
             _log.debug("%s: every container without ours may be waiting: %s", self.name, error)
             return []

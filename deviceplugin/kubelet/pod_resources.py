@@ -29,6 +29,7 @@ class Connection:
         self._socket = paths.pod_resources
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
+        self._stub: podresources_pb2_grpc.PodResourcesListerStub | None = None  # on the channel
         self._made: tuple[int, int, int] | None = None  # what socket the channel is to
 
     def __enter__(self) -> "Connection":
@@ -57,19 +58,21 @@ class Connection:
 
     def _asked(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         made = _identity(self._socket)
-        if self._channel is None or made != self._made:  # a kubelet that starts makes a new one
+        if self._stub is None or made != self._made:  # a kubelet that starts makes a new one
             self._drop()
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", _OPTIONS)
+            self._stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
             self._made = made
-        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
         request = podresources_pb2.ListPodResourcesRequest()
-        answer: podresources_pb2.ListPodResourcesResponse = stub.List(request, timeout=timeout)
+        answer: podresources_pb2.ListPodResourcesResponse = self._stub.List(
+            request, timeout=timeout
+        )
         return answer
 
     def _drop(self) -> None:
         if self._channel is not None:
             self._channel.close()
-        self._channel = None
+        self._channel = self._stub = None
 
 
 def _identity(socket: Path) -> tuple[int, int, int] | None:

@@ -155,3 +155,47 @@ def test_reading_the_checkpoint_imports_no_grpc(paths: Paths) -> None:
         "assert 'grpc' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(paths.kubelet)], check=True)
+
+
+def replaced(paths: Paths, content: object) -> None:
+    """As the kubelet does it, which renames."""
+    path = paths.device_plugins / "kubelet_internal_checkpoint"
+    path.with_name(".new").write_text(json.dumps(content))
+    path.with_name(".new").replace(path)
+
+
+def test_a_file_is_read_again_only_if_it_is_another_one(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    read = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    record = records.Checkpoint(paths)
+    assert record.rows() == []
+    for ids in (("a",), ("a", "b")):
+        replaced(paths, whole(entry({"0": list(ids)})))
+        reads.clear()
+        assert [row.ids for row in record.rows()] == [ids]
+        assert record.rows() == record.rows() == records.from_checkpoint(paths)
+        assert len(reads) == 2  # the second of them for the comparison
+    (paths.device_plugins / "kubelet_internal_checkpoint").unlink()
+    assert record.rows() == []
+
+
+def test_a_damaged_file_is_read_again_and_what_was_read_before_is_not_told_for_it(
+    paths: Paths,
+) -> None:
+    record = records.Checkpoint(paths)
+    replaced(paths, whole(entry({"0": ["a"]})))
+    assert len(record.rows()) == 1
+    replaced(paths, [])
+    for _ in range(2):
+        with pytest.raises(Unreadable):
+            record.rows()
+    replaced(paths, whole(entry({"0": ["a"]})))
+    assert len(record.rows()) == 1
