@@ -20,7 +20,7 @@ from host.watching import Watched
 
 if TYPE_CHECKING:
     from deviceplugin.kubelet.server import State
-    from deviceplugin.manager import DevicePlugin
+    from deviceplugin.plugin import DevicePlugin
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds, after the pools could not be served
@@ -135,7 +135,7 @@ class Service:
             self._failed = ""
 
     def _apply(self, config: Config) -> None:
-        from deviceplugin.manager import DevicePlugin  # it loads gRPC
+        from deviceplugin.plugin import DevicePlugin  # it loads gRPC
 
         decoders.build()
         if self._plugin is not None:

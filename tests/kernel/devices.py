@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin import checkpoint
-from deviceplugin.manager import DevicePlugin
+from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import Config, PoolConfig
 from host import decoders, pci
 from host.paths import Paths

@@ -1,6 +1,6 @@
 """A made-up server with its device plugin, for tests of the whole of it."""
 
-from deviceplugin.manager import DevicePlugin
+from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import Config, PoolConfig
 from host import gpus
 from host.paths import Paths

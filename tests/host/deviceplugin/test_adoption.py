@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import checkpoint, manager, match
+from deviceplugin import checkpoint, match, plugin
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
@@ -236,7 +236,7 @@ def test_last_grant_is_brought_to_disk_when_the_plugin_ends(
 ) -> None:
     synced: list[set[str]] = []
     monkeypatch.setattr("os.fdatasync", lambda _: synced.append(set(held(node.paths))))
-    monkeypatch.setattr(manager, "SYNC_AFTER", 60.0)
+    monkeypatch.setattr(plugin, "SYNC_AFTER", 60.0)
     kubelet.admit("worker-0", [container()])
     assert synced == []
     node.plugin.close()
@@ -364,7 +364,7 @@ def information(paths: Paths) -> dict[str, str]:
     """The HCA of each device-information file."""
     return {
         file.name: json.loads(file.read_bytes())["pci"]["pci-address"]
-        for file in (paths.devinfo / "dp").glob("*")
+        for file in (paths.devinfo / "dp").glob("*-device.json")
     }
 
 

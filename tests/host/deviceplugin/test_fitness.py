@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import checkpoint, grace, manager
+from deviceplugin import checkpoint, grace, plugin
 from deviceplugin.kubelet.server import Rejected
 from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector, parse
 from host.adapters import adapters
@@ -292,7 +292,7 @@ def test_holder_of_all_gets_the_hcas_that_nobody_has_alone(server: Paths) -> Non
 def test_port_that_fails_beneath_its_carrier_is_seen_without_rescan(
     server: Paths, monkeypatch: pytest.MonkeyPatch, attribute: str, text: str
 ) -> None:
-    monkeypatch.setattr(manager, "PORTS_EVERY", 0.5)
+    monkeypatch.setattr(plugin, "PORTS_EVERY", 0.5)
     tree = Tree(server.sys, server)
     for number in range(8):
         tree.write(f"class/net/ib{number}/carrier", "1")
@@ -306,7 +306,7 @@ def test_port_that_fails_beneath_its_carrier_is_seen_without_rescan(
 def test_log_says_once_why_an_id_is_unfit_and_when_it_is_fit_again(
     server: Paths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "deviceplugin.manager")
+    caplog.set_level(logging.INFO, "deviceplugin.plugin")
     shared = PoolConfig(resource=HCA, slots=2)
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(shared)) as node:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)

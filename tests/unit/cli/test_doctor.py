@@ -15,7 +15,7 @@ from cli.executables import PLUGINS, script
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import Allocation, Device
-from deviceplugin.manager import DevicePlugin
+from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import Config, PoolConfig
 from host.errors import HostError
 from host.paths import Paths

@@ -13,7 +13,7 @@ from cni.attachments.journal import Journal
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.claims import Claims, Pod
 from deviceplugin.kubelet.server import Listing, PluginServer
-from deviceplugin.manager import DevicePlugin
+from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import Config, PoolConfig
 from host.paths import Paths
 from tests.kubelet import Kubelet

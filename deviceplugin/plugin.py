@@ -92,6 +92,7 @@ class DevicePlugin:
                 thread.join(10.0)
         with self._lock:
             self._withdraw(list(self._servers))
+        self._sync()
         self._stack.close()
 
     def reconfigure(self, config: Config) -> None:
@@ -263,7 +264,6 @@ class DevicePlugin:
     def _follow_grants(self) -> None:
         while self._ledger.appended.wait() and not self._ended.wait(SYNC_AFTER):
             self._sync()
-        self._sync()
 
     def _sync(self) -> None:
         try:
