@@ -14,7 +14,7 @@ def count(text: str) -> int:
 def file_name(text: str) -> str:
     """What may be a file's name: anything but nothing, as a script's unset variable leaves it."""
     if not text:
-        raise ArgumentTypeError("it is empty: name a file, or leave the option out")
+        raise ArgumentTypeError("it is empty: name one, or leave the option out")
     return text
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli import executables
+from cli.arguments import file
 from cli.executables import FALLBACK, PLUGINS
 from host.files import sync_directory
 
@@ -40,13 +41,13 @@ def add_commands(parts: "Parts") -> None:
     )
     install.add_argument("--force", action="store_true", help="also over files of others")
     install.add_argument(
-        "--launcher", type=Path, default=executables.LAUNCHER, help="default: what `make cni` made"
+        "--launcher", type=file, default=executables.LAUNCHER, help="default: what `make cni` made"
     )
     install.set_defaults(part=run, command=_install)
     uninstall = parts.add_parser("uninstall", help="remove what `podfabric install` put in place")
     uninstall.set_defaults(part=run, command=_uninstall)
     for parser in (install, uninstall):
-        parser.add_argument("--bin-dir", type=Path, default=DEFAULT_BIN_DIR)
+        parser.add_argument("--bin-dir", type=file, default=DEFAULT_BIN_DIR)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -238,6 +238,18 @@ def test_directory_that_is_not_there_is_an_error(
         assert f"{tmp_path / 'nowhere'}: is no directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["install", "uninstall"])
+def test_directory_of_an_unset_variable_is_not_the_current_one(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(SystemExit):
+        _podfabric(part, "--bin-dir", "")
+    assert "--bin-dir: it is empty" in capsys.readouterr().err
+    assert not any((tmp_path / "here").iterdir())
+
+
 def test_default_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     default = tmp_path / "opt/cni/bin"
     monkeypatch.setattr(install, "DEFAULT_BIN_DIR", default)
