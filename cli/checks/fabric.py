@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode, gpu_label, rdma_label
 from deviceplugin import fitness
+from host import sysfs
 from host.adapters import Adapter, Port
+from host.paths import Paths
 from host.topology import Distance
 
 _WIDTH = re.compile(r"\(([0-9]+)X")
@@ -72,7 +73,7 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
     later = _set_up_with_pods(node)
     parents = (one for one in node.adapters if "infiniband" in one.link_types)
     names = [netdev for one in parents if one.id not in later for netdev in one.netdevs]
-    states = {name: _is_up(node.paths.sys / "class/net" / name) for name in names}
+    states = {name: _is_up(node.paths, name) for name in names}
     down = sorted(name for name, up in states.items() if up is False)
     if not names:
         yield not_applicable("there is no IPoIB interface on the host")
@@ -88,7 +89,7 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
 def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
     """VFs carry nothing while their PF's interface is down."""
     names = [name for one in node.adapters if one.num_vfs for name in one.netdevs]
-    down = [name for name in names if _is_up(node.paths.sys / "class/net" / name) is False]
+    down = [name for name in names if _is_up(node.paths, name) is False]
     if not any(one.num_vfs for one in node.adapters):
         yield not_applicable("no PF has VFs")
     elif down:
@@ -152,9 +153,9 @@ def _why_down(adapter: Adapter, port: Port) -> str:
     return "look at the cable and the switch's port; `ibstat`, `mlxlink -d DEVICE`"
 
 
-def _is_up(netdev: Path) -> bool | None:
+def _is_up(paths: Paths, netdev: str) -> bool | None:
     """Whether an interface is set up (IFF_UP); None if sysfs does not tell."""
     try:
-        return bool(int((netdev / "flags").read_text(), 0) & 1)
-    except (OSError, ValueError):
+        return bool(int(sysfs.text(f"{paths.sys}/class/net/{netdev}/flags"), 0) & 1)
+    except ValueError:
         return None

@@ -10,6 +10,7 @@ import msgspec
 
 from deviceplugin.pools import selectors
 from deviceplugin.pools.config import MOST_IDS, Config, PoolConfig, Selector
+from host import sysfs
 from host.adapters import Adapter
 from host.paths import Paths
 
@@ -271,8 +272,5 @@ def _default(fields: Sequence[str]) -> str:
 
 
 def _below(paths: Paths, netdev: str) -> list[str]:
-    try:
-        entries = [entry.name for entry in (paths.sys / "class/net" / netdev).iterdir()]
-    except OSError:
-        return []
+    entries = sysfs.names(f"{paths.sys}/class/net/{netdev}")
     return [name.removeprefix("lower_") for name in entries if name.startswith("lower_")]
