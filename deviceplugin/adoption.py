@@ -5,13 +5,14 @@ resource. Only the kubelet remembers the nodes that the container was given, and
 driver that was loaded anew may have given those names to other HCAs since.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
 from deviceplugin import match
-from deviceplugin.checkpoint import Device, Node, Rdma
+from deviceplugin.checkpoint import Allocation, Device, Node, Rdma
+from deviceplugin.grants import cdi
 from deviceplugin.grants.allocation import recorded
 from deviceplugin.grants.nodes import inside
 from deviceplugin.kubelet.records import PodDevices
@@ -33,7 +34,7 @@ def behind(
     """
     verbs = pci.uverbs_numbers(paths)
     own = {one.id: {verbs[name][0] for name in one.verbs if name in verbs} for one in found}
-    adapters = {known: _adapters(pool, found, known, row.nodes, own) for known in row.ids}
+    adapters = {known: _adapters(pool, found, known, row, own) for known in row.ids}
     held = {one.id: one for of_id in adapters.values() for one in of_id}
     numbers = {name: (major, minor) for name, major, minor in verbs.values()}
     theirs = {node for known in held for node in own.get(known, ())}
@@ -43,8 +44,19 @@ def behind(
         known: _as_given(recorded(pool, one), row.nodes, former) for known, one in held.items()
     }
     return {
-        known: _had(tuple(devices[one.id] for one in of_id)) for known, of_id in adapters.items()
+        known: _had(tuple(devices[one.id] for one in of_id)) or _named(known)
+        for known, of_id in adapters.items()
     }
+
+
+def agree(entries: Iterable[Allocation], row: PodDevices) -> bool:
+    """Whether entries say what the kubelet's row says that the container has, if that tells."""
+    devices = [device for one in entries for device in one.devices]
+    if row.nodes:
+        verbs = (rdma.uverbs for device in devices for rdma in device.rdma)
+        return {node.path.rpartition("/")[2] for node in verbs if node} == set(row.nodes)
+    names = {cdi.qualified(row.resource, device.id) for device in devices}
+    return not row.cdi or names == set(row.cdi)
 
 
 def is_as_recorded(device: Device, adapter: Adapter) -> bool:
@@ -61,18 +73,23 @@ def _adapters(
     pool: Pool,
     found: Sequence[Adapter],
     device_id: str,
-    nodes: Collection[str],
+    row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
 ) -> Sequence[Adapter]:
-    """By the pool as it is; else by the id itself; else by the nodes; else all of mode "all"."""
+    """By the pool as it is; else by the id's own words; else by the nodes; else all of mode "all".
+
+    Of those of a pool with CDI the ones that the container has the names of.
+    """
     slot = pool.slot(device_id)
     if slot is not None:
-        return [one for one in pool.adapters if one.id in slot.adapters]
-    named = match.adapter_of(device_id)
+        of_slot = [one for one in pool.adapters if one.id in slot.adapters]
+        named = [one for one in of_slot if cdi.qualified(row.resource, one.id) in row.cdi]
+        return named or of_slot
+    meant = match.adapter_of(device_id)
     return (
-        [one for one in found if one.id == named or device_id in one.verbs]
-        or [one for one in found if not own[one.id].isdisjoint(nodes)]
-        or (pool.adapters if pool.config.mode == "all" else ())
+        [one for one in found if one.id == meant or device_id in one.verbs]
+        or [one for one in found if not own[one.id].isdisjoint(row.nodes)]
+        or (pool.adapters if pool.config.mode == "all" and pci.canonical(meant) is None else ())
     )
 
 
@@ -93,6 +110,14 @@ def _had(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """Of a token's devices those that its holder can use, if that can be told."""
     usable = tuple(one for one in devices if not one.rdma or any(rdma.uverbs for rdma in one.rdma))
     return usable or devices
+
+
+def _named(device_id: str) -> tuple[Device, ...]:
+    """The function whose address the id has, which may be on its way yet."""
+    address = pci.canonical(match.adapter_of(device_id))
+    if address is None:
+        return ()
+    return (Device(id=address, address=address, netdevs=(), rdma=()),)
 
 
 def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> Node:

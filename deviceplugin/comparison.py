@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from deviceplugin import claims, match
+from deviceplugin import adoption, claims, match
 from deviceplugin.checkpoint import Device
 from deviceplugin.grants import devinfo
 from deviceplugin.kubelet import records
@@ -37,10 +37,7 @@ class Comparison:
         """
         noted, told, problems = self._known()
         known = [*noted, *told]
-        changed = False
-        for name, offer in list(offers.items()):
-            changed |= self._adopt(name, offer, [row for row in known if row.resource == name])
-            offer.restore_device_information()
+        changed = self._adopt_all(offers, known)
         if not problems:
             changed |= self._forget(known)
             ours = {*offers, *(one.resource for one in self._ledger.allocations())}
@@ -49,22 +46,50 @@ class Comparison:
                     server.changed(again=True)
         return changed
 
+    def take_over(self, offers: Mapping[str, Offer]) -> None:
+        """Adopt what the kubelet has written down, which need not run yet. Raises OSError.
+
+        Before anything is offered: what was granted right before a power cut may stand there alone.
+        """
+        try:
+            self._adopt_all(offers, records.from_checkpoint(self._paths, nodes=True))
+        except Unreadable as error:
+            self._tell(str(error))
+
+    def _adopt_all(self, offers: Mapping[str, Offer], known: Collection[PodDevices]) -> bool:
+        changed = False
+        for name, offer in list(offers.items()):
+            changed |= self._adopt(name, offer, [row for row in known if row.resource == name])
+            offer.restore_device_information()
+        return changed
+
     def _adopt(self, name: str, offer: Offer, rows: Iterable[PodDevices]) -> bool:
         held = self._ledger.held(name)
         found: dict[str, tuple[Device, ...]] = {}
         for row in rows:
-            if any(known not in held or not held[known].devices for known in row.ids):
+            entries = [held[known] for known in row.ids if known in held]
+            wanted = [known for known in row.ids if known not in held or not held[known].devices]
+            if not adoption.agree(entries, row):
+                wanted = list(row.ids)
+            if wanted:
+                devices = offer.devices_of(row)
                 # The kubelet's checkpoint comes first: it has the nodes.
-                found = {**offer.devices_of(row), **found}
+                found = {known: devices[known] for known in wanted} | found
+        # Not what was granted since the boot: the row may be that of a pod before.
+        moot = {
+            known: one
+            for known, one in held.items()
+            if not one.devices or one.adopted or one.boot_id != self._ledger.boot_id
+        }
         unknown = sorted(known for known in found if not found[known] and known not in held)
         adopted = {
             known: devices
             for known, devices in found.items()
-            if devices and (known not in held or not held[known].devices)
+            if devices and (known not in held or (known in moot and devices != moot[known].devices))
         }
         if not adopted and not unknown:
             return False
-        self._ledger.grant(name, adopted | dict.fromkeys(unknown, ()), adopted=True)
+        self._ledger.adopt(name, adopted | dict.fromkeys(unknown, ()), moot)
         if adopted:
             _log.info("%s: taken over from the kubelet: %s", name, ", ".join(sorted(adopted)))
         if unknown:
@@ -101,11 +126,14 @@ class Comparison:
             told = records.told(self._kubelet.list(ASK_KUBELET))
         except Unreadable as error:
             problems.append(str(error))
-        problem = "; ".join(problems)
+        self._tell("; ".join(problems))
+        return noted, told, problems
+
+    def _tell(self, problem: str) -> None:
+        """Log what hides the kubelet's records, once while it stays the same."""
         if problem and problem != self._problem:
             _log.warning("the kubelet's allocations: %s", problem)
         self._problem = problem
-        return noted, told, problems
 
 
 def _keys(rows: Iterable[PodDevices]) -> set[Key]:

@@ -1,8 +1,8 @@
 """Who holds what: the checkpoint in memory and on disk, with its log, which are one.
 
 A grant is written before it is answered, so a kill loses nothing; it is brought to disk right
-behind the answer. A power cut may lose the last grants: those that the kubelet has written down,
-which waits for the disk before it starts a container, are taken over from it, nodes included.
+behind the answer. A power cut may lose the last grants: what of them the kubelet has in its own
+checkpoint is taken over from there, nodes included, and for the rest it asks again.
 
 What the kubelet tells is compared with it now and then. An allocation that the kubelet does not
 know is dropped, once it is old enough for the kubelet to have noted it; one that only the kubelet
@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -30,6 +30,8 @@ YOUNG = 120.0  # seconds in which the kubelet may not have noted an allocation y
 
 Key = tuple[str, str]
 """A resource and a device id of it."""
+
+_NOTHING: Mapping[str, Allocation] = {}
 
 
 class _Entry(NamedTuple):
@@ -95,26 +97,33 @@ class Ledger:
             device.id for one in self.allocations() if one.key not in free for device in one.devices
         )
 
-    def grant(
-        self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
-    ) -> None:
-        """Note an Allocate, before it is answered; `sync` is to follow.
+    @property
+    def boot_id(self) -> str:
+        """Of this boot: it is in every entry that is made now."""
+        return self._boot_id
 
-        Or what was `adopted`: an allocation that only the kubelet knew of; one that was noted
-        meanwhile stays. Raises OSError.
+    def grant(self, resource: str, devices: Mapping[str, tuple[Device, ...]]) -> None:
+        """Note an Allocate, before it is answered; `sync` is to follow. Raises OSError."""
+        with self._lock:
+            self._put(self._made(resource, devices))
+
+    def adopt(
+        self,
+        resource: str,
+        devices: Mapping[str, tuple[Device, ...]],
+        moot: Mapping[str, Allocation] = _NOTHING,
+    ) -> None:
+        """Note what only the kubelet knew of, by device id. Raises OSError.
+
+        In place of an entry only if that is the one that is `moot`: what was noted meanwhile stays.
         """
-        now = _now()
-        self._put(
-            Allocation(
-                resource=resource,
-                id=known,
-                devices=given,
-                time=now,
-                boot_id=self._boot_id,
-                adopted=adopted,
+        with self._lock:
+            self._put(
+                one
+                for one in self._made(resource, devices, adopted=True)
+                if one.key not in self._entries
+                or self._entries[one.key].allocation is moot.get(one.id)
             )
-            for known, given in devices.items()
-        )
 
     def sync(self) -> None:
         """Bring what was granted to disk, by the log or else whole. Raises OSError.
@@ -124,7 +133,9 @@ class Ledger:
         self.appended.clear()  # before, so that what comes meanwhile is told again
         with self._lock:
             log = self._log
-        if log is None:  # what was granted was written whole
+            if log is None and self._begun:  # what could not be written whole, or not made durable
+                self._replace(self._entries)
+        if log is None:
             return
         try:
             log.sync()
@@ -158,23 +169,30 @@ class Ledger:
             if failed or logged or (self._begun and not self._paths.checkpoint.exists()):
                 self._replace(self._entries)
 
+    def _made(
+        self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
+    ) -> Iterator[Allocation]:
+        now = _now()
+        for known, given in devices.items():
+            yield Allocation(
+                resource=resource,
+                id=known,
+                devices=given,
+                time=now,
+                boot_id=self._boot_id,
+                adopted=adopted,
+            )
+
     def _put(self, allocations: Iterable[Allocation]) -> None:
         made = time.monotonic()
-        with self._lock:
-            new = {
-                one.key: _Entry(one, msgspec.json.encode(one), made)
-                for one in allocations
-                if not (one.adopted and self._tells(one.key))
-            }
-            if self._append([one.encoded for one in new.values()]):
-                self._entries.update(new)
-                self.appended.set()
-            else:
-                self._replace(self._entries | new)
-
-    def _tells(self, key: Key) -> bool:
-        """What is held by it."""
-        return key in self._entries and bool(self._entries[key].allocation.devices)
+        new = {one.key: _Entry(one, msgspec.json.encode(one), made) for one in allocations}
+        if not new:
+            return
+        if self._append([one.encoded for one in new.values()]):
+            self._entries.update(new)
+            self.appended.set()
+        else:
+            self._replace(self._entries | new)
 
     def _append(self, lines: Collection[bytes]) -> bool:
         """Whether the log took them. One that failed, or that no file names, takes no more."""

@@ -54,7 +54,6 @@ class Offer:
         self._unfit: Mapping[str, str] = {}
         self._listing: Listing = []
         self._gpus = GPUs(paths)
-        self._record = records.Checkpoint(paths)
         self._fabric_env = self._contested = False
         self._topology: Topology | None = None
         self._placed: tuple[str, ...] = ()
@@ -73,7 +72,7 @@ class Offer:
 
         `unfit` has the device ids that may not be handed out, and why; those of them that are
         `hoped` for are listed as healthy. `ours` are all resources of this plugin. `contested`:
-        some of the adapters are in other pools, too.
+        some of the adapters are in other pools, too, or held by their ids.
         """
         listing = [
             (slot.id, slot.id not in unfit or slot.id in hoped, slot.numa) for slot in pool.slots
@@ -164,7 +163,7 @@ class Offer:
     def _written(self) -> list[PodDevices]:
         """What the kubelet is done with, by its checkpoint; nothing if that cannot be read."""
         try:
-            return self._record.rows()
+            return records.from_checkpoint(self._paths)
         except Unreadable as error:
             _log.debug("%s: every container without ours may be waiting: %s", self.name, error)
             return []

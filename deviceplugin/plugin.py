@@ -53,6 +53,7 @@ class DevicePlugin:
         self._health = Health()
         self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
         self._grace = Grace(self._ledger.keys(), time.monotonic())
+        self._serving = False  # nothing is offered before the first comparison
         self._overlap = False  # some adapter is in two pools
         self._granted = False  # since the last look, of these
         self._offers: dict[str, Offer] = {}
@@ -70,12 +71,19 @@ class DevicePlugin:
         ]
 
     def start(self) -> None:
-        """Look once, offer what is there, and go on with both."""
+        """Look, take over what the kubelet has written down, offer what is there, and go on."""
         try:
             self._events = self._stack.enter_context(Events())
         except (HostError, OSError) as error:
             _log.warning("no events of the kernel: %s: looking every second", error)
         self._look()
+        try:
+            self._comparison.take_over(self._offers)
+        except OSError as error:
+            self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
+        self._grace = Grace(self._ledger.keys(), time.monotonic())
+        self._serving = True
+        self._look(again=False)
         for thread in self._threads:
             thread.start()
 
@@ -92,7 +100,6 @@ class DevicePlugin:
                 thread.join(10.0)
         with self._lock:
             self._withdraw(list(self._servers))
-        self._sync()
         self._stack.close()
 
     def reconfigure(self, config: Config) -> None:
@@ -200,8 +207,9 @@ class DevicePlugin:
                 )
             if self._update(offer, pool, ours, fabric=name == fabric) and name in self._servers:
                 self._servers[name].changed()
-            elif name not in self._servers:
-                self._serve(name, offer)
+        for name in [pool.config.resource for pool in made]:  # when each knows of the others
+            if self._serving and name not in self._servers:
+                self._serve(name, self._offers[name])
 
     def _update(self, offer: Offer, pool: Pool, ours: frozenset[str], *, fabric: bool) -> bool:
         """Tell an offer, and the log, which ids are fit now; whether its listing has changed."""
@@ -213,9 +221,8 @@ class DevicePlugin:
             level = logging.WARNING if why and why not in others.values() else logging.INFO
             _log.log(level, "%s: %s: %s", name, ids, why or "well")
         hoped = self._grace.hoped(pool, now, held, others, time.monotonic())
-        return offer.update(
-            pool, now, ours, fabric_env=fabric, contested=self._overlap, hoped=hoped
-        )
+        contested = self._overlap or bool(others)
+        return offer.update(pool, now, ours, fabric_env=fabric, contested=contested, hoped=hoped)
 
     def _tell(self, what: str, problem: str) -> None:
         """Log a problem, once while it stays the same."""
@@ -262,15 +269,19 @@ class DevicePlugin:
                 return
 
     def _follow_grants(self) -> None:
-        while self._ledger.appended.wait() and not self._ended.wait(SYNC_AFTER):
-            self._sync()
-
-    def _sync(self) -> None:
-        try:
-            self._ledger.sync()
-        except OSError as error:
-            _log.error(
-                "%s: what was granted is not on disk: %s (tried again within a minute)",
-                self._paths.checkpoint,
-                error.strerror,
-            )
+        last = False
+        while not last:
+            if not self._ended.is_set():
+                self._ledger.appended.wait()  # or the end, which is told before this is
+                self._ended.wait(SYNC_AFTER)
+            last = self._ended.is_set()
+            try:
+                self._ledger.sync()
+            except OSError as error:
+                _log.error(
+                    "%s: what was granted is not on disk: %s (tried again within a minute)",
+                    self._paths.checkpoint,
+                    error.strerror,
+                )
+            except Exception:  # noqa: BLE001 - and so may the next grant
+                _log.exception("bringing grants to disk failed")

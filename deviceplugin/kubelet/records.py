@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
 
 _Key = tuple[str, str, str, str, str]  # namespace, name, uid, container, resource
-_NONE: Mapping[_Key, tuple[str, ...]] = {}
 # Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
 _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
@@ -43,7 +42,20 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     ids: tuple[str, ...]  # sorted
     claimed: bool = False  # by a ResourceClaim, of a DRA driver: in no checkpoint
-    nodes: tuple[str, ...] = ()  # "uverbs3" of the host, as Allocate gave them; if asked for
+    # As Allocate gave them; if asked for.
+    nodes: tuple[str, ...] = ()  # "uverbs3" of the host
+    cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What Allocate gave a container."""
+
+    nodes: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+
+
+_NOTHING = _Answer()
+_NONE: Mapping[_Key, _Answer] = {}
 
 
 class _Entry(msgspec.Struct):
@@ -68,42 +80,20 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
     """Every container's devices, pods by UID; nothing where there is no file. Raises Unreadable.
 
     Pods that ended stay in it until the kubelet's next allocation, or until a device plugin sends
-    a list. With `nodes` the rows have the verbs devices that the containers were given.
+    a list. With `nodes` the rows have the verbs devices that the containers were given, or the
+    CDI names that stand for them.
     """
     found: dict[_Key, set[str]] = {}
-    given: dict[_Key, tuple[str, ...]] = {}
+    given: dict[_Key, _Answer] = {}
     for entry in _checkpoint(paths).PodDeviceEntries or ():
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
-            given[key] = _verbs_nodes(entry.AllocResp or "")
+            given[key] = _answer(entry.AllocResp or "")
         listed = entry.DeviceIDs or []
         lists = listed.values() if isinstance(listed, dict) else [listed]
         # A device of two NUMA nodes is below both.
         found.setdefault(key, set()).update(one for ids in lists for one in ids or ())
     return _rows(dict(sorted(found.items())), given=given)
-
-
-class Checkpoint:
-    """The kubelet's checkpoint, read again only if it is another file: it is replaced each time.
-
-    For hints: two that were written in one tick of the clock may look like one. Any thread may
-    use it.
-    """
-
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-        self._read: tuple[tuple[int, ...], list[PodDevices]] | None = None
-
-    def rows(self) -> list[PodDevices]:
-        """As `from_checkpoint`."""
-        try:
-            found = _checkpoint_path(self._paths).stat()
-        except OSError:
-            return from_checkpoint(self._paths)
-        file = found.st_ino, found.st_size, found.st_mtime_ns
-        if self._read is None or self._read[0] != file:
-            self._read = file, from_checkpoint(self._paths)
-        return self._read[1]
 
 
 def registered(paths: Paths) -> dict[str, list[str]]:
@@ -212,8 +202,8 @@ def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
             yield f"{domain}:{bus}:{slot}.{function}".lower()
 
 
-def _verbs_nodes(response: str) -> tuple[str, ...]:
-    """The host's uverbs devices in an answer of Allocate; none if it cannot be read."""
+def _answer(response: str) -> _Answer:
+    """The host's uverbs devices and the CDI names in one of Allocate's; none if it is none."""
     # Not earlier: a CNI plugin asks for ids alone.
     from google.protobuf.message import DecodeError
 
@@ -222,9 +212,12 @@ def _verbs_nodes(response: str) -> tuple[str, ...]:
     try:
         answer = ContainerAllocateResponse.FromString(base64.b64decode(response))
     except (ValueError, DecodeError):
-        return ()
+        return _Answer()
     numbers = {int(found[1]) for one in answer.devices if (found := _UVERBS.search(one.host_path))}
-    return tuple(f"uverbs{number}" for number in sorted(numbers))
+    return _Answer(
+        nodes=tuple(f"uverbs{number}" for number in sorted(numbers)),
+        cdi=tuple(sorted(one.name for one in answer.cdi_devices)),
+    )
 
 
 def _checkpoint_path(paths: Paths) -> Path:
@@ -253,7 +246,7 @@ def _rows(
     found: dict[_Key, set[str]],
     *,
     claimed: bool = False,
-    given: Mapping[_Key, tuple[str, ...]] = _NONE,
+    given: Mapping[_Key, _Answer] = _NONE,
 ) -> list[PodDevices]:
     return [
         PodDevices(
@@ -264,7 +257,9 @@ def _rows(
             resource=resource,
             ids=tuple(sorted(ids)),
             claimed=claimed,
-            nodes=given.get((namespace, name, uid, container, resource), ()),
+            nodes=given.get(key, _NOTHING).nodes,
+            cdi=given.get(key, _NOTHING).cdi,
         )
-        for (namespace, name, uid, container, resource), ids in found.items()
+        for key, ids in found.items()
+        for namespace, name, uid, container, resource in (key,)
     ]

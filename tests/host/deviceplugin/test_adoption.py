@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
+from deviceplugin.kubelet.pod_resources import Connection
 from deviceplugin.ledger import Ledger
 from deviceplugin.match import Stale, Unknown
 from deviceplugin.pools.config import PoolConfig
 from host.paths import Paths
-from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container
+from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
 from tests.kubelet.devices import Held, PodRejected
@@ -211,6 +213,68 @@ def test_what_a_power_cut_took_from_the_log_is_taken_over(
     }
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["", "an earlier pod had the token"])
+@pytest.mark.parametrize("names", [False, True], ids=["nodes", "CDI"])
+def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
+    server: Paths, kubelet: Kubelet, older: bool, names: bool
+) -> None:
+    """The container has those HCAs that worked then."""
+    node = Node(server, config(PoolConfig(resource=HCA, mode="all", amount=1, cdi=names)))
+    try:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 1)
+        if older:
+            kubelet.remove(kubelet.admit("worker-0", [container()]))
+        port(server, 3, up=False)
+        node.plugin._look()
+        pod = kubelet.admit("worker-1", [container()])
+        (before,) = held(server).values()
+        assert len(before.devices) == 7
+        node.plugin.close()
+        (log,) = server.devices.glob("*.log")
+        lines = log.read_bytes().rstrip(b"\0").splitlines(keepends=True)
+        log.write_bytes(b"".join(lines[:-1]).ljust(log.stat().st_size, b"\0"))
+        port(server, 3, up=True)
+        (server.proc / "sys/kernel/random/boot_id").write_text("the-next-boot\n")
+        kubelet.restart()
+        node.restart()
+        (after,) = held(server).values()
+        assert [one.id for one in after.devices] == [one.id for one in before.devices]
+        node.plugin.compare()
+        given = match.given_to(server, Pod("default", "worker-1", pod.uid))
+        assert {face.device.id for face in given.faces} == {one.id for one in before.devices}
+    finally:
+        node.plugin.close()
+
+
+def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offered(
+    server: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another pool gives it away meanwhile: PodResources may take its time."""
+    pools = [PoolConfig(resource=name, mode="exclusive", overlap=True) for name in (HCA, "rdma/b")]
+    node = Node(server, config(*pools))
+    try:
+        kubelet.wait(lambda: kubelet.allocatable("rdma/b") == 8)
+        kubelet.admit("worker-0", [container()])
+        (known,) = held(server)
+        node.plugin.close()
+        server.checkpoint.unlink()
+        asked = threading.Event()
+
+        def slow(_: object, timeout: float) -> None:
+            asked.set()
+            raise records.Unreadable("DEADLINE_EXCEEDED")
+
+        monkeypatch.setattr(Connection, "list", slow)
+        kubelet.restart()
+        node.restart()
+        kubelet.wait(lambda: kubelet.capacity("rdma/b") == 8)
+        assert not kubelet.devices("rdma/b")[known][0]
+        assert asked.wait(10)
+        assert [one.resource for one in checkpoint.read(server).allocations] == [HCA]
+    finally:
+        node.plugin.close()
+
+
 def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
     node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,13 +286,15 @@ def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
         assert slow.wait(20)
 
     monkeypatch.setattr("os.fdatasync", sync)
-    for number in range(3):
+    kubelet.admit("worker-0", [container()])
+    kubelet.wait(lambda: len(synced) == 1)
+    for number in (1, 2):
         kubelet.admit(f"worker-{number}", [container()])
     everything = set(held(node.paths))
     assert len(everything) == 3
+    assert len(synced) == 1, "the disk is still busy with the first"
     slow.set()
-    kubelet.wait(lambda: bool(synced) and synced[-1] == everything)
-    assert len(synced) <= 3
+    kubelet.wait(lambda: synced[-1] == everything)
 
 
 def test_last_grant_is_brought_to_disk_when_the_plugin_ends(
@@ -241,6 +307,29 @@ def test_last_grant_is_brought_to_disk_when_the_plugin_ends(
     assert synced == []
     node.plugin.close()
     assert synced[-1] == set(held(node.paths)) != set()
+
+
+def test_plugin_that_ends_while_the_disk_is_waited_for_leaves_no_thread(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = Ledger.sync
+    closing = threading.Thread(target=lambda: node.plugin.close())
+
+    def ended(ledger: Ledger) -> None:
+        if not closing.ident:
+            closing.start()
+            kubelet.wait(node.plugin._ended.is_set)
+            time.sleep(0.2)  # until it waits for this thread
+        sync(ledger)
+
+    monkeypatch.setattr(Ledger, "sync", ended)
+    before = threading.enumerate()
+    kubelet.admit("worker-0", [container()])
+    kubelet.wait(lambda: closing.ident is not None)
+    closing.join(8.0)
+    assert not closing.is_alive()
+    left = [one.name for one in threading.enumerate() if one not in before]
+    assert "checkpoint" not in [*left, *(one.name for one in before if one.is_alive())]
 
 
 def test_disk_that_fails_behind_the_answer_is_told_and_the_next_grant_needs_it(
@@ -349,13 +438,16 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
     one = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
-        with pytest.raises(Unknown):
-            match.given_to(server, pod)
+        (face,) = match.given_to(server, pod).faces
+        assert (face.device.id, face.device.rdma) == (FIRST, ())
+        kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
         shutil.rmtree(server.sys)
         shutil.copytree(whole, server.sys, symlinks=True)
         one.plugin._look()
         one.plugin.compare()
-        assert [face.device.id for face in match.given_to(server, pod).faces] == [FIRST]
+        (face,) = match.given_to(server, pod).faces
+        assert face.device.id == FIRST
+        assert uverbs_of(held(server)[FIRST]) == "uverbs0"
     finally:
         one.plugin.close()
 

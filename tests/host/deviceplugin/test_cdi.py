@@ -99,11 +99,14 @@ def test_the_file_is_renewed_after_a_reload_without_an_allocation(
 ) -> None:
     name = cdi.qualified(HCA, FIRST)
     reload_driver(node.paths, FIRST, 40)
-    kubelet.wait(lambda: described(node.paths)[name] == ["rdma_cm", "uverbs40"])
-    assert described(node.paths, ALONE.resource)[cdi.qualified(ALONE.resource, FIRST)] == [
-        "rdma_cm",
-        "uverbs40",
-    ]
+    other = cdi.qualified(ALONE.resource, FIRST)
+    kubelet.wait(
+        lambda: (
+            described(node.paths)[name]
+            == described(node.paths, ALONE.resource)[other]
+            == ["rdma_cm", "uverbs40"]
+        )
+    )
     assert [one.method for one in kubelet.calls if one.method == "Allocate"] == []
 
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from deviceplugin import checkpoint, grace, plugin
-from deviceplugin.kubelet.server import Rejected
+from deviceplugin.kubelet.server import PluginServer, Rejected
 from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector, parse
 from host.adapters import adapters
 from host.paths import Paths
@@ -152,8 +153,13 @@ def no_link(paths: Paths) -> None:
         port(paths, f"mlx5_{number}", "1: DOWN", "2: Polling")
 
 
-def rebooted(paths: Paths, kubelet: Kubelet, configuration: Config, boot: Boot) -> Pod:
-    """A pod from before a reboot; the kubelet is there again, the hardware not yet."""
+def rebooted(
+    paths: Paths, kubelet: Kubelet, configuration: Config, boot: Boot, *, cut: bool = False
+) -> Pod:
+    """A pod from before a reboot; the kubelet is there again, the hardware not yet.
+
+    It was a power `cut` that took the log's lines.
+    """
     with serving(paths, kubelet, configuration):
         kubelet.wait(lambda: kubelet.allocatable(HCA))
         pod = kubelet.admit("worker-0", [container()])
@@ -162,6 +168,10 @@ def rebooted(paths: Paths, kubelet: Kubelet, configuration: Config, boot: Boot) 
     shutil.rmtree(paths.devinfo)  # /var/run is a tmpfs
     shutil.copytree(paths.sys, f"{paths.sys}.ready", symlinks=True)
     boot(paths)
+    if cut:
+        (log,) = paths.devices.glob("*.log")
+        log.write_bytes(bytes(log.stat().st_size))
+        assert checkpoint.read(paths).allocations == ()
     return pod
 
 
@@ -172,11 +182,12 @@ def get_ready(paths: Paths) -> None:
 
 @pytest.mark.parametrize("boot", [no_drivers, no_functions, no_subnet_manager, no_link])
 @pytest.mark.parametrize("pool", [DEFAULT, ALONE])
+@pytest.mark.parametrize("cut", [False, True], ids=["reboot", "power cut"])
 def test_pod_is_taken_up_again_before_its_hca_is_ready(
-    server: Paths, pool: PoolConfig, boot: Boot
+    server: Paths, pool: PoolConfig, boot: Boot, cut: bool
 ) -> None:
     with Kubelet(server.kubelet) as kubelet:
-        pod = rebooted(server, kubelet, config(pool), boot)
+        pod = rebooted(server, kubelet, config(pool), boot, cut=cut)
         with serving(server, kubelet, config(pool)) as node:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 1)
             kubelet.readmit(pod)
@@ -187,6 +198,11 @@ def test_pod_is_taken_up_again_before_its_hca_is_ready(
             node.plugin._look()
             every = 8 * (pool.slots if pool.mode == "shared" else 1)
             kubelet.wait(lambda: kubelet.allocatable(HCA) == every)
+            node.plugin.compare()
+            (one,) = checkpoint.read(server).allocations
+            (rdma,) = one.devices[0].rdma
+            assert rdma.uverbs is not None
+            assert rdma.uverbs.path in pod.containers["main"].devices
 
 
 def test_truth_is_told_when_the_grace_is_over(
@@ -281,6 +297,43 @@ def test_holder_of_all_gets_the_hcas_that_nobody_has_alone(server: Paths) -> Non
         assert len([path for path in every.devices if "uverbs" in path]) == 7
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 1, 5.0)  # its own
         assert kubelet.allocatable("rdma/all") == 2
+
+
+def test_holder_of_all_goes_without_what_a_pod_of_an_earlier_resource_has_alone(
+    server: Paths,
+) -> None:
+    everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
+    with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(ALONE)) as node:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+        alone = kubelet.admit("worker-0", [container()]).containers["main"]
+        node.plugin.reconfigure(config(everything))
+        kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
+        every = kubelet.admit("worker-1", [container("rdma/all")]).containers["main"]
+        assert set(alone.devices) & set(every.devices) == {"/dev/infiniband/rdma_cm"}
+        assert len([path for path in every.devices if "uverbs" in path]) == 7
+
+
+def test_pool_that_comes_is_served_when_the_others_know_of_it(
+    server: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = PoolConfig(resource="rdma/new", mode="exclusive", overlap=True)
+    refused: list[str] = []
+    with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(ALONE)) as node:
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
+        start = PluginServer.start
+
+        def served(one: PluginServer) -> None:
+            start(one)
+            kubelet.wait(lambda: kubelet.allocatable("rdma/new") == 8)
+            pod = kubelet.admit("worker-0", [container("rdma/new")])
+            with pytest.raises(Rejected) as error:
+                node.plugin._offers[HCA].allocate(list(pod.containers["main"].ids["rdma/new"]))
+            refused.append(str(error.value))
+
+        monkeypatch.setattr(PluginServer, "start", served)
+        node.plugin.reconfigure(config(new, msgspec.structs.replace(ALONE, overlap=True)))
+    assert len(refused) == 1
+    assert "of rdma/new" in refused[0]
 
 
 # Ports that say nothing, and what is said of them.

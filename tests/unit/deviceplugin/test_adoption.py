@@ -75,7 +75,9 @@ def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[Adapter]) 
         ("all", "12", {A, B}),
         ("all", f"{C}-1", {C}),
         ("exclusive", "12", set()),
-        ("shared", "0000:ff:00.0", set()),
+        ("shared", "0000:ff:00.0-3", {"0000:ff:00.0"}),  # it is not on the node now
+        ("exclusive", "0000:ff:00.0", {"0000:ff:00.0"}),
+        ("all", "0000:ff:00.0", {"0000:ff:00.0"}),
     ],
 )
 def test_id_that_the_pool_has_not_tells_by_its_name(

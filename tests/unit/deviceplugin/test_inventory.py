@@ -107,6 +107,19 @@ def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
     assert not seen.differs(told=False)
 
 
+@pytest.mark.parametrize("mad", [False, True])
+def test_numbers_of_mad_devices_are_of_now_for_who_gives_them_away(
+    paths: Paths, looks: list[Paths], mad: bool
+) -> None:
+    seen = Inventory(paths)
+    seen.look()
+    Tree(paths.sys, paths).write("class/infiniband_mad/umad0/dev", "231:250")
+    umad = seen.current([FIRST], mad=mad)[FIRST].rdma[0].ports[0].umad
+    assert umad is not None
+    assert umad.minor == (250 if mad else 0)
+    assert len(looks) == 1 + mad
+
+
 def test_rdma_device_that_is_back_from_a_pod_is_seen_at_once(paths: Paths) -> None:
     link = paths.sys / "class/infiniband/mlx5_0"
     target = link.readlink()

@@ -130,6 +130,27 @@ def test_log_that_cannot_be_brought_to_disk_is_replaced_by_the_whole_unless_it_w
     assert len(found.allocations) == 2
 
 
+def test_what_was_granted_before_the_log_failed_is_brought_to_disk_nevertheless(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ledger(paths)
+    for number in range(2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            one.grant(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
+        with pytest.raises(OSError, match="No space"):
+            one.sync()
+    one.sync()
+    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
+    assert len(found.allocations) == 2
+
+
 def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +334,7 @@ def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> No
 
 
 def test_adopted_is_marked(paths: Paths) -> None:
-    ledger(paths).grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)}, adopted=True)
+    ledger(paths).adopt(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     (kept,) = checkpoint.read(paths).allocations
     assert kept.adopted
 
@@ -321,17 +342,27 @@ def test_adopted_is_marked(paths: Paths) -> None:
 def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
     one = ledger(paths)
     one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    one.grant(RESOURCE, {f"{FIRST}-0": devices(SECOND)}, adopted=True)
+    one.adopt(RESOURCE, {f"{FIRST}-0": devices(SECOND)})
     (kept,) = checkpoint.read(paths).allocations
     assert (kept.devices, kept.adopted) == (devices(FIRST), False)
 
 
 def test_what_could_not_be_told_is_adopted_once_it_can(paths: Paths) -> None:
     one = ledger(paths)
-    one.grant(RESOURCE, {"17": ()}, adopted=True)
-    one.grant(RESOURCE, {"17": devices(FIRST)}, adopted=True)
+    one.adopt(RESOURCE, {"17": ()})
+    one.adopt(RESOURCE, {"17": devices(FIRST)}, one.held(RESOURCE))
     (kept,) = checkpoint.read(paths).allocations
     assert kept.devices == devices(FIRST)
+
+
+def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> None:
+    one = ledger(paths)
+    one.adopt(RESOURCE, {"17": devices(FIRST)})
+    seen = one.held(RESOURCE)
+    one.grant(RESOURCE, {"17": devices(FIRST)})
+    one.adopt(RESOURCE, {"17": devices(SECOND)}, seen)
+    (kept,) = checkpoint.read(paths).allocations
+    assert (kept.devices, kept.adopted) == (devices(FIRST), False)
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,9 @@ def test_what_was_brought_to_disk_outlives_a_power_cut_at_any_moment(
     assert granting.states > 40
 
 
+@pytest.mark.parametrize("synced", [False, True])
 def test_what_was_brought_there_after_the_names_could_not_be_kept_outlives_it_too(
-    granting: Granting, monkeypatch: pytest.MonkeyPatch
+    granting: Granting, monkeypatch: pytest.MonkeyPatch, synced: bool
 ) -> None:
     def broken(directory: Path) -> None:
         raise OSError(5, "Input/output error")
@@ -171,10 +172,13 @@ def test_what_was_brought_there_after_the_names_could_not_be_kept_outlives_it_to
     granting.ledger.serve([RESOURCE])
     granting.grant(0)
     granting.grant(1)
-    granting.sync()
+    if synced:
+        granting.sync()
     with monkeypatch.context() as patched, pytest.raises(OSError, match="error"):
         patched.setattr(files, "sync_directory", broken)
         granting.ledger.settle()
+    granting.sync()
+    granting.cut()
     for number in range(2, 6):
         granting.grant(number)
         granting.sync()
