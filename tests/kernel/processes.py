@@ -1,7 +1,7 @@
 """Processes without the price of an interpreter's start, and their death at a chosen step.
 
 A forked child has every module imported. `killed_at` lets a child die by SIGKILL right before
-its n-th action on the kernel or on the disk.
+its n-th change to the kernel or to the disk.
 """
 
 import os
@@ -14,10 +14,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from host import announce, namespaces
-from host.netlink import NetlinkSocket
+from host import announce
+from host.netlink import HEADER, NLM_F_ACK, NetlinkSocket
+from host.rtnetlink import RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE
 
 Action = Callable[[], object]
+
+_QUESTIONS = (RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE)
+_LOOKS = ("SELECT", "PRAGMA locking_mode", "PRAGMA synchronous", "PRAGMA cell_size_check")
 
 
 def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]:
@@ -38,9 +42,9 @@ def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]
 
 
 def killed_at(step: int, action: Action) -> bool:
-    """Run the action in a process that dies before its step-th action (1 is the first).
+    """Run the action in a process that dies before the step-th change it makes (1 is the first).
 
-    Answers False if it came to its end with fewer actions than that.
+    Answers False if it came to its end with fewer changes than that.
     """
 
     def dying() -> None:
@@ -70,6 +74,11 @@ def _fork(action: Action) -> int:
 
 
 def _arm(step: int) -> None:
+    """Die before the step-th change that is made to files, to the database or to the kernel.
+
+    What changes nothing for anybody else is no step, such as a look, an fsync, or a directory that
+    is there: to die before it is to die before the next change.
+    """
     left = step
 
     def count() -> None:
@@ -78,27 +87,30 @@ def _arm(step: int) -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def counted(owner: Any, name: str) -> None:  # noqa: ANN401 - a module or a class
+    def counted(owner: Any, name: str, changes: Callable[..., bool] = _always) -> None:  # noqa: ANN401
         original = getattr(owner, name)
 
         def wrapper(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-            count()
+            if changes(*arguments, **keywords):
+                count()
             return original(*arguments, **keywords)
 
         setattr(owner, name, wrapper)
 
-    for name in ("fsync", "fdatasync", "write", "pwrite", "ftruncate", "unlink", "rename"):
+    for name in ("write", "pwrite", "ftruncate", "rename", "replace"):
         counted(os, name)
-    for name in ("replace", "rename", "unlink", "mkdir", "write_text", "write_bytes"):
+    counted(os, "mkdir", lambda path, *_, **__: not os.path.lexists(path))
+    counted(os, "unlink", lambda path, **_: os.path.lexists(path))
+    for name in ("write_text", "write_bytes"):
         counted(pathlib.Path, name)
-    counted(namespaces, "_setns")
     counted(announce, "_send_arp")
     counted(announce, "_send_advertisement")
-    counted(NetlinkSocket, "send")
+    counted(NetlinkSocket, "send", lambda _, data, *__: _changes_links(data))
 
     class Connection(sqlite3.Connection):
         def execute(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401
-            count()
+            if not arguments[0].lstrip().startswith(_LOOKS):
+                count()
             return super().execute(*arguments)
 
         def executemany(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401
@@ -107,3 +119,17 @@ def _arm(step: int) -> None:
 
     connect = sqlite3.connect
     sqlite3.connect = lambda *a, **k: connect(*a, factory=Connection, **k)  # type: ignore[assignment]
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+def _changes_links(data: bytes) -> bool:
+    """Whether one of the netlink messages is no mere question to rtnetlink."""
+    while data:
+        length, kind, flags, _, _ = HEADER.unpack_from(data)
+        if kind not in _QUESTIONS or flags & NLM_F_ACK:
+            return True
+        data = data[(length + 3) & ~3 :]
+    return False

@@ -1,6 +1,10 @@
-"""Every attachment definition that we give users, through the real executables."""
+"""Every attachment definition that we give users, through the real executables and an agent.
+
+One with a master and one without go the long way as well, in processes of their own.
+"""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from host import adapters, infiniband, links
 from host.netlink import netlink
 from host.paths import Paths
 from tests.kernel.pods import link_names, pod
+from tests.plugins.service import Service, install_launchers
 from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
 
 # Those of `sriov` need hardware of many kinds: tests/unit/sriov/test_examples.py reads them.
@@ -25,19 +30,56 @@ POD = "IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=example;K8S_POD_UID=u
 GIVEN = "ib1"  # on the HCA that the pod is given, where the definition leaves the choice to that
 
 
-def _every() -> Iterator[tuple[str, Definition]]:
-    for file in FILES:
-        for definition in definitions(file):
-            yield file.stem, definition
+EXAMPLES = {
+    f"{file.stem}-{definition.name}": definition
+    for file in FILES
+    for definition in definitions(file)
+}
+ALONE = ("single-fabric-fabric", "ipoib-auto-hca-fabric")
 
 
-@pytest.mark.parametrize(
-    "definition", [pytest.param(d, id=f"{file}-{d.name}") for file, d in _every()]
-)
-def test_example_attaches_and_detaches(definition: Definition, tmp_path: Path) -> None:
-    roots = {name: f"{tmp_path}/{name}" for name in ("state", "run", "kubelet")}
-    runtime = Runtime()
-    runtime.environ |= {f"PODFABRIC_{name.upper()}": path for name, path in roots.items()}
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """A runtime whose executables are nothing without an agent, and one."""
+    root = tmp_path_factory.mktemp("agent")
+    install_launchers(root / "bin", ["ipoib"])
+    agent = Service(root / "agent")
+    agent.wait_until_ready()
+    yield Runtime(root / "bin", {**os.environ, "PODFABRIC_SOCKET": str(agent.socket)})
+    agent.stop()
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> dict[str, str]:
+    """The variables that lead to directories of a test's own."""
+    names = ("state", "run", "kubelet")
+    return {f"PODFABRIC_{name.upper()}": f"{tmp_path}/{name}" for name in names}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_attaches_and_detaches(
+    example: str, roots: dict[str, str], launched: Runtime
+) -> None:
+    runtime = Runtime(launched.bin_dir, launched.environ | roots)
+    _attach_and_detach(runtime, EXAMPLES[example])
+
+
+@pytest.mark.parametrize("example", ALONE)
+def test_example_attaches_and_detaches_without_an_agent(
+    example: str, roots: dict[str, str]
+) -> None:
+    _attach_and_detach(Runtime(environ={**os.environ, **roots}), EXAMPLES[example])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.stem))
+def test_pods_of_an_example_name_its_definitions(file: Path) -> None:
+    names = {definition.name for definition in definitions(file)}
+    for one in pods(file):
+        asked = one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+        assert {name.strip() for name in asked.split(",")} == names
+
+
+def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
     if definition.config["master"] == "auto":
         _give_hca(Paths.from_environ(runtime.environ))
     with pod("example") as netns:
@@ -52,14 +94,6 @@ def test_example_attaches_and_detaches(definition: Definition, tmp_path: Path) -
         removed = runtime.call("DEL", definition.config, **place)  # type: ignore[arg-type]
         assert (removed.exit_code, removed.stdout, removed.stderr) == (0, "", "")
         assert link_names(netns) == {"lo"}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.stem))
-def test_pods_of_an_example_name_its_definitions(file: Path) -> None:
-    names = {definition.name for definition in definitions(file)}
-    for one in pods(file):
-        asked = one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
-        assert {name.strip() for name in asked.split(",")} == names
 
 
 def _give_hca(paths: Paths) -> None:

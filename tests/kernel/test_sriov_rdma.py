@@ -128,8 +128,9 @@ def test_chain_with_rdma_is_as_good(
     assert sriov.leftovers() == []
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["added again", "deleted"])
 def test_chain_with_rdma_killed_at_every_step(
-    sriov: SriovNode, isolated: Card, tmp_path: Path
+    sriov: SriovNode, isolated: Card, tmp_path: Path, again: bool
 ) -> None:
     """Then ADD again moves the device, or the DEL of `sriov` brings it home."""
     chained, vf = RdmaNode(tmp_path), isolated.vfs[0]
@@ -139,7 +140,7 @@ def test_chain_with_rdma_killed_at_every_step(
             first = sriov.add("c1", netns, deviceID=vf)
             call = partial(chained.call, "ADD", "c1", netns, deviceID=vf, previous=first)
             killed = killed_at(step, call)
-            if step % 2:
+            if again:
                 assert chained.add("c1", netns, deviceID=vf, previous=first) == first
                 assert (step, devices_in(netns)) == (step, ["ibloop0"])
                 assert chained.call("CHECK", "c1", netns, previous=first).exit_code == 0
@@ -149,7 +150,7 @@ def test_chain_with_rdma_killed_at_every_step(
             if not killed:
                 break
         assert not killed
-        assert step > 5, "the injection counts no actions"
+        assert step > 3, "the injection counts no changes"
 
 
 def test_chain_with_rdma_is_refused_for_infiniband_with_what_to_set(
