@@ -88,8 +88,8 @@ def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
     served: Callable[[Mode], Served], end: str
 ) -> None:
     one = served("legacy")
+    channel = one.caller()
     with blocked(one.pool, "listing") as reached:
-        channel = one.caller()
         stream = one.list(channel)
         assert reached["listing"].wait(10)
         if end == "cancel":
