@@ -31,8 +31,13 @@ check: setup ## format, lint, types, import contracts
 	.venv/bin/mypy $(SOURCES)
 	.venv/bin/lint-imports
 
+# In memory where there is room: most tests make hundreds of files, and wait for no disk there.
+ROOM := $(shell df --output=avail /dev/shm | tail -1)
+TMP := $(shell [ "$(ROOM)" -gt 2000000 ] && echo /dev/shm || echo /tmp)
+
 test-host: setup cni ## tests in namespaces of this machine
-	$(PY) -m pytest -n 2 --dist worksteal -q tests
+	files=$$(mktemp -d $(TMP)/pf.XXXX) && trap 'rm -rf "$$files"' EXIT && \
+		TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal -q tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one. In either
 # machine, what plugs the software HCAs in again comes after the look at what they dropped until then.

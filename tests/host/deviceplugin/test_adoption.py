@@ -253,7 +253,7 @@ def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offe
     pools = [PoolConfig(resource=name, mode="exclusive", overlap=True) for name in (HCA, "rdma/b")]
     node = Node(server, config(*pools))
     try:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/b") == 8)
+        kubelet.wait(lambda: kubelet.allocatable(HCA) == kubelet.allocatable("rdma/b") == 8)
         kubelet.admit("worker-0", [container()])
         (known,) = held(server)
         node.plugin.close()
