@@ -1,0 +1,69 @@
+"""The runner of the virtual machine, on programs that do as QEMU would."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.vm import layout, qemu
+
+UP = "echo '[ 7.4] guest: command starts' >> {share}/console.log; echo output >&{output}; "
+
+
+class Program(qemu.Machine):
+    """A machine that is a shell script; `boots` counts how often it was begun."""
+
+    script = ""
+
+    def arguments(self, share: Path, output: int, wire: tuple[int, int]) -> list[str]:
+        script = f"echo >> {layout.BUILD}/boots; {self.script}"
+        return ["bash", "-c", script.format(share=share, output=output)]
+
+
+@pytest.fixture(autouse=True)
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(layout, "BUILD", tmp_path)
+    monkeypatch.setattr(layout, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(qemu, "UP_WITHIN", 1.0)
+    return tmp_path
+
+
+def boots(build: Path) -> int:
+    return len((build / "boots").read_text())
+
+
+def run(script: str, command: Sequence[str] = ("true",), timeout: float = 60.0) -> int:
+    machine = Program(timeout=timeout)
+    machine.script = script
+    return qemu.run(command, machine)
+
+
+def test_status_and_output_are_the_commands(build: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(UP + "sleep 2; echo 3 > {share}/status") == 3
+    assert boots(build) == 1
+    assert "output" in capfd.readouterr().out
+    assert (build / "results/output.log").read_text() == "output\n"
+
+
+def test_machine_that_does_not_come_up_is_begun_anew(build: Path) -> None:
+    hanging = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then exec sleep 60; fi; "
+    assert run(hanging + UP + "echo 0 > {share}/status") == 0
+    assert boots(build) == 3
+
+
+def test_machine_that_never_comes_up_is_given_up(
+    build: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("exec sleep 60") == 125
+    assert boots(build) == qemu.BOOTS
+    assert "it is given up" in capfd.readouterr().err
+
+
+def test_command_that_does_not_end_is_timed_out(build: Path) -> None:
+    assert run(UP + "exec sleep 60", timeout=3.0) == 124
+    assert boots(build) == 1
+
+
+def test_machine_that_ends_before_the_command_is_not_begun_anew(build: Path) -> None:
+    assert run("echo 'Kernel panic' >> {share}/console.log") == 125
+    assert boots(build) == 1
