@@ -275,6 +275,31 @@ def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offe
         node.plugin.close()
 
 
+@pytest.mark.parametrize("what", ["damaged", "a full disk"])
+def test_pools_are_served_though_nothing_could_be_taken_over_at_the_start(
+    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    kubelet.admit("worker-0", [container()])
+    node.plugin.close()
+    node.paths.checkpoint.unlink()
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        if what == "damaged":
+            file = node.paths.device_plugins / "kubelet_internal_checkpoint"
+            file.write_bytes(file.read_bytes()[:-20])
+        else:
+            patched.setattr("os.pwrite", full)
+        registered = kubelet.count("Register", HCA)
+        node.restart()
+        kubelet.wait(lambda: kubelet.count("Register", HCA) > registered)
+        kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
+    node.plugin.compare()
+    assert len(held(node.paths)) == 1
+
+
 def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
     node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,12 +31,26 @@ def ledger(paths: Paths, warn: Callable[[str], object] | None = None) -> Ledger:
     return Ledger(paths, BOOT, warn or pytest.fail)
 
 
+def with_a_line(paths: Paths) -> Ledger:
+    """One that has granted two ids, the second by its log alone."""
+    one = ledger(paths)
+    for number in range(2):
+        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    return one
+
+
 def devices(*hcas: str) -> tuple[Device, ...]:
     return tuple(Device(id=hca, address=hca, netdevs=(), rdma=()) for hca in hcas)
 
 
 def on_disk(paths: Paths) -> set[tuple[str, str]]:
     return {one.key for one in checkpoint.read(paths).allocations}
+
+
+def whole(paths: Paths) -> set[tuple[str, str]]:
+    """What the checkpoint has without its log."""
+    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
+    return {one.key for one in found.allocations}
 
 
 def logs(paths: Paths) -> list[Path]:
@@ -77,7 +91,7 @@ def test_further_grants_write_a_line_and_wait_for_no_disk(
 ) -> None:
     one = ledger(paths)
     one.grant(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    whole = paths.checkpoint.stat()
+    before = paths.checkpoint.stat()
     synced: list[set[tuple[str, str]]] = []
     monkeypatch.setattr("os.fdatasync", lambda _: synced.append(on_disk(paths)))
     monkeypatch.setattr("os.fsync", pytest.fail)
@@ -90,7 +104,7 @@ def test_further_grants_write_a_line_and_wait_for_no_disk(
     one.sync()
     assert [len(found) for found in synced] == [3]
     assert not one.appended.is_set()
-    assert paths.checkpoint.stat() == whole
+    assert paths.checkpoint.stat() == before
 
 
 def test_grant_that_comes_while_the_disk_is_waited_for_is_brought_there_next(
@@ -110,9 +124,7 @@ def test_grant_that_comes_while_the_disk_is_waited_for_is_brought_there_next(
 def test_log_that_cannot_be_brought_to_disk_is_replaced_by_the_whole_unless_it_was(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, settled: bool
 ) -> None:
-    one = ledger(paths)
-    for number in range(2):
-        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    one = with_a_line(paths)
     (log,) = logs(paths)
     kept = []
 
@@ -126,16 +138,13 @@ def test_log_that_cannot_be_brought_to_disk_is_replaced_by_the_whole_unless_it_w
     one.sync()
     assert logs(paths) != [log]
     assert not settled or kept == [paths.checkpoint.stat()]
-    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
-    assert len(found.allocations) == 2
+    assert len(whole(paths)) == 2
 
 
 def test_what_was_granted_before_the_log_failed_is_brought_to_disk_nevertheless(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = ledger(paths)
-    for number in range(2):
-        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    one = with_a_line(paths)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -147,16 +156,13 @@ def test_what_was_granted_before_the_log_failed_is_brought_to_disk_nevertheless(
         with pytest.raises(OSError, match="No space"):
             one.sync()
     one.sync()
-    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
-    assert len(found.allocations) == 2
+    assert len(whole(paths)) == 2
 
 
 def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = ledger(paths)
-    for number in range(2):
-        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    one = with_a_line(paths)
 
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
@@ -173,8 +179,7 @@ def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
                 act()
         assert len(on_disk(paths)) == 2
     one.settle()
-    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
-    assert len(found.allocations) == 2
+    assert len(whole(paths)) == 2
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["whole", "log"])
@@ -247,12 +252,11 @@ def test_settled_is_in_one_file_and_written_once(paths: Paths) -> None:
     for number in range(3):
         one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
     one.settle()
-    whole = paths.checkpoint.stat()
-    found = msgspec.json.decode(paths.checkpoint.read_bytes(), type=checkpoint.Checkpoint)
-    assert {entry.key for entry in found.allocations} == on_disk(paths)
+    before = paths.checkpoint.stat()
+    assert whole(paths) == on_disk(paths)
     assert len(on_disk(paths)) == 3
     one.settle()
-    assert paths.checkpoint.stat() == whole
+    assert paths.checkpoint.stat() == before
 
 
 def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
@@ -275,9 +279,7 @@ def test_grant_is_written_down_though_somebody_removed_the_file(paths: Paths) ->
 def test_log_that_cannot_be_removed_fails_no_grant(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = ledger(paths)
-    for number in range(2):
-        one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+    one = with_a_line(paths)
     (left,) = logs(paths)
 
     def refuse(directory: Path, kept: Path) -> None:
