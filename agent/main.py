@@ -31,6 +31,7 @@ from cni.attachments.entry import Damaged
 from cni.attachments.journal import Journal
 from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
+from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
@@ -78,9 +79,9 @@ class Agent:
         self._stack = stack
         store = Resident(paths.ipam)
         stack.callback(store.close)
-        self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id))
-        self._ipoib = IPoIB(paths, self._addresses)
-        self._sriov = Sriov(paths, self._addresses)
+        self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id), self._policy)
+        self._ipoib = IPoIB(paths, self._addresses, self._policy)
+        self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
         self._devices = Service(paths, lambda: pools.load(paths.config), paths.config)
         stack.callback(self._devices.close)
@@ -181,6 +182,9 @@ class Agent:
 
     def _ready(self) -> tuple[bool, str]:
         return self._alive() if self._state == "serving" else (False, self._state)
+
+    def _policy(self) -> Policy:
+        return self._settings.policy
 
     def _take(self, new: Settings) -> None:
         """New settings, as far as they can take effect in a running agent."""

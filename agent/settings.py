@@ -2,7 +2,9 @@
 
     agent:
       workers: 32
-    pools: ...      # the device plugin's (deviceplugin.pools.config), not read here
+    policy:
+      whole_pfs: true   # what network configurations may ask for (cni.policy.rules)
+    pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
 
 YAML or JSON. A file that is not there says nothing, and everything has a default. Every other
 mistake is an error that names the file, the key and what to do.
@@ -18,6 +20,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from cni.policy import rules
+from cni.policy.rules import Policy
 from deviceplugin.pools import config
 from host import documents, watching
 from host.documents import DocumentError
@@ -32,7 +36,7 @@ class SettingsError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `agent`. Times are seconds. docs/agent.md has the table for users."""
+    """The parts `agent` and `policy`. Times are seconds. docs/agent.md has the table for users."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
@@ -42,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     listen: str = "127.0.0.1:9810"
     sweep: bool = True
+    policy: Policy = Policy()
 
 
 AT_START_ONLY = frozenset(("listen", "sweep"))
@@ -68,7 +73,8 @@ def parse(content: bytes, name: str) -> Settings:
         for key in whole:
             if not config.is_part(key):
                 raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
-        return _settings(whole.get("agent"), name)
+        policy = rules.of(whole.get(rules.PART), name)
+        return msgspec.structs.replace(_settings(whole.get("agent"), name), policy=policy)
     except DocumentError as error:
         raise SettingsError(str(error)) from None
 
@@ -161,6 +167,7 @@ def _socket_path(text: str) -> Path:
 
 def _settings(given: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
+    del shapes["policy"]  # a part of its own
     values = documents.fields(given, shapes, f"{name}: agent")
     if "listen" in values:
         try:

@@ -24,8 +24,9 @@ def main() -> None:
 def _load() -> "Plugin":
     import os
 
+    from cni.policy import rules
     from host.paths import Paths
     from ipam.plugin import AddressPlugin
 
     paths = Paths.from_environ(os.environ)
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+    return AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import msgspec
 
+from cni.policy import rules
+from cni.policy.rules import Policy
 from cni.spec import arguments, interrupts
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
@@ -42,20 +44,32 @@ class AddressPlugin:
     """`podfabric-ipam`. Implements `cni.spec.plugin.Plugin`.
 
     `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
+    `policy` answers the rules of the node.
     """
 
     versions = VERSIONS
 
-    def __init__(self, store_of: Callable[[str], Store], boot_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        store_of: Callable[[str], Store],
+        boot_id: Callable[[], str],
+        policy: rules.Source = Policy,
+    ) -> None:
         self._store = store_of
         self._boot_id = boot_id
+        self._policy = policy
         self._seen = SeenRanges()
         self._usage = Usage()
 
     @classmethod
-    def on_node(cls, files: Path | Opening, boot_id: Callable[[], str]) -> Self:
+    def on_node(
+        cls,
+        files: Path | Opening,
+        boot_id: Callable[[], str],
+        policy: rules.Source = Policy,
+    ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(partial(SqliteStore, files), boot_id)
+        return cls(partial(SqliteStore, files), boot_id, policy)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""

@@ -31,6 +31,7 @@ from cni.ipoib import check, child, options, parents
 from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
 from cni.ipoib.removal import Children
+from cni.policy import rules
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
@@ -50,9 +51,17 @@ class IPoIB:
 
     versions: Sequence[str] = VERSIONS
 
-    def __init__(self, paths: Paths, addresses: AddressPlugin | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        addresses: AddressPlugin | None = None,
+        policy: rules.Source | None = None,
+    ) -> None:
         self._paths = paths
-        self._addresses = addresses or AddressPlugin.on_node(paths.ipam, paths.boot_id)
+        self._policy = policy or rules.on_node(paths.config)
+        self._addresses = addresses or AddressPlugin.on_node(
+            paths.ipam, paths.boot_id, self._policy
+        )
         self._journal = Journal(paths)
         self._remover = Remover(Children(self._journal), self._journal, paths, self._ipam)
 

@@ -32,6 +32,7 @@ class Code(enum.IntEnum):
     STORE_DAMAGED = 112
     JOURNAL_DAMAGED = 113
     DEVICE_MISMATCH = 120
+    NOT_ALLOWED = 121
 
     INTERNAL = 999
 

@@ -31,6 +31,7 @@ from cni.attachments.requests import (
     with_record,
 )
 from cni.attachments.undo import Undo
+from cni.policy import rules
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
@@ -71,9 +72,17 @@ class Sriov:
 
     versions: Sequence[str] = VERSIONS
 
-    def __init__(self, paths: Paths, addresses: AddressPlugin | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        addresses: AddressPlugin | None = None,
+        policy: rules.Source | None = None,
+    ) -> None:
         self._paths = paths
-        self._addresses = addresses or AddressPlugin.on_node(paths.ipam, paths.boot_id)
+        self._policy = policy or rules.on_node(paths.config)
+        self._addresses = addresses or AddressPlugin.on_node(
+            paths.ipam, paths.boot_id, self._policy
+        )
         self._journal = Journal(paths)
         self._devices = Devices(self._journal, paths)
         self._remover = Remover(self._devices, self._journal, paths, self._ipam)

@@ -18,14 +18,17 @@ Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 Registration = Literal["legacy", "watcher"]
 
-PARTS = ("agent", "pools", "devices", "configList", "periodicUpdateInterval", "resourceList")
+PARTS = (
+    *("agent", "policy", "pools", "devices"),
+    *("configList", "periodicUpdateInterval", "resourceList"),
+)
 """The top-level keys of config.yaml; the last three are those of other plugins' files."""
 
 ID_BYTES = 70  # of a device in a ListAndWatch answer, at most
 LIST_BYTES = 3_670_016  # 3.5 MiB, as gRPC takes no message above 4 MiB
 MOST_IDS = LIST_BYTES // ID_BYTES
 
-_FOREIGN = {key.lower() for key in PARTS[3:]}
+_FOREIGN = {key.lower() for key in PARTS[4:]}
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _QUOTA = "requests."  # what a ResourceQuota puts before the name, which must stay valid
