@@ -5,6 +5,7 @@ once: a call that ends after its deadline finds the answer given.
 """
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -157,10 +158,21 @@ class Connection:
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def close(self) -> None:
-        """The server's thread is done with it: nothing of it is kept."""
+    def hung_up(self) -> bool:
+        """Whether the kernel says now that the peer has gone."""
+        look = select.poll()
+        look.register(self._peer, select.POLLRDHUP)
+        return bool(look.poll(0))
+
+    def close(self, unregister: Callable[["Connection"], object]) -> None:
+        """The server's thread is done with it: nothing of it is kept.
+
+        `unregister` takes it out of the server's epoll set. close(2) does that only for the last
+        copy of an open file, and an executable that a worker starts at this moment has a copy.
+        """
         with self._lock:
             self._closed = True
+            unregister(self)
             self._peer.close()
             self._request = None
             if self._netns is not None:

@@ -189,9 +189,11 @@ class Server:
         if connection.state is State.READING and events & select.EPOLLIN:
             self._receive(connection)
             return
-        if events & select.EPOLLOUT and connection.flush():
+        if events & select.EPOLLOUT and connection.unsent and connection.flush():
             self._epoll.modify(connection, select.EPOLLRDHUP)
-        if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+        # The kernel is asked again: the event may be of a connection that had this number before.
+        gone = events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+        if gone and connection.hung_up():
             self._hang_up(connection)
 
     def _receive(self, connection: Connection) -> None:
@@ -297,7 +299,7 @@ class Server:
 
     def _close(self, connection: Connection) -> None:
         self._connections.pop(connection.fileno(), None)
-        connection.close()  # which takes it out of the epoll set
+        connection.close(self._epoll.unregister)
         self._accept_if_room()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -156,6 +157,20 @@ def test_client_that_sends_nothing_is_let_go_and_holds_up_nobody(
             assert client.recv(1) == b""
             client.close()
         assert serving.server.connections <= 1
+
+
+@pytest.mark.parametrize("events", [select.EPOLLHUP | select.EPOLLRDHUP, select.EPOLLOUT])
+def test_event_of_an_earlier_connection_of_that_number_does_no_harm(
+    tmp_path: Path, events: int
+) -> None:
+    with server(tmp_path) as serving:
+        client = serving.connect()
+        until(lambda: serving.server.connections == 1)
+        (connection,) = serving.server._connections.values()
+        serving.server._attend(connection, events)
+        send(client, "c", "ADD", b"{}")
+        assert read(client).status == ANSWERED
+        client.close()
 
 
 def test_client_that_goes_away_ends_its_add(tmp_path: Path) -> None:

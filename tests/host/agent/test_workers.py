@@ -43,7 +43,7 @@ def test_no_more_threads_than_the_limit_and_than_needed() -> None:
 
     for _ in range(5):
         workers.submit(job)
-        time.sleep(0.03)
+        until(lambda: workers.waiting == workers.running == 0)
     assert len(names) == 1
     for _ in range(30):
         workers.submit(job)
