@@ -40,6 +40,7 @@ from deviceplugin.service import Service
 from host import decoders
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
+from ipam.executable import Executable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 
@@ -132,13 +133,14 @@ class Agent:
         _log.info("stopped")
 
     def _plugins(self) -> dict[str, Loader]:
+        ipam = Executable(self._addresses, self._paths.locks)
         return {
             "ipoib": lambda environ: self._ipoib,
             "sriov": lambda environ: self._sriov,
             "ib-sriov": lambda environ: self._sriov,
             "rdma": lambda environ: self._rdma,
-            OURS: lambda environ: self._addresses,
-            TAKEN_OVER: lambda environ: self._addresses,
+            OURS: lambda environ: ipam,
+            TAKEN_OVER: lambda environ: ipam,
         }
 
     @contextmanager

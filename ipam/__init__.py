@@ -3,7 +3,8 @@
 From the configuration to the disk: `options` (what a network may say), `ranges` and `allocation`
 (which address is next), `store` (owners, reservations, the interface of a store), `sqlite_store`
 with `tables`, `log` and `recovery` (the store of one node), `plugin` (the five verbs),
-`delegation` (how the interface plugins call them), `fsck`, `importing` and `commands` (what an
+`executable` (the verbs for whoever starts the plugin, one at a time for an attachment),
+`delegation` (how our interface plugins call them), `fsck`, `importing` and `commands` (what an
 operator types). The kernel is none of its business: it hands out numbers.
 """
 
@@ -26,7 +27,9 @@ def _load() -> "Plugin":
 
     from cni.policy import rules
     from host.paths import Paths
+    from ipam.executable import Executable
     from ipam.plugin import AddressPlugin
 
     paths = Paths.from_environ(os.environ)
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
+    addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
+    return Executable(addresses, paths.locks)

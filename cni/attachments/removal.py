@@ -12,8 +12,8 @@ import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
 from cni.attachments.requests import ipam_type_of, request_of
+from cni.locks import Busy
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 from cni.spec.notes import note

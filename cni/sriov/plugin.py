@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments import locks, results
+from cni import locks
+from cni.attachments import results
 from cni.attachments.entry import ATTACHED, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
 from cni.attachments.matching import Match, matched, tell, verbs_beside
 from cni.attachments.removal import Remover, lives
 from cni.attachments.requests import (
@@ -31,6 +31,7 @@ from cni.attachments.requests import (
     with_record,
 )
 from cni.attachments.undo import Undo
+from cni.locks import Busy
 from cni.policy import rules
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
