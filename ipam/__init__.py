@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 ABOUT = "podfabric-ipam: gives pods addresses from ranges, kept on this node"
 
 
-def main() -> None:
-    """The executable `podfabric-ipam`."""
+def main(script: str = "") -> None:
+    """The executable `podfabric-ipam`; `script` is the fallback of an installation."""
     from cni.spec.entry import main as serve
 
-    serve(_load, ABOUT)
+    serve(lambda: _load(script), ABOUT)
 
 
-def _load() -> "Plugin":
+def _load(script: str) -> "Plugin":
     import os
+    import sys
 
+    from cni.installation import paths_of
     from cni.policy import rules
-    from host.paths import Paths
     from ipam.executable import Executable
     from ipam.plugin import AddressPlugin
 
-    paths = Paths.from_environ(os.environ)
+    paths = paths_of(script, os.environ, sys.argv[1:])
     addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
     return Executable(addresses, paths.locks)

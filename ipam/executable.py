@@ -33,6 +33,8 @@ class Executable:
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""
         with self._locked(request):
+            if request.unanswered_since is not None:
+                self._addresses.release_since(request, request.unanswered_since)
             ipam = choose(OURS, request, self._addresses)
             try:
                 result = ipam.add()

@@ -101,6 +101,15 @@ class AddressPlugin:
         """Take back one `reserve`, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
 
+    def release_since(self, request: Request, since: int) -> None:
+        """Release what an agent reserved for this very call, which began at `since`, and died.
+
+        What the attachment holds for longer stays.
+        """
+        held = self._store("").held_by(_attachment(request))
+        if held and all(one.since >= since for one in held):
+            self.delete(request)
+
     def delete(self, request: Request) -> None:
         """Release whatever the attachment holds; holding nothing is fine."""
         messages = Messages(*ipam_options.logging_of(request.config))

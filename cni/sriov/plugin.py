@@ -99,7 +99,7 @@ class Sriov:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(namespace))
 
-            self._remover.settle_earlier_attempt(attachment)
+            self._remover.settle_earlier_attempt(attachment, request)
             _refuse_taken_name(pod, request)
             if wanted.ipam_type in (OURS, TAKEN_OVER):
                 require_store(self._journal, self._paths)

@@ -54,6 +54,7 @@ def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> 
     ]
     kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
     assert seen.wrong == []
+    assert kills.enough
     assert left(service) == []
 
 
@@ -84,6 +85,7 @@ def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_pa
         ]
         kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
         assert seen.wrong == []
+        assert kills.enough
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
