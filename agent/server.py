@@ -218,7 +218,7 @@ class Server:
             return
         connection.called(
             request,
-            Call(endable=request.environ.get("CNI_COMMAND") not in ("DEL", "GC")),
+            Call(request.environ.get("CNI_COMMAND") not in ("DEL", "GC"), connection.gone),
             time.monotonic() + self.limits.deadline,
         )
         self._epoll.modify(connection, select.EPOLLRDHUP)

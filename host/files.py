@@ -1,6 +1,8 @@
 """Writing files that must survive a kill or a power cut at any moment."""
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -30,6 +32,28 @@ def write_atomically(
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def create(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write `content` to `path`, durably and in one step, unless there is such a file already.
+
+    Of several that do it at once the first one counts. The directory must be there.
+    """
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            write_at(descriptor, content, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        with suppress(FileExistsError):
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:

@@ -41,7 +41,7 @@ class _Previous(msgspec.Struct):
 
 
 class AddressPlugin:
-    """`podfabric-ipam`. Implements `cni.spec.plugin.Plugin`.
+    """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
     `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
     `policy` answers the rules of the node.
@@ -73,7 +73,6 @@ class AddressPlugin:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""
-        interrupts.hold()  # what is reserved is answered
         return self.reserve(request)[0]
 
     def reserve(self, request: Request) -> tuple[Result, Grant]:
@@ -101,6 +100,15 @@ class AddressPlugin:
     def undo(self, grant: Grant) -> None:
         """Take back one `reserve`, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
+
+    def release_since(self, request: Request, since: int) -> None:
+        """Release what an agent reserved for this very call, which began at `since`, and died.
+
+        What the attachment holds for longer stays.
+        """
+        held = self._store("").held_by(_attachment(request))
+        if held and all(one.since >= since for one in held):
+            self.delete(request)
 
     def delete(self, request: Request) -> None:
         """Release whatever the attachment holds; holding nothing is fine."""
@@ -146,6 +154,7 @@ class AddressPlugin:
                 "is known to be dead: nothing was released"
             )
             return
+        interrupts.require_client()  # who has gone may have attached others meanwhile
         for one in self._store("").collect(request.network, alive):
             messages.info(f"GC: {one.address} of {one.holder}")
 

@@ -1,13 +1,14 @@
 """The directory of journal files, and the lock of each attachment."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from cni.attachments import locks
+from cni import locks
 from cni.attachments.entry import Attachment, Damaged, Entry, from_bytes, to_bytes
+from cni.spec import interrupts
 from host import files
 from host.paths import Paths
 
@@ -63,12 +64,13 @@ class Journal:
             except OSError as error:
                 yield Damaged(f"journal file {path} cannot be read: {error.strerror}")
 
-    def locked(
-        self, attachment: Attachment, timeout: float = locks.TIMEOUT
-    ) -> AbstractContextManager[None]:
-        """One call at a time for an attachment. Raises Busy."""
+    @contextmanager
+    def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
+        """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
         path = self._locks / f"attachment-{attachment.key}"
-        return locks.locked(path, str(attachment), timeout)
+        with locks.locked(path, str(attachment), timeout):
+            interrupts.require_client()
+            yield
 
     def device_locked(
         self, device: str, timeout: float = locks.TIMEOUT

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cni.attachments.locks import locked
+from cni.locks import locked
 from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note

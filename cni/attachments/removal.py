@@ -12,8 +12,8 @@ import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
 from cni.attachments.requests import ipam_type_of, request_of
+from cni.locks import Busy
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
@@ -88,8 +88,12 @@ class Remover:
         """Undo an attachment, whose lock is held, from its journal alone."""
         self.remove(entry.attachment, request_of(entry))
 
-    def settle_earlier_attempt(self, attachment: Attachment) -> None:
-        """Undo what a killed ADD of this very attachment left; CNIError 103 if it completed."""
+    def settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
+        """Undo what a killed ADD of this very attachment left; CNIError 103 if it completed.
+
+        Completed or not, what an agent made for this very call before it died is undone: a
+        runtime that was not answered knows nothing of it.
+        """
         try:
             entry = self._journal.read(attachment)
         except Damaged as damage:
@@ -98,7 +102,8 @@ class Remover:
             ) from None
         if entry is None:
             return
-        if entry.phase == ATTACHED and lives(entry, self._paths.boot_id()):
+        living = entry.phase == ATTACHED and lives(entry, self._paths.boot_id())
+        if living and not _is_of_call(entry, request):
             raise CNIError(
                 Code.ALREADY_ATTACHED,
                 f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
@@ -233,6 +238,12 @@ def await_return(journal: Journal, entry: Entry, what: str) -> None:
         journal.write(entry)
     if entry.phase == LEAVING and now - datetime.fromisoformat(entry.since) < PATIENCE:
         raise HostError(f"the namespace is gone and {what} has not come back from it yet")
+
+
+def _is_of_call(entry: Entry, request: Request) -> bool:
+    """Whether an agent made it in the place of this very call, and died."""
+    since = request.unanswered_since
+    return since is not None and datetime.fromisoformat(entry.since).timestamp() >= since
 
 
 def _key(entry: Entry) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, Attachment, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
+from cni.locks import Busy
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request

@@ -76,7 +76,7 @@ class IPoIB:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(pod_namespace))
 
-            self._remover.settle_earlier_attempt(attachment)
+            self._remover.settle_earlier_attempt(attachment, request)
             plan = self._choose(host, request, wanted)
             _refuse_taken_name(pod, request)
             record = _record(plan, wanted)

@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call. Strings are as the runtime sent them, "" where it sent none.
 
     `netns_descriptor` is CNI_NETNS, opened where its path leads somewhere, if it came that way.
+    `unanswered_since`: an agent that died may have done this very call since that second.
     """
 
     command: str
@@ -45,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     netns_override: bool = False
     netns_descriptor: int | None = None
     delegate_deadline: float = DEFAULT_DELEGATE_DEADLINE
+    unanswered_since: int | None = None
 
 
 class _Named(msgspec.Struct):

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments import locks, results
+from cni import locks
+from cni.attachments import results
 from cni.attachments.entry import ATTACHED, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
 from cni.attachments.matching import Match, matched, tell, verbs_beside
 from cni.attachments.removal import Remover, lives
 from cni.attachments.requests import (
@@ -31,6 +31,7 @@ from cni.attachments.requests import (
     with_record,
 )
 from cni.attachments.undo import Undo
+from cni.locks import Busy
 from cni.policy import rules
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
@@ -98,7 +99,7 @@ class Sriov:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(namespace))
 
-            self._remover.settle_earlier_attempt(attachment)
+            self._remover.settle_earlier_attempt(attachment, request)
             _refuse_taken_name(pod, request)
             if wanted.ipam_type in (OURS, TAKEN_OVER):
                 require_store(self._journal, self._paths)

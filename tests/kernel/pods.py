@@ -66,6 +66,8 @@ class Node:
         """The plugin as an executable would make it."""
         return IPoIB(self.paths)
 
+    unanswered_since: int | None = None  # what a launcher told its fallback
+
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
 
@@ -98,7 +100,7 @@ class Node:
         if previous is not None:
             document["prevResult"] = previous.document
         stdin = json.dumps(document).encode()
-        given = answer(self.plugin, environ, lambda: stdin)
+        given = answer(self.plugin, environ, lambda: stdin, unanswered_since=self.unanswered_since)
         return Reply(given.exit_code, json.loads(given.document or b"{}"))
 
     def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401

@@ -12,7 +12,7 @@ import pytest
 
 from cni.attachments.entry import ADDING, Attachment, Damaged, Entry, from_bytes, to_bytes
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
+from cni.locks import Busy
 from cni.spec.interrupts import Call, Terminated, serving
 from host.paths import Paths
 

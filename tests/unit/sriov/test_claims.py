@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from filelock import FileLock
 
-from cni.attachments import locks
+from cni import locks
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.matching import Match

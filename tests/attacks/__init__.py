@@ -1,0 +1,1 @@
+"""What somebody does who wants to hurt the node or another tenant, or kills at a bad moment."""
