@@ -17,18 +17,19 @@ _DEADLINE = 30.0  # seconds
 
 
 class SmallDisk:
-    """A mounted tmpfs. `directory` on it is for the files under test."""
+    """A mounted tmpfs. `directory` on it is for the files under test, `base` for a copy of them."""
 
     def __init__(self, mount: Path) -> None:
         self._mount = mount
         self._filler = mount / "filler"
         self.directory = mount / "state"
+        self.base = mount / "base"
 
-    def restore(self, base: Path) -> None:
+    def restore(self) -> None:
         """Make room, and let `directory` be a copy of `base`."""
         self.make_room()
         shutil.rmtree(self.directory, ignore_errors=True)
-        shutil.copytree(base, self.directory)
+        shutil.copytree(self.base, self.directory)
 
     def empty(self) -> None:
         """Make room, and let `directory` be empty."""

@@ -9,6 +9,7 @@ from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.opening import PerCall
 from ipam.resident import Resident
+from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.unit.ipam.calls import Calls
 
 RANGES = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}
@@ -107,12 +108,14 @@ def node_on(directory: Path, way: str, idle: float = 60.0) -> Iterator[Watched]:
         yield Watched(Calls(kept))
 
 
-def prepared(directory: Path) -> Path:
-    """A store there in which three pods hold addresses."""
-    calls = Calls(PerCall(directory, report=silent))
-    for number in range(3):
-        calls.add(RANGES, f"c{number}")
-    return directory
+@contextmanager
+def disk_with_store() -> Iterator[SmallDisk]:
+    """A disk whose base is a store in which three pods hold addresses."""
+    with small_disk() as disk:
+        calls = Calls(PerCall(disk.base, report=silent))
+        for number in range(3):
+            calls.add(RANGES, f"c{number}")
+        yield disk
 
 
 def silent(line: str) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.recovery import LOG
-from tests.attacks.full_disk import SmallDisk, small_disk
-from tests.attacks.full_disk_ipam import RANGES, WAYS, Watched, node_on, prepared
+from tests.attacks.full_disk import SmallDisk
+from tests.attacks.full_disk_ipam import RANGES, WAYS, Watched, disk_with_store, node_on
 from tests.unit.ipam.calls import error_of
 
 PAGES = 2  # enough for the log's lines, too few for SQLite's
@@ -44,9 +44,9 @@ def append_only(path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(params=WAYS)
-def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Watched, SmallDisk]]:
-    with small_disk() as disk:
-        disk.restore(prepared(tmp_path / "base"))
+def node(request: pytest.FixtureRequest) -> Iterator[tuple[Watched, SmallDisk]]:
+    with disk_with_store() as disk:
+        disk.restore()
         with node_on(disk.directory, request.param) as node:
             yield node, disk
 
