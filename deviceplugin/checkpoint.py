@@ -6,7 +6,9 @@ names, and now and then the checkpoint whole, by one rename. The CNI plugins rea
 say what was handed out, at that time: device numbers may be others after a driver was loaded anew.
 """
 
+import errno
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +21,10 @@ VERSION = 1
 
 class Damaged(Exception):
     """The file cannot be read. The text names it and says why and what to do."""
+
+
+class Unreadable(Damaged):
+    """The reading process lacks descriptors or memory: the file may be sound."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -109,7 +115,7 @@ def read(paths: Paths) -> Checkpoint:
             if whole.log == before:
                 raise Damaged(f"{log}: is not there: {_mend(paths)}") from None
         except OSError as error:
-            raise Damaged(f"{log}: cannot be read: {error.strerror}") from None
+            raise _unread(log, error) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Damaged(f"{log}: {error}: {_mend(paths)}") from None
         else:
@@ -139,7 +145,7 @@ def _whole(paths: Paths) -> Checkpoint:
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:
-        raise Damaged(f"{paths.checkpoint}: cannot be read: {error.strerror}") from None
+        raise _unread(paths.checkpoint, error) from None
     try:
         version = msgspec.json.decode(content, type=_Versioned).version
         if version == VERSION:
@@ -149,6 +155,11 @@ def _whole(paths: Paths) -> Checkpoint:
     raise Damaged(
         f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: {_mend(paths)}"
     )
+
+
+def _unread(path: Path, error: OSError) -> Damaged:
+    lacking = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return (Unreadable if lacking else Damaged)(f"{path}: cannot be read: {error.strerror}")
 
 
 def _mend(paths: Paths) -> str:

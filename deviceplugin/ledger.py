@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Allocation, Damaged, Device
+from deviceplugin.checkpoint import Allocation, Damaged, Device, Unreadable
 from deviceplugin.checkpoint_log import Log
 from host import files
 from host.paths import Paths
@@ -43,7 +43,10 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """The allocations of this node. Any thread may use it."""
+    """The allocations of this node. Any thread may use it.
+
+    Raises checkpoint.Unreadable if what was handed out cannot be read now: try again.
+    """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
@@ -57,6 +60,8 @@ class Ledger:
         self._log: Log | None = None  # without it the checkpoint is written whole next
         try:
             kept = checkpoint.read(paths).allocations
+        except Unreadable:
+            raise  # to set a sound file aside would forget who holds what
         except Damaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _set_aside(paths)

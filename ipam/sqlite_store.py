@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
 from ipam import allocation
 from ipam.addresses import parse, text
 from ipam.log import Log, records_of
 from ipam.opening import Opening, PerCall
 from ipam.ranges import Range, RangeSet
-from ipam.recovery import rewrite_log
+from ipam.recovery import FAILURES, UNCERTAIN, explained, rewrite_log
 from ipam.store import Attachment, Grant, Granted, Owner, Reservation, Usage
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -173,7 +174,7 @@ class SqliteStore:
         if not put and not drop:
             return
         records = records_of(tables.meta.seq, put, [(one.domain, one.address) for one in drop])
-        size = log.size
+        seq, size = tables.meta.seq, log.size
         tables.begin()
         try:
             for one in drop:
@@ -186,15 +187,38 @@ class SqliteStore:
             tables.record(records[-1].seq)
             log.append(records)
             tables.commit()
-        except BaseException:
-            # A signal may strike behind the commit: then it is done, and the log must say so.
-            if tables.rollback():
-                log.truncate(size)
+        except BaseException as error:
+            if not _was_undone(tables, log, seq, size) and isinstance(error, FAILURES):
+                raise explained(error, self.directory, UNCERTAIN) from None
             raise
 
     def _compact(self, tables: Tables, log: Log) -> None:
-        """Write the log anew once most of it is history, so that its size follows the store's."""
+        """Write the log anew once most of it is history, so that its size follows the store's.
+
+        The transaction is over and is answered: a failure is left to a later call.
+        """
         base = log.header.base if log.header else 0
-        if tables.meta.seq - base > _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
+        if tables.meta.seq - base <= _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
+            return
+        try:
             rewrite_log(log.path, tables)
             log.reopen()
+        except FAILURES as error:
+            reason = explained(error, self.directory, "it stays as it is")
+            note(f"address store: the log was not compacted: {reason}")
+
+
+def _was_undone(tables: Tables, log: Log, seq: int, size: int) -> bool:
+    """After a failure: whether the files have nothing of the transaction that began there.
+
+    False also where that cannot be found out: the next call opens the files, and goes by the log.
+    """
+    try:
+        tables.read_again()
+        if tables.meta.seq != seq:
+            return False
+        # The log goes back only now: it is the authority as long as the database may be behind.
+        log.truncate(size)
+    except FAILURES:
+        return False
+    return True

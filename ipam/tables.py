@@ -43,7 +43,11 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         """Open an existing database and read who it is."""
-        uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        uri = f"file:{self._path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
         # The lock makes it one thread's at a time.
         self.connection = sqlite3.connect(
             uri, uri=True, isolation_level=None, check_same_thread=False
@@ -87,6 +91,7 @@ class Tables:
             tables.load(reservations)
             tables.record(seq)
             tables.commit()
+            tables.checkpoint()  # `close` would not tell that it could not write the WAL back
         finally:
             tables.close()
 
@@ -95,7 +100,7 @@ class Tables:
         self.connection.close()
 
     def checkpoint(self) -> None:
-        """Write the WAL back and begin a new one."""
+        """Write the WAL back and begin a new one. Raises sqlite3.Error if it is not all written."""
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def abandon(self) -> None:
@@ -121,13 +126,14 @@ class Tables:
         """End the transaction."""
         self._execute("COMMIT")
 
-    def rollback(self) -> bool:
-        """Undo an open transaction; whether there was one."""
-        if not self.connection.in_transaction:
-            return False
-        self._execute("ROLLBACK")
-        self.meta = self._read_meta()
-        return True
+    def read_again(self) -> None:
+        """After a transaction that failed: become what the files say, as a later process would.
+
+        SQLite may have rolled it back by itself. It may also have written all of it before it ran
+        out of memory, and not know that.
+        """
+        self.abandon()
+        self._open()
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""What somebody does who wants to hurt the node or another tenant, or kills at a bad moment."""
+"""What a tenant may try, and kills and full disks at bad moments, against real processes."""
