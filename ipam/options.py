@@ -6,7 +6,6 @@ whereabouts' pkg/types/types.go and host-local's allocator/config.go.
 """
 
 import re
-from typing import Any
 
 import msgspec
 
@@ -52,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `sets` yield one address each, in the result's order; `static` are the addresses that stand
     in the configuration, behind them. `gateway` is the common one, for requested addresses
     where there are no ranges. `requested` are those that the configuration carries, as (JSON
-    path, text). `notes` are for the operator.
+    path, text). `idle` are keys without effect here, `notes` are for the operator.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -65,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = True
     log_file: str = ""
     log_level: str = "warning"
+    idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
 
@@ -116,7 +116,7 @@ def read(config: bytes) -> Options:
     network = decode(config, _Network)
     if network.ipam is None:
         raise invalid_config("IPAM config missing 'ipam' key")
-    idle = {key: value for key, value in network.ipam.items() if key in WITHOUT_EFFECT}
+    idle = sorted(key for key in network.ipam if key in WITHOUT_EFFECT)
     given = {key: value for key, value in network.ipam.items() if key not in WITHOUT_EFFECT}
     ipam = section(given, _Ipam, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
@@ -140,7 +140,8 @@ def read(config: bytes) -> Options:
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
-        notes=(*_idle_notes(idle), *reader.notes),
+        idle=tuple(idle),
+        notes=tuple(reader.notes),
         requested=_requested(runtime, network.args),
     )
 
@@ -276,10 +277,3 @@ def _requested(runtime: _Runtime, args: _Args | None) -> tuple[tuple[str, str], 
         for path, ips in (("runtimeConfig.ips", runtime.ips), ("args.cni.ips", cni.ips))
         for index, one in enumerate(ips or ())
     )
-
-
-def _idle_notes(idle: dict[str, Any]) -> tuple[str, ...]:
-    if not idle:
-        return ()
-    keys = ", ".join(f"ipam.{key}" for key in sorted(idle))
-    return (f"without effect on the address store of this node: {keys}",)

@@ -1,0 +1,1 @@
+"""What a tenant tries by a NetworkAttachmentDefinition, a pod's annotations or a connection."""
