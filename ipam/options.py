@@ -42,6 +42,7 @@ WITHOUT_EFFECT = frozenset(
         "sleep_for_race",
     )
 )
+MOST_ADDRESSES = 64  # of one attachment
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
@@ -121,6 +122,13 @@ def read(config: bytes) -> Options:
     ipam = section(given, _Ipam, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
     runtime = network.runtimeConfig or _Runtime()
+    require_few(
+        ("runtimeConfig.ipRanges", len(runtime.ipRanges or ())),
+        ("ipam.range", bool(ipam.range or ipam.subnet)),
+        ("ipam.ipRanges", len(ipam.ipRanges)),
+        ("ipam.ranges", len(ipam.ranges)),
+        ("ipam.addresses", len(ipam.addresses)),
+    )
     reader = _reader(ipam)
     sets = _sets(ipam, runtime, reader)
     _check_gateway(reader.gateway, sets)
@@ -144,6 +152,17 @@ def read(config: bytes) -> Options:
         notes=tuple(reader.notes),
         requested=_requested(runtime, network.args),
     )
+
+
+def require_few(*counts: tuple[str, int]) -> None:
+    """CNIError 7 where the addresses that these keys ask for are too many for one attachment."""
+    total = sum(count for _, count in counts)
+    if total > MOST_ADDRESSES:
+        key = max(counts, key=lambda one: one[1])[0]
+        raise invalid_config(
+            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and {total} are '
+            "asked for: remove some"
+        )
 
 
 def logging_of(config: bytes) -> tuple[str, str]:

@@ -23,15 +23,15 @@ from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from cni.spec.result import decode as decode_result
 from ipam import options as ipam_options
-from ipam import resolv_conf
+from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
 from ipam.opening import Opening
 from ipam.options import Options
-from ipam.ranges import RangeSet
+from ipam.ranges import Range, RangeSet
 from ipam.requested import ARGS_KEYS, final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
+from ipam.store import AddressTaken, Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
 from ipam.usage import SeenRanges
 
 _NULL = msgspec.Raw(b"null")
@@ -77,26 +77,37 @@ class AddressPlugin:
         interrupts.hold()  # what is reserved is answered
         return self.reserve(request)[0]
 
-    def reserve(self, request: Request) -> tuple[Result, Grant]:
-        """`add`, with what `undo` needs."""
+    def reserve(self, request: Request, segment: str | None = None) -> tuple[Result, Grant]:
+        """`add`, with what `undo` needs.
+
+        `segment` is the link that the addresses are used on; None leaves it to the configuration.
+        """
         options = ipam_options.read(request.config)
+        pairs = arguments.parse(request.args, ARGS_KEYS)
+        sets = final_sets(options, pairs)
+        _require_answerable(sets, request)
+        alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
-        policy = self._policy() if any(files.values()) else Policy()
+        policy = self._policy() if alone or any(files.values()) else Policy()
         warn_of_ignored(options.idle, files, policy)
         messages = Messages(options.log_file, options.log_level, policy.log_directories)
         for line in options.notes:
             messages.warning(line)
         self._seen.see(options.sets)
-        pairs = arguments.parse(request.args, ARGS_KEYS)
-        sets = final_sets(options, pairs)
-        _require_answerable(sets, request)
         dns = options.dns
         if options.resolv_conf:
             dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
         owner = Owner(_attachment(request), _encodable(arguments.pod_of(pairs)))
         try:
-            grant = self._store(self._boot()).reserve(owner, sets)
+            grant = self._store(self._boot()).reserve(
+                owner,
+                sets,
+                segment=segments.of_config(request.config) if segment is None else segment,
+                alone=() if policy.private_ranges else alone,
+            )
         except CNIError as error:
+            if isinstance(error, AddressTaken) and error.holder:
+                note(printable(f"ADD {owner.attachment}: {error.holder}"))
             messages.error(f"ADD {owner.attachment}: {error}")
             raise
         result = _result(grant, options, dns)
@@ -242,6 +253,12 @@ def _ip(granted: Granted) -> IPConfig:
         f"{granted.reservation.address}/{granted.range.network.family_prefix}",
         None if gateway is None else text(gateway),
     )
+
+
+def _private_ranges(options: Options, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
+    """The ranges of a network that makes them its own, whole: not the address asked for of one."""
+    own = (*options.sets, *options.static) if options.sets else sets
+    return tuple(range_ for one in own for range_ in one.ranges if range_.why_private)
 
 
 def _is_ours(address: int, options: Options) -> bool:

@@ -16,7 +16,7 @@ from cni.spec.errors import CNIError, Code
 from host.files import sync_directory
 from ipam.addresses import parse
 from ipam.log import VERSION, Header, Log, Tail, write_new
-from ipam.rows import Damage, runs_of
+from ipam.rows import Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
 
@@ -59,6 +59,12 @@ def damaged(directory: Path, seen: str) -> CNIError:
 
 def explained(error: Exception, directory: Path) -> CNIError:
     """What `rows.UNREADABLE` or an OSError of the store in `directory` means."""
+    if isinstance(error, Newer):
+        return CNIError(
+            Code.STORE_DAMAGED,
+            f"the address store in {directory} is of a newer podfabric ({error}): nothing was "
+            "changed; use the version that wrote it",
+        )
     if isinstance(error, Damage | UnicodeDecodeError):
         return damaged(directory, str(error))
     if isinstance(error, sqlite3.Error):

@@ -115,7 +115,7 @@ def test_a_static_address_has_one_holder(node: Calls) -> None:
     assert node.addresses(ipam, pod="p1") == ["10.10.0.1/24"]
     error = error_of(lambda: node.add(ipam, "c2", pod="p2"))
     assert error.code == Code.ADDRESS_TAKEN
-    assert "held by pod ns/p1" in error.message
+    assert "in use by another attachment" in error.message
 
 
 def test_a_range_does_not_yield_a_static_address_of_the_same_call(node: Calls) -> None:
