@@ -88,7 +88,7 @@ def remove(path: Path) -> None:
 
 
 def _created(path: Path, mode: int) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:

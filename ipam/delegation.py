@@ -24,8 +24,11 @@ _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 class Ipam(Protocol):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
-    def add(self) -> Result:
-        """Addresses for the request's attachment: at least one."""
+    def add(self, segment: str = "") -> Result:
+        """Addresses for the request's attachment, at least one, to be used on that link.
+
+        Whoever has the same `segment` can hear each other; "" is unknown.
+        """
 
     def undo(self) -> None:
         """Take back what `add` of this object did, if it did anything."""
@@ -62,9 +65,9 @@ class _InProcess:
         self._plugin = plugin
         self._grant = Grant()
 
-    def add(self) -> Result:
+    def add(self, segment: str = "") -> Result:
         with interrupts.held():
-            result, self._grant = self._plugin.reserve(self._request)
+            result, self._grant = self._plugin.reserve(self._request, segment)
         return result
 
     def undo(self) -> None:
@@ -93,7 +96,7 @@ class _Executable:
         self._request = request
         self._added = False
 
-    def add(self) -> Result:
+    def add(self, segment: str = "") -> Result:
         result = delegate.add(self._type, self._request)
         self._added = True
         if not result.ips:

@@ -37,6 +37,14 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         name, private, _ = self.domain.partition(" ")
         return domain_of(name, self.network, shared=bool(private))
 
+    @property
+    def why_private(self) -> str:
+        """The option that gives the range a domain of its own; "" if it shares the usual one."""
+        name, private, _ = self.domain.partition(" ")
+        if name:
+            return '"ipam.network_name"'
+        return '"ipam.enable_overlapping_ranges": false' if private else ""
+
     def allows(self, address: int) -> bool:
         """Whether `address` may be handed out from this range."""
         return any(part.first <= address <= part.last for part in self.allowed())

@@ -17,7 +17,7 @@ from cni.spec.errors import CNIError, Code
 from host.files import sync_directory
 from ipam.addresses import parse
 from ipam.log import VERSION, Header, Log, Tail, write_new
-from ipam.rows import UNREADABLE, Damage, runs_of
+from ipam.rows import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
 
@@ -60,6 +60,12 @@ def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
     """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
+    if isinstance(error, Newer):
+        return CNIError(
+            Code.STORE_DAMAGED,
+            f"the address store in {directory} is of a newer podfabric ({error}): {outcome}; "
+            "use the version that wrote it",
+        )
     if isinstance(error, Damage | UnicodeDecodeError):
         return _damaged(directory, str(error), outcome)
     if isinstance(error, sqlite3.Error):

@@ -12,8 +12,10 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam import allocation
 from ipam.addresses import parse, text
+from ipam.allocation import Choice
 from ipam.log import Log, records_of
 from ipam.opening import Opening, PerCall
+from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.recovery import FAILURES, UNCERTAIN, explained, rewrite_log
 from ipam.store import Attachment, Grant, Granted, Owner, Reservation, Usage
@@ -43,12 +45,21 @@ class SqliteStore:
         """Where the files are."""
         return self._opening.directory
 
-    def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
+    def reserve(
+        self,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
         """See Store.reserve."""
         with self._opening.transaction() as (tables, log):
-            choices = allocation.choose(tables, owner, sets, self.boot)
+            others = Others(tables, segment, self.boot)
+            others.require_absent(owner, alone)
+            choices = allocation.choose(tables, owner, sets, self.boot, others)
             granted = tuple(
-                Granted(choice.range, self._reservation(owner, choice), choice.replaced)
+                Granted(choice.range, self._reservation(owner, choice, segment), choice.replaced)
                 for choice in choices
             )
             self._write(tables, log, put=[one.reservation for one in granted])
@@ -148,7 +159,7 @@ class SqliteStore:
             self._write(tables, log, put=reservations)
             self._compact(tables, log)
 
-    def _reservation(self, owner: Owner, choice: allocation.Choice) -> Reservation:
+    def _reservation(self, owner: Owner, choice: Choice, segment: str) -> Reservation:
         return Reservation(
             domain=choice.range.domain,
             address=text(choice.address),
@@ -161,6 +172,7 @@ class SqliteStore:
             uid=owner.pod.uid,
             boot=self.boot,
             since=int(self._clock()),
+            segment=segment,
         )
 
     def _write(

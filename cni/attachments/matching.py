@@ -13,7 +13,7 @@ import msgspec
 from cni.locks import locked
 from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
-from cni.spec.notes import note
+from cni.spec.notes import note, printable
 from cni.spec.request import Request
 from cni.spec.result import Interface
 from deviceplugin import match
@@ -184,12 +184,18 @@ def tell(paths: Paths, request: Request, interface: Interface) -> None:
     path = _device_information(request)
     if not path or not interface.uverbs:
         return
+    # Multus names it so. A definition may carry the key too, and name another attachment's file.
+    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
+        note(printable(f"device information {path}: it is not this attachment's: left alone"))
+        return
     try:
         _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
         node = Node(interface.uverbs, major, minor)
         devinfo.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
     except (OSError, KeyError, ValueError) as error:
-        note(f"device information {path}: {error}")  # the attachment is as good without it
+        note(
+            printable(f"device information {path}: {error}")
+        )  # the attachment is as good without it
 
 
 def _device_information(request: Request) -> str:

@@ -92,7 +92,7 @@ class IPoIB:
                 answer = Result()
                 if ipam is not None:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                 undo.register("the child", lambda: _remove_child(host, pod, attachment))
                 made = child.make(host, attachment, plan)
                 moved = child.move(host, pod, pod_namespace, made, attachment)

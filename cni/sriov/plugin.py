@@ -110,7 +110,7 @@ class Sriov:
                 needs_interface = wanted.ipam_type == "dhcp"
                 if ipam is not None and not needs_interface:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                 # Its path may be gone by then, while the descriptor keeps it and the device alive.
                 inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
                 undo.register(
@@ -124,7 +124,7 @@ class Sriov:
                 placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
                 if ipam is not None and needs_interface:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                     if plan.link is not None:
                         give_addresses(pod, namespace, request.ifname, answer)
                 require_still_there(namespace)

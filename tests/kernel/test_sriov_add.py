@@ -178,6 +178,23 @@ def test_vf_of_a_program_is_configured_and_left_where_it_is(
         assert sriov.leftovers() == []
 
 
+def test_private_range_over_the_addresses_of_another_network_on_the_vlan_is_refused(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    before = cards.snapshot()
+    theirs = {"name": "theirs", "deviceID": card.vfs[0], "vlan": 100, "ipam": ipam("10.3.0.0/24")}
+    evil = {"name": "mine", "ipam": ipam("10.3.0.0/24", network_name="evil")}
+    sriov.add("c1", pods[0], **theirs)
+    reply = sriov.call("ADD", "c2", pods[1], **evil, deviceID=card.vfs[1], vlan=100)
+    assert reply.document["code"] == 121
+    assert "vlan 100" in reply.text
+    mine = {**evil, "deviceID": card.vfs[1], "vlan": 101}
+    assert sriov.add("c2", pods[1], **mine).addresses == ["10.3.0.1"]
+    sriov.delete("c2", pods[1], **mine)
+    sriov.delete("c1", pods[0], **theirs)
+    assert cards.snapshot() == before
+
+
 def test_runtime_that_died_with_the_device_at_vfio_gets_it_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:

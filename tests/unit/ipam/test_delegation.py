@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -85,13 +86,14 @@ def test_any_other_type_is_an_executable(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere", RESULT)
     for command in ("ADD", "CHECK", "GC", "STATUS", "DEL"):
         ipam = chosen(command, "elsewhere", bin_dir, node)
-        {
+        verbs: dict[str, Callable[[], object]] = {
             "ADD": ipam.add,
             "CHECK": ipam.check,
             "GC": ipam.gc,
             "STATUS": ipam.status,
             "DEL": ipam.delete,
-        }[command]()
+        }
+        verbs[command]()
     assert calls_of(bin_dir / "elsewhere") == ["ADD", "CHECK", "GC", "STATUS", "DEL"]
 
 
