@@ -114,7 +114,7 @@ class Client:
             self._attach(f"c{self.number}-{cycle}")
 
     def _attach(self, container: str) -> None:
-        killed = self._killed("ADD", container) if random.random() < 0.6 else False
+        killed = self._killed("ADD", container) if random.random() < 0.75 else False
         if not killed:
             exit_code, document = self._call("ADD", container)
             if exit_code == 0:
@@ -218,16 +218,21 @@ def kill_often(
     """Kill the agent so many times at random moments while the clients are at work.
 
     `pause` are the shortest and the longest time between two kills, in seconds. The longest is
-    more where this machine takes longer for a first attachment: else every kill would find an
-    agent that has done nothing yet.
+    more where this machine takes longer for a first attachment, and a kill waits until somebody
+    was attached since the last one: else every kill would find an agent that has done nothing yet.
     """
+    seen = clients[0].seen
 
     def work() -> None:
         shortest, longest = pause
-        longest = max(longest, 2 * _first_attachment(clients[0].seen))
-        killed = 0
+        longest = max(longest, 2 * _next_attachment(seen, 0))
+        killed, results = 0, 0
         for _ in range(kills):
             time.sleep(random.uniform(shortest, longest))
+            if seen.results == results:
+                _next_attachment(seen, results)
+                time.sleep(random.uniform(0, shortest))
+            results = seen.results
             killed = _kill_another(pid_file, killed)
 
     _run_beside(clients, work)
@@ -254,10 +259,10 @@ def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: 
     _run_beside(clients, work)
 
 
-def _first_attachment(seen: Seen) -> float:
-    """Seconds until one client had a result."""
+def _next_attachment(seen: Seen, results: int) -> float:
+    """Seconds until one client had a result, beyond so many."""
     started = time.monotonic()
-    while not seen.results:
+    while seen.results == results:
         assert time.monotonic() < started + FIRST, f"nobody was attached: errors {seen.errors}"
         time.sleep(0.002)
     return time.monotonic() - started

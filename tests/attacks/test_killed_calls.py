@@ -24,7 +24,7 @@ from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Kills, Seen, kill_launchers
 
 KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
-OF_INTERFACES = KILLS // 8  # the kernel moves one interface at a time, for 15 ms
+OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms
 CLIENTS = 16
 DEADLINE = 900.0  # seconds, of a machine that is busy
 IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}

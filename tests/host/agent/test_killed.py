@@ -51,7 +51,7 @@ def test_killed_agent_loses_and_doubles_no_address(service: Service, tmp_path: P
     ]
     kill_often(service.root / "run/agent.pid", KILLS, clients, (0.05, 0.4))
     assert seen.wrong == []
-    assert seen.results > KILLS
+    assert seen.results >= KILLS
     assert left(service) == []
 
 
