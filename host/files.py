@@ -24,7 +24,7 @@ def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterato
     Else the old file may be back, or none, and half the waiting for the disk is saved. The caller
     holds a lock that makes it the only writer of `path`: the temporary file's name is fixed, so
     that what a killed writer leaves is overwritten by the next one. A failure leaves no temporary
-    file: it would take the room that is lacking.
+    file: it would take the room that is lacking. Raises OSError, which names a file.
     """
     temporary = _temporary(path)
     with ExitStack() as opened:
@@ -37,9 +37,11 @@ def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterato
             yield descriptor
             os.fsync(descriptor)
             os.replace(temporary, path)  # noqa: PTH105 - a Path's own costs more than the call
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:  # of a descriptor
+                error.filename = str(path)
             raise
         if durable:
             os.fsync(directory)

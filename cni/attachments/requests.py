@@ -175,5 +175,7 @@ def explained() -> Iterator[None]:
         raise CNIError(Code.TRY_AGAIN, str(error)) from None
     except OSError as error:
         raise CNIError(
-            Code.IO_FAILURE, f"{error.filename or 'a file'}: {error.strerror}: {error}"
+            Code.IO_FAILURE,
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
+            "is mounted, writable and not full, and that the process may open more files",
         ) from None

@@ -8,6 +8,8 @@ import pytest
 
 from cni.attachments.entry import ADDING, ATTACHED, Damaged, Entry
 from cni.attachments.journal import Journal
+from cni.attachments.requests import explained
+from cni.spec.errors import CNIError
 from host.paths import Paths
 from tests.attacks.full_disk import SmallDisk, descriptors_left, small_disk
 
@@ -112,6 +114,17 @@ def test_read_only_disk_is_the_error_and_nothing_changes(act: Act) -> None:
         assert held(journal) == [BEFORE]
         disk.make_writable()
         require_before_or_after(disk, journal, act, done=False)
+
+
+def test_error_names_the_file_and_says_what_to_do() -> None:
+    with small_disk() as disk:
+        journal = begun(disk)
+        disk.leave_pages(0)
+        with pytest.raises(CNIError) as caught, explained():
+            write_new(journal)
+    assert str(journal.path_of(NEW.attachment)) in caught.value.message
+    assert "No space left on device: see that" in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 def test_device_has_no_holders_only_if_the_journal_could_be_read() -> None:
