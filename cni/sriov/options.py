@@ -129,7 +129,6 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     written = config.convert(keys, _Config, "$")
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     device, device_id = _device(written)
-    device_key = next(iter(_device_ids(written)), "")
     masters = values.masters(written.master)
     pod = arguments.pod_of(pairs)
     if device_id and not pod.name:
@@ -147,7 +146,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,
-        device_key=device_key,
+        device_key=next(iter(_device_ids(written)), ""),
         device_id=device_id,
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),

@@ -309,7 +309,14 @@ class Sriov:
             raise _InUse(owner, settling=False)
         note(f"device {owner.device} is taken back from {owner.attachment}, whose sandbox is gone")
         if owner.boot_id == boot_id:
-            self._devices.take_back_locked(owner.attachment, request_of(owner), owner)
+            try:
+                self._devices.take_back_locked(owner.attachment, request_of(owner), owner)
+            except HostError as error:
+                note(f"{owner.attachment}: {error}")
+                raise HostError(
+                    f"device {owner.device} cannot be taken back from an attachment whose sandbox "
+                    "is gone (the agent's log says which, and why): try again later"
+                ) from None
         else:  # no kernel state outlives a boot
             self._journal.write(msgspec.structs.replace(owner, device=""))
 
