@@ -7,7 +7,7 @@ say what was handed out, at that time: device numbers may be others after a driv
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from host import files
 from host.paths import Paths
 
 VERSION = 1
+NOTHING: Mapping[str, Sequence[str]] = {}
 
 
 class Damaged(Exception):
@@ -87,6 +88,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
     log: str = ""  # the file beside it with what was granted since; "" if there is none
     allocations: tuple[Allocation, ...] = ()
+    offered: dict[str, tuple[str, ...]] = {}  # by resource the ids of the pool's adapters
 
 
 _LOGGED = msgspec.json.Decoder(Allocation)
@@ -101,6 +103,7 @@ class _Encoded(msgspec.Struct):
     resources: Sequence[str]
     log: str
     allocations: Sequence[msgspec.Raw]
+    offered: Mapping[str, Sequence[str]]
 
 
 def read(paths: Paths) -> Checkpoint:
@@ -125,16 +128,26 @@ def read(paths: Paths) -> Checkpoint:
 
 
 def write(
-    paths: Paths, resources: Sequence[str], allocations: Sequence[msgspec.Raw], log: str = ""
+    paths: Paths,
+    resources: Sequence[str],
+    allocations: Sequence[msgspec.Raw],
+    log: str = "",
+    offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
     """Replace the file by these allocations, each encoded already: most are as they were.
 
-    `log` is the name of the file that further ones will be added to. The one device plugin of the
-    node is the only writer. The content is on disk when this returns, the name may not be. Raises
-    OSError.
+    `offered` has the ids of each pool's adapters, by resource. `log` is the name of the file that
+    further ones will be added to. The one device plugin of the node is the only writer. The
+    content is on disk when this returns, the name may not be. Raises OSError.
     """
     content = msgspec.json.encode(
-        _Encoded(version=VERSION, resources=resources, log=log, allocations=allocations)
+        _Encoded(
+            version=VERSION,
+            resources=resources,
+            log=log,
+            allocations=allocations,
+            offered=offered,
+        )
     )
     files.write_atomically(paths.checkpoint, content, durable=False)
 

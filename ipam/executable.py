@@ -17,7 +17,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Terminated
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam.delegation import OURS, choose
+from ipam.delegation import InProcess
 from ipam.plugin import AddressPlugin
 
 
@@ -35,7 +35,7 @@ class Executable:
         with self._locked(request):
             if request.unanswered_since is not None:
                 self._addresses.release_since(request, request.unanswered_since)
-            ipam = choose(OURS, request, self._addresses)
+            ipam = InProcess(request, self._addresses)
             try:
                 result = ipam.add()
                 interrupts.hold()  # what is reserved now is answered

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cni.attachments.matching import Match, none_given
+from cni.attachments.matching import Match, mismatch, none_given
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
 from cni.spec.errors import CNIError, Code
 from host import infiniband, links, pci
@@ -38,16 +38,16 @@ def choose(route: Rtnetlink, paths: Paths, options: Options, match: Match | None
     only other HCAs than the pod's could.
     """
     reasons = []
-    code = Code.INVALID_CONFIG
+    code: int = Code.INVALID_CONFIG
     for name in options.masters or _given_parents(route, paths, options, match):
         parent = links.find(route, name)
         reason = unfit(route, name, parent)
         if parent is not None and not reason:
             plan = _plan(paths, parent, options)
             reason = _refused(plan, options)
-            if not reason and match is not None and options.match_device:
-                reason = _other_hca(plan, match)
-                code = Code.DEVICE_MISMATCH if reason else code
+            refusal = _other_hca(plan, match) if not reason and match is not None else None
+            if refusal is not None:
+                reason, code = refusal.message, refusal.code
             if not reason and parent.up:
                 return plan
         if parent is not None and not reason:
@@ -116,10 +116,14 @@ def _given_parents(
     return sorted(names, key=lambda name: name not in active)
 
 
-def _other_hca(plan: Plan, match: Match) -> str:
-    return match.refusal(
-        plan.adapter, f'parent "{plan.parent.name}"', plan.rdma, 'set "master": "auto"'
-    )
+def _other_hca(plan: Plan, match: Match) -> CNIError | None:
+    """That the parent is on another HCA than the pod's, or on one that another pod has alone."""
+    what = f'parent "{plan.parent.name}"'
+    reason = match.refusal(plan.adapter, what, plan.rdma, 'set "master": "auto"')
+    if reason:
+        return mismatch(reason)
+    held = match.entitlement.held((plan.adapter, *plan.rdma))
+    return match.entitlement.error(held, "master", what) if held is not None else None
 
 
 def _plan(paths: Paths, parent: Link, options: Options) -> Plan:

@@ -82,6 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
     device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
+    device_key: str  # where the configuration has that: "deviceID"; "" if it is to be chosen
     device_id: str  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
     masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
     pf_only: bool  # the PF itself
@@ -145,6 +146,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,
+        device_key=next(iter(_device_ids(written)), ""),
         device_id=device_id,
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),

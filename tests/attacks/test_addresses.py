@@ -8,7 +8,7 @@ import pytest
 
 from cni.policy.rules import Policy
 from cni.spec.errors import Code
-from ipam.delegation import choose
+from ipam.delegation import InProcess
 from tests.unit.ipam.calls import NEXT_BOOT, Calls, How, Json, error_of, request
 from tests.unit.ipam.conftest import memory_path, node
 
@@ -152,10 +152,10 @@ def test_keys_that_the_plugin_does_not_read_make_no_other_link(
 
 
 def test_our_own_plugins_say_the_link_whatever_the_configuration_says(node: Calls) -> None:
-    first = choose("podfabric-ipam", request("ADD", POOL, "c1", config=MASTER), node.plugin)
+    first = InProcess(request("ADD", POOL, "c1", config=MASTER), node.plugin)
     first.add("ib0 0x8001")
     asked = request("ADD", EVIL, "c2", network="mine", config={"master": "ib1"})
-    second = choose("podfabric-ipam", asked, node.plugin)
+    second = InProcess(asked, node.plugin)
     assert error_of(lambda: second.add("ib0 0x8001")).code == Code.NOT_ALLOWED
     assert [ip.address for ip in second.add("ib0 0x8002").ips] == ["10.0.0.1/24"]
     segments = {one.container_id: one.segment for one in node.store.reservations()}

@@ -40,7 +40,7 @@ def prune(ledger: Ledger) -> None:
 
 def serve(ledger: Ledger) -> None:
     """As the pools are offered."""
-    ledger.serve([RESOURCE, OTHER])
+    ledger.serve({RESOURCE: (), OTHER: ()})
 
 
 AFTER: dict[Act, list[int]] = {allocate: [0, 1, 9], prune: [0], serve: [0, 1]}
@@ -61,7 +61,7 @@ def begun(disk: SmallDisk, *, restarted: bool) -> Ledger:
     """A ledger with two allocations, on a disk that has nothing else."""
     disk.empty()
     ledger = ledger_on(disk)
-    ledger.serve([RESOURCE])
+    ledger.serve({RESOURCE: ()})
     for number in range(2):
         grant(ledger, number)
     return ledger_on(disk) if restarted else ledger

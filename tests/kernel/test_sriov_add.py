@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cni.policy.rules import Policy
 from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
@@ -142,6 +143,9 @@ def test_master_gives_a_free_vf(sriov: SriovNode, pods: list[str], card: Card) -
 def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
+    reply = sriov.refused("c1", pods[0], deviceID=card.address, pfOnly=True)
+    assert (reply.document["code"], '"policy.whole_pfs"' in reply.text) == (121, True)
+    sriov.policy = Policy(whole_pfs=True)
     reply = sriov.call("ADD", "c1", pods[0], deviceID=card.address, pfOnly=True)
     assert reply.exit_code == 1
     assert "sriov_numvfs" in reply.text
@@ -149,6 +153,7 @@ def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     before = cards.snapshot()
     sriov.add("c1", pods[0], master=other.pf, pfOnly=True)
     assert other.pf not in link_names()
+    sriov.policy = Policy()  # what was allowed once is taken back
     sriov.delete("c1", pods[0], master=other.pf, pfOnly=True)
     assert cards.snapshot() == before
 

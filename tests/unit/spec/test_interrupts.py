@@ -130,9 +130,9 @@ def test_delegate_of_a_call_that_is_ended_is_killed_and_its_add_undone(
     for name, content in (("stdout", "{}"), ("stderr", ""), ("exit", "0"), ("sleep", "60")):
         (answers / name).write_text(content)
     environ = {"CNI_CONTAINERID": "c", "CNI_IFNAME": "e", "PATH": "/usr/bin:/bin"}
-    request = Request(command="ADD", path=(str(directory),), environ=environ)
+    request = Request(command="ADD", environ=environ)
     call = Call(endable=True)
-    thread, ended = in_thread(call, lambda: delegate.add("double", request))
+    thread, ended = in_thread(call, lambda: delegate.add("double", directory, request))
     deadline = time.monotonic() + 10
     while not list(directory.glob("calls/*/ADD")):
         assert time.monotonic() < deadline
