@@ -68,6 +68,7 @@ class RangeReader:
         """host-local's range set: ranges of one family that yield one address together."""
         if not ranges:
             raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
+        self._require_ranges(len(ranges), path)
         read = []
         for index, one in enumerate(ranges):
             place = f"{path}[{index}]"
@@ -78,7 +79,14 @@ class RangeReader:
 
     def read(self, options: RangeOptions, path: str) -> Range:
         """One range. CNIError 7 that names the key under `path`."""
-        self._count(options, path)
+        self._require_ranges(1, path)
+        self._ranges += 1
+        self._exclusions += len(options.exclude)
+        if self._exclusions > limits.EXCLUSIONS:
+            raise invalid_config(
+                f'"{path}.exclude": a network has at most {limits.EXCLUSIONS} exclusions, those of '
+                'all its ranges together: write neighbours as one, such as "10.0.0.4-10.0.0.9"'
+            )
         range_key, range_text = _one_of(options, path, "range", "subnet")
         start_key, start_text = _one_of(options, path, "range_start", "rangeStart")
         end_key, end_text = _one_of(options, path, "range_end", "rangeEnd")
@@ -111,15 +119,11 @@ class RangeReader:
             where=range_key,
         )
 
-    def _count(self, options: RangeOptions, path: str) -> None:
-        self._ranges += 1
-        self._exclusions += len(options.exclude)
-        if self._ranges > limits.RANGES:
-            raise invalid_config(f'"{path}": a network has at most {limits.RANGES} ranges')
-        if self._exclusions > limits.EXCLUSIONS:
+    def _require_ranges(self, more: int, path: str) -> None:
+        if self._ranges + more > limits.RANGES:
             raise invalid_config(
-                f'"{path}.exclude": a network has at most {limits.EXCLUSIONS} exclusions, those of '
-                'all its ranges together: write neighbours as one, such as "10.0.0.4-10.0.0.9"'
+                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
+                "together: remove some"
             )
 
     def _gateway(

@@ -141,14 +141,22 @@ class _Result020(msgspec.Struct, omit_defaults=True):
 class _Lists(msgspec.Struct):
     """Result of 0.3.0 and later as it is read: Go writes null for an empty list."""
 
-    interfaces: Annotated[tuple[Interface, ...], Meta(max_length=limits.INTERFACES)] | None = None
-    ips: Annotated[tuple[IPConfig, ...], Meta(max_length=limits.RESULT_ADDRESSES)] | None = None
-    routes: Annotated[tuple[Route, ...], Meta(max_length=limits.ROUTES)] | None = None
+    interfaces: tuple[Interface, ...] | None = None
+    ips: tuple[IPConfig, ...] | None = None
+    routes: tuple[Route, ...] | None = None
     dns: DNS | None = None
 
 
-class _Version(msgspec.Struct):
+_Raws = tuple[msgspec.Raw, ...]
+
+
+class _Outline(msgspec.Struct):
+    """A result whose entries are not read: msgspec counts them when it has made all of them."""
+
     cniVersion: str = ""
+    interfaces: Annotated[_Raws, Meta(max_length=limits.INTERFACES)] | None = None
+    ips: Annotated[_Raws, Meta(max_length=limits.RESULT_ADDRESSES)] | None = None
+    routes: Annotated[_Raws, Meta(max_length=limits.ROUTES)] | None = None
 
 
 def encode(result: Result, version: str) -> bytes:
@@ -205,7 +213,7 @@ def decode(document: bytes, config_version: str) -> Result:
     the reference. Raises CNIError 6.
     """
     try:
-        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
         family = _family(config_version)
         if given not in family:
             # "" belongs to the oldest family, where the reference prints it first.
@@ -231,7 +239,7 @@ def decode_any(document: bytes, config_version: str) -> Result:
     """Read a delegate's result of whatever supported version, as runtimes' libraries do."""
     limits.require_readable(document)
     try:
-        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
     except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return decode(document, given)
