@@ -22,6 +22,7 @@ from tests.attacks.hostile_keys import (
     values,
     with_value,
 )
+from tests.conformance.node import namespace
 
 VERBS = ("ADD", "CHECK", "STATUS", "DEL")
 EVERY = [
@@ -67,7 +68,7 @@ class Attacked:
 @contextmanager
 def attacked_node(root: Path) -> Iterator[Attacked]:
     """A node that must be well at the end."""
-    with node(root / "n") as made:
+    with namespace() as netns, node(root / "n", netns=str(netns)) as made:
         attacked = Attacked(made, Bait.laid(root / "bait"))
         try:
             yield attacked
