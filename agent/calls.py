@@ -12,7 +12,7 @@ import msgspec
 from agent import framing
 from agent.framing import ANSWERED
 from agent.logs import fields
-from cni.spec import interrupts
+from cni.spec import interrupts, limits
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Call
@@ -122,6 +122,7 @@ class _Named(msgspec.Struct):
 def _network(config: bytes) -> str:
     """The network's name, as far as it can be read: for the log only."""
     try:
+        limits.require_readable(config)
         return msgspec.json.decode(config, type=_Named).name
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""

@@ -28,7 +28,7 @@ from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
 from host import announce, links, placement
-from host.addresses import add_route
+from host.addresses import add_routes
 from host.errors import NamespaceGone
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
@@ -84,8 +84,7 @@ class Moved:
                 ready, given = placement.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
                     announce.announce(namespace, ready, given)
-                for hop in hops(answer):
-                    add_route(pod, ready, hop)
+                add_routes(pod, ready, hops(answer))
                 require_still_there(namespace)
                 interrupts.hold()
                 done = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))

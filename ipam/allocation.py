@@ -92,9 +92,9 @@ def lowest_stale(
 def held_in(space: Space, range_: Range) -> int:
     """How many of the addresses that the range allows are held, by whomever."""
     return sum(
-        min(run.last, part.last) - max(run.first, part.first) + 1
-        for part in range_.allowed()
-        for run in space.runs_in(range_.domain, part)
+        part.last - part.first + 1
+        for run in space.runs_in(range_.domain, Interval(range_.first, range_.last))
+        for part in range_.within(run)
     )
 
 
@@ -108,8 +108,8 @@ def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
     return "; ".join(_description(space, range_) for range_ in one.ranges)
 
 
-def _former(space: Space, owner: Owner, boot: str) -> list[Reservation]:
-    """What the owner held before: in an earlier sandbox of its pod, or before a reboot."""
+def _former(space: Space, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
+    """What the owner held before, by address: in an earlier sandbox of its pod, or boot."""
     own = space.of_attachment(owner.attachment)
     alive = [one for one in own if one.boot == boot]
     if alive:
@@ -119,21 +119,27 @@ def _former(space: Space, owner: Owner, boot: str) -> list[Reservation]:
             f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
             "before another ADD",
         )
-    return own + [one for one in space.of_pod(owner) if one not in own]
+    former = dict.fromkeys([*own, *space.of_pod(owner)])
+    return [(parse(one.address), one) for one in former]
 
 
 def _kept(
-    one: RangeSet, former: Sequence[Reservation], chosen: Iterable[Choice], others: Others
+    one: RangeSet,
+    former: Sequence[tuple[int, Reservation]],
+    chosen: Iterable[Choice],
+    others: Others,
 ) -> Choice | None:
     """A former address that the set still allows, from the same range if there is one."""
+    if not former:
+        return None
     avoid = {choice.address for choice in chosen}
     for same_range in (True, False):
         for range_ in one.ranges:
-            for held in former:
-                address = parse(held.address)
+            network = str(range_.network)
+            for address, held in former:
                 if (
                     held.domain == range_.domain
-                    and (held.range == str(range_.network)) is same_range
+                    and (held.range == network) is same_range
                     and address not in avoid
                     and range_.allows(address)
                     and address not in others.alive(range_)

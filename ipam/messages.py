@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from cni.policy.rules import PART, Policy
-from cni.spec.notes import note, printable
+from cni.spec.notes import note
+from cni.spec.text import printable
 from host import confined
 from host.confined import Unfit
 

@@ -6,9 +6,12 @@ whereabouts' pkg/types/types.go and host-local's allocator/config.go.
 """
 
 import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from cni.spec import limits
 from cni.spec.config import decode
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
@@ -74,13 +77,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return domain_of(self.network_name, network, shared=self.shared)
 
 
+_Requested = Annotated[list[str], Meta(max_length=limits.ADDRESSES)]
+_OfRangeSets = Meta(max_length=limits.RANGE_SETS)
+
+
 class _Runtime(msgspec.Struct):
-    ips: list[str] | None = None
-    ipRanges: list[list[Section]] | None = None
+    ips: _Requested | None = None
+    ipRanges: Annotated[list[list[Section]], _OfRangeSets] | None = None
 
 
 class _Cni(msgspec.Struct):
-    ips: list[str] | None = None
+    ips: _Requested | None = None
 
 
 class _Args(msgspec.Struct):
@@ -95,16 +102,16 @@ class _Network(msgspec.Struct):
 
 class _Ipam(RangeOptions, frozen=True, kw_only=True):
     type: str = ""
-    addresses: tuple[Section, ...] = ()
+    addresses: Annotated[tuple[Section, ...], Meta(max_length=limits.ADDRESSES)] = ()
     dns: Section = msgspec.field(default_factory=dict)
     enable_overlapping_ranges: bool = True
-    ipRanges: tuple[Section, ...] = ()
+    ipRanges: Annotated[tuple[Section, ...], _OfRangeSets] = ()
     log_file: str = ""
     log_level: str = "warning"
     network_name: str = ""
-    ranges: tuple[tuple[Section, ...], ...] = ()
+    ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
-    routes: tuple[Section, ...] = ()
+    routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
 
 
 class _Static(msgspec.Struct, frozen=True):

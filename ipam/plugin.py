@@ -18,10 +18,11 @@ from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.gc import valid_attachments
-from cni.spec.notes import note, printable
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from cni.spec.result import decode as decode_result
+from cni.spec.text import printable
 from ipam import options as ipam_options
 from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text

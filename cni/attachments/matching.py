@@ -15,9 +15,10 @@ from cni.locks import locked
 from cni.policy.rules import Policy
 from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
-from cni.spec.notes import note, printable
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface
+from cni.spec.text import printable
 from deviceplugin import match
 from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Device

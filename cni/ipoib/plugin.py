@@ -41,7 +41,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result, require_convertible
 from host import announce, infiniband, links
-from host.addresses import add_route
+from host.addresses import add_routes
 from host.links import Link
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
@@ -106,8 +106,7 @@ class IPoIB:
                 moved = child.move(host, pod, pod_namespace, made, attachment)
                 cidrs = [ip.address for ip in answer.ips]
                 moved, given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
-                for hop in hops(answer):
-                    add_route(pod, moved, hop)
+                add_routes(pod, moved, hops(answer))
                 ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)

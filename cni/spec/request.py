@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -72,6 +73,10 @@ def read(
         config = read_config()
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"error reading from stdin: {error}") from None
+    if command in ("DEL", "GC"):
+        limits.require_readable(config)
+    else:
+        limits.require_moderate(config)
     network = _network_name(config)
     return Request(
         command=command,
@@ -123,7 +128,9 @@ def _check_environment(command: str, environ: Mapping[str, str]) -> None:
 
 def _check_container_id(value: str) -> None:
     if not _CONTAINER_ID.fullmatch(value):
-        raise CNIError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID", value)
+        error = CNIError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID")
+        error.details = value  # as it is: no tenant writes it, and the reference answers it so
+        raise error
 
 
 def check_interface_name(value: str) -> None:

@@ -4,12 +4,13 @@ The keys are those of sriov-cni, of ib-sriov-cni and, for `master` and `pfOnly`,
 ancestor. null is as good as not given. What is not given stays as it is on the device.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from cni.attachments import pkeys
-from cni.spec import arguments, config
+from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -43,7 +44,7 @@ class _Config(msgspec.Struct, kw_only=True):
 
     deviceID: str | None = None
     pciBusID: str | None = None
-    master: str | list[str] | None = None
+    master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] | None = None
     pfOnly: bool | None = None
     match_device: bool | None = None
     vlan: int | None = None
