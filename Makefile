@@ -6,7 +6,7 @@ SOURCES := agent cni deviceplugin host ipam cli tests bench tools
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test cni setup check test-host test-kernel format protos bench clean
+.PHONY: help demo test cni setup check test-host test-kernel format lock protos bench clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -56,6 +56,9 @@ test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual mac
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)
 	.venv/bin/ruff check --fix $(SOURCES)
+
+lock: setup ## write the lock files from pyproject.toml
+	tools/lock.sh
 
 protos: setup ## make the modules of the kubelet's APIs from their .proto files
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. --pyi_out=. \

@@ -150,15 +150,23 @@ class Connection:
     def begin(self) -> tuple[Request, Call, int | None] | None:
         """A worker takes the call up, and its namespace, which is the worker's to close.
 
-        None if it has been answered or given up already.
+        None if it has been answered or given up already, or if the client has gone.
         """
         with self._lock:
             request, self._request = self._request, None
-            if self.state is not State.CALLED or self._closed or not request or not self.call:
+            if self.state is not State.CALLED or not request or not self.call or self._gone():
                 return None
             self.begun = True
             netns, self._netns = self._netns, None
             return request, self.call, netns
+
+    def gone(self) -> bool:
+        """Whether the client has hung up, as the kernel says it now; from any thread.
+
+        The server's thread may come to know it later.
+        """
+        with self._lock:
+            return self._gone()
 
     def answer(
         self,
@@ -217,11 +225,22 @@ class Connection:
             self._closed = True
             unregister(self)
             self._peer.close()
+<<<<<<< HEAD
             self._request = None
             self._drop_buffer()
+=======
+            self._request = self.call = None
+>>>>>>> main
             if self._netns is not None:
                 os.close(self._netns)
                 self._netns = None
+
+    def _gone(self) -> bool:
+        if self._closed:
+            return True
+        look = select.poll()
+        look.register(self._peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always told
+        return bool(look.poll(0))
 
     def _send(self) -> None:
         try:

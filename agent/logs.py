@@ -20,6 +20,7 @@ import msgspec
 
 from agent.framing import Request
 from agent.settings import Settings
+from cni.spec.text import printable
 
 MAX_FIELD = 256  # characters
 
@@ -87,9 +88,9 @@ class _Text(logging.Formatter):
             head = start
         else:
             start = ""
-            head = f"{_time(record)} {_printable(record.levelname)} "
-        line = f"{head}{_printable(_message(record))}{_text_fields(_current(record))}"
-        more = [f"{start}    {_printable(text)}" for text in _traceback(record).splitlines()]
+            head = f"{_time(record)} {printable(record.levelname)} "
+        line = f"{head}{printable(_message(record))}{_text_fields(_current(record))}"
+        more = [f"{start}    {printable(text)}" for text in _traceback(record).splitlines()]
         return "\n".join((line, *more))
 
 
@@ -123,8 +124,8 @@ def _text_fields(current: dict[str, object]) -> str:
 
 def _quoted(value: str) -> str:
     if any(character in value for character in ' "='):
-        return '"' + _printable(value).replace('"', '\\"') + '"'
-    return _printable(value)
+        return '"' + printable(value).replace('"', '\\"') + '"'
+    return printable(value)
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -138,15 +139,6 @@ def _traceback(record: logging.LogRecord) -> str:
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)
     return "\n".join(text for text in (record.exc_text, record.stack_info) if text)
-
-
-def _printable(text: str) -> str:
-    """Without line ends, escape sequences, or letters that turn the direction of writing."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
 
 
 def _time(record: logging.LogRecord) -> str:

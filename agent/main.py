@@ -10,6 +10,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import FrameType
 
+import msgspec
 from filelock import FileLock, Timeout
 
 from agent import logs, settings, systemd
@@ -27,9 +29,11 @@ from agent.metrics import Lasting, Metrics
 from agent.server import OVERTIME, Server, listen
 from agent.settings import Settings, SettingsError
 from agent.workers import Workers
+from cni import installation
 from cni.attachments.entry import Damaged
 from cni.attachments.journal import Journal
 from cni.attachments.removal import sweep_all
+from cni.installation import OtherState
 from cni.ipoib.plugin import IPoIB
 from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
@@ -40,6 +44,7 @@ from deviceplugin.service import Service
 from host import decoders
 from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
+from ipam.executable import Executable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 
@@ -53,6 +58,9 @@ class Unable(Exception):
     """The agent cannot start. The text says why and what to do."""
 
 
+SWITCH = 0.0005  # seconds that a thread may keep the interpreter from others
+
+
 def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
     """Serve until SIGTERM; the exit code. `extra` gives more plugins, before our own."""
     try:
@@ -62,6 +70,7 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
         _allow_descriptors()
         with ExitStack() as stack:
             stack.enter_context(_only_one(paths))
+            _claim(paths)
             agent = Agent(paths, given, extra, stack)
             agent.serve()
     except (Unable, SettingsError, systemd.Unsuitable) as error:
@@ -120,6 +129,9 @@ class Agent:
         self._devices.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
+        # A call asks for the interpreter some twenty times, after each step of the store's: it must
+        # not wait for the usual 5 ms each time beside another that decodes a large configuration.
+        sys.setswitchinterval(SWITCH)
         gc.collect()
         gc.freeze()  # what is here now stays: no collection looks at it again
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
@@ -133,13 +145,14 @@ class Agent:
         _log.info("stopped")
 
     def _plugins(self) -> dict[str, Loader]:
+        ipam = Executable(self._addresses, self._paths.locks)
         return {
             "ipoib": lambda environ: self._ipoib,
             "sriov": lambda environ: self._sriov,
             "ib-sriov": lambda environ: self._sriov,
             "rdma": lambda environ: self._rdma,
-            OURS: lambda environ: self._addresses,
-            TAKEN_OVER: lambda environ: self._addresses,
+            OURS: lambda environ: ipam,
+            TAKEN_OVER: lambda environ: ipam,
         }
 
     @contextmanager
@@ -263,3 +276,19 @@ def _only_one(paths: Paths) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _claim(paths: Paths) -> None:
+    """The fallback works on this state directory too, or not at all."""
+    try:
+        installation.claim(paths, installation.identify(paths.state))
+    except OtherState as other:
+        raise Unable(
+            f"{other}: set PODFABRIC_STATE to that directory, or remove that file once no pod of "
+            "this boot has an interface of podfabric"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Unable(
+            f"cannot write down in {paths.run} which state directory is in use: {error}: see "
+            "that it can be written, by root"
+        ) from None

@@ -235,9 +235,17 @@ class Server:
         if self._stopping:
             self._refuse(connection, *STOPPING)
             return
+<<<<<<< HEAD
         deadline = connection.arrived + self.limits.deadline
         call = Call(endable=request.environ.get("CNI_COMMAND") not in CLEANING_UP)
         connection.called(request, call, deadline)
+=======
+        connection.called(
+            request,
+            Call(request.environ.get("CNI_COMMAND") not in ("DEL", "GC"), connection.gone),
+            time.monotonic() + self.limits.deadline,
+        )
+>>>>>>> main
         self._epoll.modify(connection, select.EPOLLRDHUP)
         self._workers.submit(
             Job(

@@ -21,18 +21,19 @@ from cni.attachments.requests import (
     require_still_there,
 )
 from cni.attachments.undo import Undo
+from cni.policy.rules import Policy
 from cni.spec import interrupts
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
 from host import announce, links, placement
-from host.addresses import add_route
+from host.addresses import add_routes
 from host.errors import NamespaceGone
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from host.placement import Mark, Origin
-from ipam.delegation import Ipam, choose
+from ipam.delegation import Delegation, Ipam
 from ipam.plugin import AddressPlugin
 
 
@@ -52,7 +53,7 @@ class Moved:
 
     def __init__(self, paths: Paths, addresses: AddressPlugin) -> None:
         self._paths = paths
-        self._addresses = addresses
+        self._delegation = Delegation(addresses, paths.cni_bin, Policy)
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> Result:
@@ -83,8 +84,7 @@ class Moved:
                 ready, given = placement.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
                     announce.announce(namespace, ready, given)
-                for hop in hops(answer):
-                    add_route(pod, ready, hop)
+                add_routes(pod, ready, hops(answer))
                 require_still_there(namespace)
                 interrupts.hold()
                 done = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))
@@ -126,4 +126,6 @@ class Moved:
         placement.bring_back(host, pod, request.ifname, origin, mark)
 
     def _ipam(self, config: _Config, request: Request) -> Ipam:
-        return choose(config.ipam.type, request, self._addresses)
+        ipam = self._delegation.of(config.ipam.type, request)
+        assert ipam is not None
+        return ipam

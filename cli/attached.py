@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import ipam_type_of, request_of
+from cni.ipoib import child
 from cni.spec.errors import CNIError
+from cni.sriov.record import Record
 from host.paths import Paths
 from ipam import options as ipam_options
 from ipam.addresses import Network, parse_interface, text
@@ -50,7 +52,20 @@ def _of(entry: Entry) -> Iterator[Reservation]:
             pod=entry.pod_name,
             uid=entry.pod_uid,
             boot=entry.boot_id,
+            segment=_segment(entry),
         )
+
+
+def _segment(entry: Entry) -> str:
+    """The link of the interface, "" where the journal does not tell it."""
+    try:
+        if entry.plugin == "ipoib":
+            return entry.undo_as(child.Record).segment
+        if entry.plugin == "sriov":
+            return entry.undo_as(Record).segment
+    except Damaged as damage:
+        sys.stderr.write(f"{damage}: the link of its addresses is unknown\n")
+    return ""
 
 
 def _network(options: Options, address: int, own: Network) -> Network:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cni import installation
 from host.files import sync_directory
 
 PLUGINS = {
@@ -32,6 +33,7 @@ LAUNCHER = CODE / "build/cni/launcher"
 
 _LAUNCHER_MARK = b"podfabric launcher 1"  # cni/launcher/launcher.c
 _SCRIPT_MARK = b"# podfabric: the CNI executable"
+_INSTALLATION_MARK = f'"{installation.MARK}"'.encode()
 _MAX_SIZE = 8 << 20  # no launcher is larger, and another plugin's 100 MB need not be read
 _TEMPORARY = ".podfabric-new"
 
@@ -40,16 +42,23 @@ _TEMPORARY = ".podfabric-new"
 _SCRIPT = """\
 #!{python} -IS
 {mark} "{name}"
+{about}
 import sys
 sys.path[1:1] = {path!r}
 from {module} import main
-main()
+main({argument})
 """
+_INSTALLED = f"# {installation.NAME} beside it says where the node's files are, and no PODFABRIC_*."
+_DEVELOPMENT = (
+    "# For development and tests: PODFABRIC_* of the caller say where the node's files are."
+)
 
 
-def script(name: str) -> bytes:
+def script(name: str, *, development: bool = False) -> bytes:
     """The executable that runs a plugin by this interpreter."""
     return _SCRIPT.format(
+        about=_DEVELOPMENT if development else _INSTALLED,
+        argument="" if development else "__file__",
         python=Path(sys.prefix) / "bin" / "python3",
         mark=_SCRIPT_MARK.decode(),
         name=name,
@@ -64,10 +73,12 @@ def is_launcher(content: bytes) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file, or what a link leads to, is an executable of podfabric."""
+    """Whether a file, or what a link leads to, is an executable or an installation of podfabric."""
     if not path.is_file() or path.stat().st_size > _MAX_SIZE:
         return False
     content = path.read_bytes()
+    if path.name == installation.NAME:
+        return _INSTALLATION_MARK in content
     return is_launcher(content) or (content.startswith(b"#!") and _SCRIPT_MARK in content)
 
 
@@ -95,7 +106,7 @@ def place(contents: Mapping[Path, bytes]) -> None:
     try:
         for path, content in contents.items():
             with temporaries[path].open("xb") as file:
-                os.fchmod(file.fileno(), 0o755)
+                os.fchmod(file.fileno(), 0o644 if path.name == installation.NAME else 0o755)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -4,15 +4,20 @@ Nothing of anybody else is overwritten or removed, and nothing is changed before
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cli import executables
 from cli.arguments import file
 from cli.executables import FALLBACK, PLUGINS
+from cni import installation
 from host.files import sync_directory
+from host.paths import Paths
 
 if TYPE_CHECKING:
     Parts = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -79,13 +84,15 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
     fallback = bin_dir / FALLBACK
     contents: dict[Path, bytes] = {}
     if arguments.fallback:  # first: no launcher of this run is without its fallback
-        contents = {fallback / name: executables.script(name) for name in arguments.plugins}
+        contents = {fallback / installation.NAME: b""}
+        contents |= {fallback / name: executables.script(name) for name in arguments.plugins}
     contents |= {bin_dir / name: launcher for name in arguments.plugins}
 
     with executables.locked(bin_dir):
         _refuse_foreign(fallback, contents, force=arguments.force)
         if arguments.fallback:
             fallback.mkdir(mode=0o755, exist_ok=True)
+            contents[fallback / installation.NAME] = installation.describe(_paths(bin_dir))
         executables.place(contents)
         yield from (f"installed {path}" for path in contents)
         if not arguments.fallback:
@@ -100,6 +107,12 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
         yield from _remove(bin_dir / name for name in PLUGINS)
         yield from _remove_fallback(bin_dir / FALLBACK)
         sync_directory(bin_dir)
+
+
+def _paths(bin_dir: Path) -> Paths:
+    """The node's files, as this command's environment says; the fallback goes by nothing else."""
+    paths = Paths.from_environ(os.environ)
+    return msgspec.structs.replace(paths, cni_bin=bin_dir)
 
 
 def _plugins(given: str) -> tuple[str, ...]:

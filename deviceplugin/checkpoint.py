@@ -6,7 +6,9 @@ names, and now and then the checkpoint whole, by one rename. The CNI plugins rea
 say what was handed out, at that time: device numbers may be others after a driver was loaded anew.
 """
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -15,10 +17,15 @@ from host import files
 from host.paths import Paths
 
 VERSION = 1
+NOTHING: Mapping[str, Sequence[str]] = {}
 
 
 class Damaged(Exception):
     """The file cannot be read. The text names it and says why and what to do."""
+
+
+class Unreadable(Damaged):
+    """The reading process lacks descriptors or memory: the file may be sound."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -81,6 +88,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
     log: str = ""  # the file beside it with what was granted since; "" if there is none
     allocations: tuple[Allocation, ...] = ()
+    offered: dict[str, tuple[str, ...]] = {}  # by resource the ids of the pool's adapters
 
 
 _LOGGED = msgspec.json.Decoder(Allocation)
@@ -95,6 +103,7 @@ class _Encoded(msgspec.Struct):
     resources: Sequence[str]
     log: str
     allocations: Sequence[msgspec.Raw]
+    offered: Mapping[str, Sequence[str]]
 
 
 def read(paths: Paths) -> Checkpoint:
@@ -109,7 +118,7 @@ def read(paths: Paths) -> Checkpoint:
             if whole.log == before:
                 raise Damaged(f"{log}: is not there: {_mend(paths)}") from None
         except OSError as error:
-            raise Damaged(f"{log}: cannot be read: {error.strerror}") from None
+            raise _unread(log, error) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Damaged(f"{log}: {error}: {_mend(paths)}") from None
         else:
@@ -119,16 +128,26 @@ def read(paths: Paths) -> Checkpoint:
 
 
 def write(
-    paths: Paths, resources: Sequence[str], allocations: Sequence[msgspec.Raw], log: str = ""
+    paths: Paths,
+    resources: Sequence[str],
+    allocations: Sequence[msgspec.Raw],
+    log: str = "",
+    offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
     """Replace the file by these allocations, each encoded already: most are as they were.
 
-    `log` is the name of the file that further ones will be added to. The one device plugin of the
-    node is the only writer. The content is on disk when this returns, the name may not be. Raises
-    OSError.
+    `offered` has the ids of each pool's adapters, by resource. `log` is the name of the file that
+    further ones will be added to. The one device plugin of the node is the only writer. The
+    content is on disk when this returns, the name may not be. Raises OSError.
     """
     content = msgspec.json.encode(
-        _Encoded(version=VERSION, resources=resources, log=log, allocations=allocations)
+        _Encoded(
+            version=VERSION,
+            resources=resources,
+            log=log,
+            allocations=allocations,
+            offered=offered,
+        )
     )
     files.write_atomically(paths.checkpoint, content, durable=False)
 
@@ -139,7 +158,7 @@ def _whole(paths: Paths) -> Checkpoint:
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:
-        raise Damaged(f"{paths.checkpoint}: cannot be read: {error.strerror}") from None
+        raise _unread(paths.checkpoint, error) from None
     try:
         version = msgspec.json.decode(content, type=_Versioned).version
         if version == VERSION:
@@ -149,6 +168,11 @@ def _whole(paths: Paths) -> Checkpoint:
     raise Damaged(
         f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: {_mend(paths)}"
     )
+
+
+def _unread(path: Path, error: OSError) -> Damaged:
+    lacking = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return (Unreadable if lacking else Damaged)(f"{path}: cannot be read: {error.strerror}")
 
 
 def _mend(paths: Paths) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Allocation, Damaged, Device
+from deviceplugin.checkpoint import Allocation, Damaged, Device, Unreadable
 from deviceplugin.checkpoint_log import Log
 from host import files
 from host.paths import Paths
@@ -43,13 +43,16 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """The allocations of this node. Any thread may use it."""
+    """The allocations of this node. Any thread may use it.
+
+    Raises checkpoint.Unreadable if what was handed out cannot be read now: try again.
+    """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
         self._boot_id = boot_id
-        self._resources: tuple[str, ...] = ()
-        self._written: tuple[str, ...] = ()  # those of them that the file has
+        self._offered: dict[str, tuple[str, ...]] = {}  # by resource the pool's adapters
+        self._written: dict[str, tuple[str, ...]] = {}  # as the file has them
         self.granting = threading.Lock()  # from the look at who holds what until it is noted
         self.appended = threading.Event()  # the log has lines that are to be brought to disk
         self._lock = threading.Lock()
@@ -57,6 +60,8 @@ class Ledger:
         self._log: Log | None = None  # without it the checkpoint is written whole next
         try:
             kept = checkpoint.read(paths).allocations
+        except Unreadable:
+            raise  # to set a sound file aside would forget who holds what
         except Damaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _set_aside(paths)
@@ -67,11 +72,14 @@ class Ledger:
             for one in kept
         }
 
-    def serve(self, resources: Sequence[str]) -> None:
-        """Note which resources are this plugin's. Raises OSError; `settle` tries again then."""
+    def serve(self, offered: Mapping[str, Sequence[str]]) -> None:
+        """Note which resources are this plugin's, and the ids of each pool's adapters.
+
+        Raises OSError; `settle` tries again then.
+        """
         with self._lock:
-            self._resources = tuple(resources)
-            if self._resources != self._written:
+            self._offered = {name: tuple(adapters) for name, adapters in sorted(offered.items())}
+            if self._offered != self._written:
                 self._replace(self._entries)
 
     def allocations(self) -> list[Allocation]:
@@ -164,7 +172,7 @@ class Ledger:
         Raises OSError.
         """
         with self._lock:
-            failed = self._resources != self._written or (self._begun and self._log is None)
+            failed = self._offered != self._written or (self._begun and self._log is None)
             logged = self._log is not None and self._log.used
             if failed or logged or (self._begun and not self._paths.checkpoint.exists()):
                 self._replace(self._entries)
@@ -209,11 +217,11 @@ class Ledger:
         log = Log.create(directory)
         try:
             whole = [msgspec.Raw(one.encoded) for one in entries.values()]
-            checkpoint.write(self._paths, self._resources, whole, log.path.name)
+            checkpoint.write(self._paths, list(self._offered), whole, log.path.name, self._offered)
         except BaseException:
             log.path.unlink()
             raise
-        self._begun, self._entries, self._written = True, entries, self._resources
+        self._begun, self._entries, self._written = True, entries, self._offered
         self._log = None  # as long as a power cut may bring back the file that names another one
         files.sync_directory(directory)
         self._log = log

@@ -52,6 +52,7 @@ class Given(msgspec.Struct, frozen=True):
     pod: Pod
     faces: tuple[Face, ...] = ()  # the HCAs of our pools, each once, in a lasting order
     ids: frozenset[str] = frozenset()  # every device id, also of other drivers
+    keys: frozenset[tuple[str, str]] = frozenset()  # resource and id of those of device plugins
 
     def face(self, device_id: str) -> Face | None:
         """The first HCA that a device id of the kubelet's, or an adapter's id, means."""
@@ -86,8 +87,6 @@ def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> Given:
     try:
         rows = records.of_pod(paths, pod.namespace, pod.name, pod.uid, KUBELET_TIMEOUT)
     except Unreadable as error:
-        if not known.allocations and not known.resources:
-            return Given(pod)
         raise Unknown(f"cannot tell which HCAs pod {pod} was given: {error}") from None
     allocations = {one.key: one for one in known.allocations}
     faces: dict[str, Face] = {}
@@ -114,23 +113,8 @@ def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> Given:
         pod,
         tuple(replace(face, ids=frozenset(ids[known_id])) for known_id, face in faces.items()),
         frozenset(device_id for row in rows for device_id in row.ids),
+        frozenset((row.resource, known) for row in rows for known in row.ids if not row.claimed),
     )
-
-
-def held_alone(paths: Paths) -> dict[str, str]:
-    """The adapters that some container has for itself (mode "exclusive"), with the resource.
-
-    Slots and tokens do not count: their holders share the HCA. Raises Unknown.
-    """
-    try:
-        allocations = checkpoint.read(paths).allocations
-    except Damaged as damage:
-        raise Unknown(str(damage)) from None
-    return {one.id: one.resource for one in allocations if [one.id] == _adapters(one)}
-
-
-def _adapters(allocation: checkpoint.Allocation) -> list[str]:
-    return [device.id for device in allocation.devices]
 
 
 def adapter_of(device_id: str) -> str:

@@ -191,7 +191,9 @@ class DevicePlugin:
         ours = frozenset(pool.config.resource for pool in made)
         self._withdraw([name for name in self._servers if name not in ours])
         try:
-            self._ledger.serve(sorted(ours))
+            self._ledger.serve(
+                {pool.config.resource: [one.id for one in pool.adapters] for pool in made}
+            )
         except OSError as error:
             self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         with_rdma = [pool for pool in made if pool.config.rdma and pool.adapters]

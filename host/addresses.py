@@ -26,6 +26,8 @@ RT_TABLE_MAIN, RT_SCOPE_LINK = 254, 253  # linux/rtnetlink.h
 RTPROT_STATIC, RTN_UNICAST, RTNH_F_ONLINK = 4, 1, 4
 AF_INET, AF_INET6 = 2, 10
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
     """A route through one interface; None and 0 leave the choice to the kernel."""
@@ -73,8 +75,15 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     return found
 
 
-def add_route(route: Rtnetlink, link: Link, hop: Hop) -> None:
-    """Add a route through `link`; a gateway outside the interface's networks is taken as on it."""
+def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
+    """Add routes through `link`; a gateway outside the interface's networks is taken as on it."""
+    if not hops:
+        return
+    networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
+    route.change(*(_route(link, hop, networks) for hop in hops))
+
+
+def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> Change:
     destination = ipaddress.ip_network(hop.destination, strict=False)
     request = rtmsg()
     request["family"] = AF_INET6 if destination.version == 6 else AF_INET
@@ -88,7 +97,7 @@ def add_route(route: Rtnetlink, link: Link, hop: Hop) -> None:
         attributes.append(("RTA_DST", str(destination.network_address)))
     if hop.gateway:
         attributes.append(("RTA_GATEWAY", hop.gateway))
-        request["flags"] = 0 if _covered(route, link, hop.gateway) else RTNH_F_ONLINK
+        request["flags"] = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
     if hop.scope is not None:
         request["scope"] = hop.scope
     elif not hop.gateway and destination.version == 4:
@@ -103,28 +112,38 @@ def add_route(route: Rtnetlink, link: Link, hop: Hop) -> None:
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
     # Appended: a pod with a default route of another network gets ours behind it.
-    route.change(Change(what, RTM_NEWROUTE, request, NLM_F_CREATE | NLM_F_APPEND))
+    return Change(what, RTM_NEWROUTE, request, NLM_F_CREATE | NLM_F_APPEND)
 
 
-def has_route(route: Rtnetlink, hop: Hop) -> bool:
-    """Whether the namespace has that route: destination, gateway, table and priority."""
-    wanted = ipaddress.ip_network(hop.destination, strict=False)
-    family = AF_INET6 if wanted.version == 6 else AF_INET
-    question = rtmsg()
-    question["family"] = family
-    with trying("listing routes"):
-        messages = route.dump(RTM_GETROUTE, question)
-    for message in messages:
-        default = "::" if family == AF_INET6 else "0.0.0.0"
-        text = message.get_attr("RTA_DST") or default
-        if (
-            ipaddress.ip_network(f"{text}/{message['dst_len']}") == wanted
-            and (message.get_attr("RTA_TABLE") or message["table"]) == (hop.table or RT_TABLE_MAIN)
-            and (not hop.gateway or message.get_attr("RTA_GATEWAY") == hop.gateway)
-            and (not hop.priority or message.get_attr("RTA_PRIORITY") == hop.priority)
-        ):
-            return True
-    return False
+class Routes:
+    """The routes of a namespace as they were when they were read."""
+
+    def __init__(self, route: Rtnetlink) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+        for family, default in ((AF_INET, "0.0.0.0"), (AF_INET6, "::")):
+            question = rtmsg()
+            question["family"] = family
+            with trying("listing routes"):
+                messages = route.dump(RTM_GETROUTE, question)
+            for message in messages:
+                text = f"{message.get_attr('RTA_DST') or default}/{message['dst_len']}"
+                self._keep(
+                    ipaddress.ip_network(text),
+                    message.get_attr("RTA_TABLE") or message["table"],
+                    message.get_attr("RTA_GATEWAY"),
+                    message.get_attr("RTA_PRIORITY"),
+                )
+
+    def _keep(self, network: Network, table: int, gateway: str | None, priority: int) -> None:
+        """By every question that the route answers: gateway and priority may be left out."""
+        for via in {gateway, None}:
+            self._seen |= {(network, table, via, 0), (network, table, via, priority or 0)}
+
+    def has(self, hop: Hop) -> bool:
+        """Whether one has this destination and table, and gateway and priority where given."""
+        network = ipaddress.ip_network(hop.destination, strict=False)
+        table = hop.table or RT_TABLE_MAIN
+        return (network, table, hop.gateway or None, hop.priority) in self._seen
 
 
 class Switch(NamedTuple):
@@ -166,9 +185,8 @@ def _switch(family: int, link: Link, name: str) -> Path:
     return Path(f"/proc/sys/net/ipv{family}/conf/{link.name}/{name}")
 
 
-def _covered(route: Rtnetlink, link: Link, gateway: str) -> bool:
+def _covered(networks: Sequence[Network], gateway: str) -> bool:
     address = ipaddress.ip_address(gateway)
     if address.version == 6 and address.is_link_local:
         return True
-    networks = (ipaddress.ip_interface(cidr).network for cidr in of(route, link))
     return any(address in network for network in networks)

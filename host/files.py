@@ -1,35 +1,72 @@
 """Writing files that must survive a kill or a power cut at any moment."""
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
 def write_atomically(
     path: Path, content: bytes, mode: int = 0o600, *, durable: bool = True
 ) -> None:
-    """Replace `path` by `content`: a reader sees the old file or the new one, never a part.
+    """Replace `path` by `content`, as `replacing` does."""
+    with replacing(path, mode, durable=durable) as descriptor:
+        write_at(descriptor, content, 0)
 
-    It survives a kill. If it is `durable` it survives a power cut, too, from when this returns:
-    the directory entry is on disk. Else the old file may be back, or none, and half the waiting
-    for the disk is saved. The caller holds a lock that makes it the only writer of `path`: the
-    temporary file's name is fixed, so that what a killed writer leaves is overwritten by the
-    next one.
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterator[int]:
+    """Replace `path` by what the block writes to the descriptor.
+
+    A reader sees the old file or the new one, never a part. It survives a kill. If it is `durable`
+    it survives a power cut, too, from when the block has ended: the directory entry is on disk.
+    Else the old file may be back, or none, and half the waiting for the disk is saved. The caller
+    holds a lock that makes it the only writer of `path`: the temporary file's name is fixed, so
+    that what a killed writer leaves is overwritten by the next one. A failure leaves no temporary
+    file: it would take the room that is lacking. Raises OSError, which names a file.
     """
     temporary = _temporary(path)
-    try:
-        descriptor = _created(temporary, mode)
+    with ExitStack() as opened:
         try:
+            descriptor = _created(temporary, mode)
+            opened.callback(os.close, descriptor)
+            # Opened before anything is changed: no descriptor may be left for it afterwards.
+            directory = _open_directory(path.parent, opened) if durable else -1
             os.fchmod(descriptor, mode)
+            yield descriptor
+            os.fsync(descriptor)
+            os.replace(temporary, path)  # noqa: PTH105 - a Path's own costs more than the call
+        except BaseException as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:  # of a descriptor
+                error.filename = str(path)
+            raise
+        if durable:
+            os.fsync(directory)
+
+
+def create(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write `content` to `path`, durably and in one step, unless there is such a file already.
+
+    Of several that do it at once the first one counts. The directory must be there.
+    """
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
             write_at(descriptor, content, 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)  # noqa: PTH105 - a Path's own costs more than the call
-    except BaseException:
+        with suppress(FileExistsError):
+            path.hardlink_to(temporary)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
@@ -42,15 +79,18 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 
 def remove(path: Path) -> None:
     """Remove `path`, and what a killed writer left of it, durably; nothing there is fine."""
-    if not path.parent.exists():
-        return
-    _temporary(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    with ExitStack() as opened:
+        try:
+            directory = _open_directory(path.parent, opened)
+        except FileNotFoundError:
+            return
+        _temporary(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        os.fsync(directory)
 
 
 def _created(path: Path, mode: int) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:
@@ -64,8 +104,12 @@ def _temporary(path: Path) -> Path:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with ExitStack() as opened:
+        os.fsync(_open_directory(path, opened))
+
+
+def _open_directory(path: Path, opened: ExitStack) -> int:
+    """A descriptor of the directory, for fsync(2), until `opened` ends."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    return descriptor

@@ -3,7 +3,8 @@
 From the configuration to the disk: `options` (what a network may say), `ranges` and `allocation`
 (which address is next), `store` (owners, reservations, the interface of a store), `sqlite_store`
 with `tables`, `log` and `recovery` (the store of one node), `plugin` (the five verbs),
-`delegation` (how the interface plugins call them), `fsck`, `importing` and `commands` (what an
+`executable` (the verbs for whoever starts the plugin, one at a time for an attachment),
+`delegation` (how our interface plugins call them), `fsck`, `importing` and `commands` (what an
 operator types). The kernel is none of its business: it hands out numbers.
 """
 
@@ -14,19 +15,22 @@ if TYPE_CHECKING:
 ABOUT = "podfabric-ipam: gives pods addresses from ranges, kept on this node"
 
 
-def main() -> None:
-    """The executable `podfabric-ipam`."""
+def main(script: str = "") -> None:
+    """The executable `podfabric-ipam`; `script` is the fallback of an installation."""
     from cni.spec.entry import main as serve
 
-    serve(_load, ABOUT)
+    serve(lambda: _load(script), ABOUT)
 
 
-def _load() -> "Plugin":
+def _load(script: str) -> "Plugin":
     import os
+    import sys
 
+    from cni.installation import paths_of
     from cni.policy import rules
-    from host.paths import Paths
+    from ipam.executable import Executable
     from ipam.plugin import AddressPlugin
 
-    paths = Paths.from_environ(os.environ)
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
+    paths = paths_of(script, os.environ, sys.argv[1:])
+    addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
+    return Executable(addresses, paths.locks)

@@ -78,7 +78,8 @@ def parse_interface(given: str) -> tuple[int, Network]:
         raise ValueError(f"invalid CIDR {given}: no prefix length, as in {given}/24")
     address = parse(host)
     is_v4_text = ":" not in host
-    if not (prefix.isascii() and prefix.isdigit()) or int(prefix) > (32 if is_v4_text else 128):
+    digits = prefix.isascii() and prefix.isdigit() and len(prefix) <= 3
+    if not digits or int(prefix) > (32 if is_v4_text else 128):
         raise ValueError(f"invalid CIDR {given}: invalid prefix length {prefix}")
     length = int(prefix) + (96 if is_v4_text else 0)
     if family(address) == 4 and length < 96:

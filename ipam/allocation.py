@@ -1,18 +1,20 @@
 """Which address an attachment gets: rules only, over whatever `Space` a store offers.
 
-In this order, for all sets of a request before anything is changed: addresses that the same pod
-holds from a former sandbox; then the lowest free address; then, where a set has none, the lowest
-one whose holder died with an earlier boot. The cost is a lookup for each gap between
-exclusions, whatever the size of the range and the number of reservations.
+Never one that another domain holds on the same link (`others`). Of the rest in this order, for
+all sets of a request before anything is changed: addresses that the same pod holds from a former
+sandbox; then the lowest free address; then, where a set has none, the lowest one whose holder
+died with an earlier boot. The cost is a lookup for each gap between exclusions and what others
+hold, whatever the size of the range and the number of its own reservations.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
+from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.store import Attachment, Owner, Reservation
+from ipam.store import AddressTaken, Attachment, Owner, Reservation
 
 
 class Space(Protocol):
@@ -45,20 +47,22 @@ class Choice(NamedTuple):
     replaced: Reservation | None = None
 
 
-def choose(space: Space, owner: Owner, sets: Sequence[RangeSet], boot: str) -> list[Choice]:
+def choose(
+    space: Space, owner: Owner, sets: Sequence[RangeSet], boot: str, others: Others
+) -> list[Choice]:
     """One address for each set, in their order. CNIError 103, 110 or 111; changes nothing."""
     former = _former(space, owner, boot)
     chosen: dict[int, Choice] = {}
     # What is bound goes first, so that no other set takes its address.
     for fixed in (True, False):
         for index, one in enumerate(sets):
-            choice = _kept(one, former, chosen.values()) if one.fixed is fixed else None
+            choice = _kept(one, former, chosen.values(), others) if one.fixed is fixed else None
             if choice is not None:
                 chosen[index] = choice
     for fixed in (True, False):
         for index, one in enumerate(sets):
             if index not in chosen and one.fixed is fixed:
-                chosen[index] = _found(space, one, chosen.values(), boot)
+                chosen[index] = _found(space, one, chosen.values(), boot, others)
     return [chosen[index] for index in range(len(sets))]
 
 
@@ -88,9 +92,9 @@ def lowest_stale(
 def held_in(space: Space, range_: Range) -> int:
     """How many of the addresses that the range allows are held, by whomever."""
     return sum(
-        min(run.last, part.last) - max(run.first, part.first) + 1
-        for part in range_.allowed()
-        for run in space.runs_in(range_.domain, part)
+        part.last - part.first + 1
+        for run in space.runs_in(range_.domain, Interval(range_.first, range_.last))
+        for part in range_.within(run)
     )
 
 
@@ -104,8 +108,8 @@ def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
     return "; ".join(_description(space, range_) for range_ in one.ranges)
 
 
-def _former(space: Space, owner: Owner, boot: str) -> list[Reservation]:
-    """What the owner held before: in an earlier sandbox of its pod, or before a reboot."""
+def _former(space: Space, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
+    """What the owner held before, by address: in an earlier sandbox of its pod, or boot."""
     own = space.of_attachment(owner.attachment)
     alive = [one for one in own if one.boot == boot]
     if alive:
@@ -115,41 +119,54 @@ def _former(space: Space, owner: Owner, boot: str) -> list[Reservation]:
             f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
             "before another ADD",
         )
-    return own + [one for one in space.of_pod(owner) if one not in own]
+    former = dict.fromkeys([*own, *space.of_pod(owner)])
+    return [(parse(one.address), one) for one in former]
 
 
-def _kept(one: RangeSet, former: Sequence[Reservation], chosen: Iterable[Choice]) -> Choice | None:
+def _kept(
+    one: RangeSet,
+    former: Sequence[tuple[int, Reservation]],
+    chosen: Iterable[Choice],
+    others: Others,
+) -> Choice | None:
     """A former address that the set still allows, from the same range if there is one."""
-    used = {(choice.range.domain, choice.address) for choice in chosen}
-    avoid = {address for _, address in used}
+    if not former:
+        return None
+    avoid = {choice.address for choice in chosen}
     for same_range in (True, False):
         for range_ in one.ranges:
-            for held in former:
-                address = parse(held.address)
+            network = str(range_.network)
+            for address, held in former:
                 if (
                     held.domain == range_.domain
-                    and (held.range == str(range_.network)) is same_range
+                    and (held.range == network) is same_range
                     and address not in avoid
                     and range_.allows(address)
+                    and address not in others.alive(range_)
                 ):
                     return Choice(range_, address, held)
     return None
 
 
-def _found(space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str) -> Choice:
-    avoid = [choice.address for choice in chosen]
+def _found(
+    space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str, others: Others
+) -> Choice:
+    used = {choice.address for choice in chosen}
     for range_ in one.ranges:
-        held_beside: list[int] = []
-        while (address := lowest_free(space, range_, avoid + held_beside)) is not None:
-            if not _held_beside(space, range_, address):
-                return Choice(range_, address)
-            held_beside.append(address)
+        address = lowest_free(space, range_, used.union(others.held(range_)))
+        if address is not None:
+            return Choice(range_, address)
+    # What an earlier boot left comes last: in this domain, and free here but held in another.
     for range_ in one.ranges:
+        avoid = used | others.alive(range_)
         stale = lowest_stale(space, range_, boot, avoid)
         if stale is not None:
             return Choice(range_, parse(stale.address), stale)
+        address = lowest_free(space, range_, avoid)
+        if address is not None:
+            return Choice(range_, address)
     if one.fixed:
-        raise _taken(space, one.ranges[0], avoid)
+        raise _taken(space, one.ranges[0], used, others)
     raise CNIError(
         Code.NO_FREE_ADDRESS,
         "Could not allocate IP in range: "
@@ -158,26 +175,15 @@ def _found(space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str) -> 
     )
 
 
-def _held_beside(space: Space, range_: Range, address: int) -> bool:
-    """Whether a network with the other `enable_overlapping_ranges` gave the address out.
-
-    The option says whether *other* ranges count. A network of the very same range is on the
-    same wire, and whereabouts keeps one pool for both.
-    """
-    held = space.at(range_.domain_beside, address)
-    return held is not None and held.range == str(range_.network)
-
-
-def _taken(space: Space, range_: Range, avoid: Sequence[int]) -> CNIError:
+def _taken(space: Space, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
     address = text(range_.first)
-    if range_.first in avoid:
-        return CNIError(Code.ADDRESS_TAKEN, f"{range_.where}: {address} is asked for twice")
-    holder = space.at(range_.domain, range_.first)
-    who = holder.holder if holder else "someone else"
-    return CNIError(
-        Code.ADDRESS_TAKEN,
-        f"{range_.where}: address {address} is held by {who}: nothing was reserved; "
-        "ask for another address or delete that pod",
+    if range_.first in used:
+        return AddressTaken(f"{range_.where}: {address} is asked for twice")
+    holder = space.at(range_.domain, range_.first) or others.held(range_).get(range_.first)
+    return AddressTaken(
+        f"{range_.where}: address {address} is in use by another attachment: nothing was "
+        "reserved; ask for another address",
+        f"{address} is held by {holder.holder}" if holder else "",
     )
 
 

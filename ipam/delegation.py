@@ -1,15 +1,17 @@
 """How an interface plugin calls its IPAM plugin: this package in-process, others as a process.
 
-`choose` decides by `ipam.type`; what it answers has the verbs, and `undo` for an ADD that fails
-later on.
+`Delegation` decides by `ipam.type`; what it answers has the verbs, and `undo` for an ADD that
+fails later on.
 """
 
 import os
 from pathlib import Path
 from typing import Protocol
 
+from cni.policy import rules
 from cni.spec import delegate, interrupts
 from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.plugin import AddressPlugin
@@ -24,8 +26,11 @@ _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 class Ipam(Protocol):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
-    def add(self) -> Result:
-        """Addresses for the request's attachment: at least one."""
+    def add(self, segment: str | None = None) -> Result:
+        """Addresses for the request's attachment, at least one, to be used on that link.
+
+        Whoever has the same `segment` can hear each other; "" is unknown.
+        """
 
     def undo(self) -> None:
         """Take back what `add` of this object did, if it did anything."""
@@ -43,18 +48,71 @@ class Ipam(Protocol):
         """CNIError 50 or 51 if `add` could not succeed now."""
 
 
-def choose(ipam_type: str, request: Request, plugin: AddressPlugin) -> Ipam:
-    """The IPAM plugin for `ipam.type`.
+class Delegation:
+    """The IPAM plugins of one node: ours, and the executables of others in `directory`.
 
-    Ours is `plugin`, called in-process: "podfabric-ipam", and "whereabouts" where CNI_PATH has no
-    executable of that name but links to ours.
+    Ours is `plugin`, called in-process: "podfabric-ipam", and "whereabouts" where the directory
+    has no executable of that name but links to ours. Others' run only if `policy` allows the type.
     """
-    if ipam_type == OURS or (ipam_type == TAKEN_OVER and not _foreign(ipam_type, request)):
-        return _InProcess(request, plugin)
-    return _Executable(ipam_type, request)
+
+    def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
+        self._plugin = plugin
+        self._directory = directory
+        self._policy = policy
+
+    def of(self, ipam_type: str, request: Request, *, added: str = "") -> Ipam | None:
+        """The IPAM plugin for `ipam.type`; None for "". CNIError 121 if it is not allowed.
+
+        `added` is the type that the attachment's ADD ran, which was allowed then.
+        """
+        if not ipam_type or self._is_ours(ipam_type):
+            return InProcess(request, self._plugin) if ipam_type else None
+        if ipam_type != added:
+            self._require_allowed(ipam_type)
+        return _Executable(ipam_type, self._directory, request)
+
+    def of_removal(self, ipam_type: str, request: Request, added: bool | None) -> Ipam | None:
+        """The IPAM plugin for a DEL or a GC; None if there is nothing that it could release.
+
+        `added`: whether an ADD ran this type, by the journal; None if the journal cannot tell.
+        What an ADD ran runs again, whatever the rules say now. What none ran has nothing to
+        release: it is passed over where it is not allowed or cannot be started. CNIError where
+        that must not be, since the journal cannot tell.
+        """
+        if added or not ipam_type or self._is_ours(ipam_type):
+            return self.of(ipam_type, request, added=ipam_type)
+        try:
+            self._require_allowed(ipam_type)
+            delegate.find(ipam_type, self._directory)
+        except CNIError as error:
+            if added is None:
+                raise
+            note(f'IPAM plugin "{ipam_type}" was not asked, since no ADD has run it: {error}')
+            return None
+        return _Executable(ipam_type, self._directory, request)
+
+    def _require_allowed(self, ipam_type: str) -> None:
+        allowed = self._policy().ipam_types
+        if ipam_type not in allowed:
+            listed = ", ".join(f'"{one}"' for one in (OURS, *allowed))
+            raise rules.not_allowed(
+                f'"ipam.type": "{ipam_type}"', "ipam_types", f"use one of {listed}"
+            )
+
+    def _is_ours(self, ipam_type: str) -> bool:
+        if ipam_type != TAKEN_OVER:
+            return ipam_type == OURS
+        path = self._directory / ipam_type
+        try:
+            if not path.is_file() or Path(os.path.realpath(path)).name == OURS:
+                return True
+            with path.open("rb") as file:
+                return _MARK in file.read(_MARK_WITHIN)
+        except OSError:
+            return False  # it cannot be read, so it is not one that we put there
 
 
-class _InProcess:
+class InProcess:
     """`podfabric-ipam` without a process."""
 
     def __init__(self, request: Request, plugin: AddressPlugin) -> None:
@@ -62,9 +120,9 @@ class _InProcess:
         self._plugin = plugin
         self._grant = Grant()
 
-    def add(self) -> Result:
+    def add(self, segment: str | None = None) -> Result:
         with interrupts.held():
-            result, self._grant = self._plugin.reserve(self._request)
+            result, self._grant = self._plugin.reserve(self._request, segment)
         return result
 
     def undo(self) -> None:
@@ -86,15 +144,16 @@ class _InProcess:
 
 
 class _Executable:
-    """Another plugin's executable, looked up in CNI_PATH."""
+    """Another plugin's executable."""
 
-    def __init__(self, plugin_type: str, request: Request) -> None:
+    def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:
         self._type = plugin_type
+        self._directory = directory
         self._request = request
         self._added = False
 
-    def add(self) -> Result:
-        result = delegate.add(self._type, self._request)
+    def add(self, segment: str | None = None) -> Result:
+        result = delegate.add(self._type, self._directory, self._request)
         self._added = True
         if not result.ips:
             self.undo()
@@ -108,35 +167,23 @@ class _Executable:
     def undo(self) -> None:
         if self._added:
             self._added = False
-            delegate.undo(self._type, self._request)
+            delegate.undo(self._type, self._directory, self._request)
 
     def delete(self) -> None:
-        delegate.run(self._type, "DEL", self._request)
+        self._run("DEL")
 
     def check(self) -> None:
-        delegate.run(self._type, "CHECK", self._request)
+        self._run("CHECK")
 
     def gc(self) -> None:
-        delegate.run(self._type, "GC", self._request)
+        self._run("GC")
 
     def status(self) -> None:
         try:
-            delegate.find(self._type, self._request.path)
+            delegate.find(self._type, self._directory)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
-        delegate.run(self._type, "STATUS", self._request)
+        self._run("STATUS")
 
-
-def _foreign(plugin_type: str, request: Request) -> bool:
-    """Whether CNI_PATH has an executable of that name that is not ours."""
-    try:
-        found = delegate.find(plugin_type, request.path)
-    except CNIError:
-        return False
-    if Path(os.path.realpath(found)).name == OURS:
-        return False
-    try:
-        with found.open("rb") as file:
-            return _MARK not in file.read(_MARK_WITHIN)
-    except OSError:
-        return True  # it cannot be read, so it is not one that we put there
+    def _run(self, command: str) -> None:
+        delegate.run(self._type, self._directory, command, self._request)

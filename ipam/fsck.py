@@ -19,9 +19,9 @@ from ipam.addresses import parse
 from ipam.log import Header, Key, Record, read_all, write_new
 from ipam.opening import locked
 from ipam.recovery import DATABASE, LOG, WAL, build, has_content, unused_aside, verify
-from ipam.rows import UNREADABLE
+from ipam.rows import COLUMNS, UNREADABLE, Damage, Newer, reservation_of
 from ipam.store import Reservation
-from ipam.tables import Tables, salvage
+from ipam.tables import Tables
 
 Say = Callable[[str], None]
 
@@ -168,9 +168,36 @@ def _read_database(directory: Path) -> DatabaseState:
             verify(tables)
             state.rows = list(tables.all())
             return state
+    except Newer:
+        raise  # a rebuilt store would lack what only its own program knows
     except UNREADABLE as error:
         rows, seq = salvage(path)
         return DatabaseState(problem=str(error), seq=seq, rows=rows)
+
+
+def salvage(path: Path) -> tuple[list[Reservation], int]:
+    """The rows of a damaged database that still match their checksum, and its sequence number.
+
+    Whatever cannot be read is left out; -1 where the sequence number cannot be.
+    """
+    found: list[Reservation] = []
+    seq = -1
+    try:
+        tables = Tables(path)
+    except UNREADABLE:
+        return found, seq
+    try:
+        seq = tables.meta.seq
+        for row in tables.connection.execute(f"SELECT {COLUMNS}, crc FROM reservation"):
+            try:
+                found.append(reservation_of(row))
+            except Damage:
+                continue
+    except UNREADABLE:
+        pass
+    finally:
+        tables.close()
+    return found, seq
 
 
 def _read_log(path: Path) -> LogState:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from host.files import sync_directory
+from host.files import replacing
 from ipam.store import Reservation
 
 VERSION = 1
@@ -101,15 +101,10 @@ class Log:
         return tail.last == 0 and not tail.problem
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write the records of one transaction, whole or not at all (OSError)."""
-        size = self.size
+        """Write the records of one transaction. Raises OSError, with a part of them written."""
         content = memoryview(b"".join(_line(record) for record in records))
-        try:
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-        except BaseException:
-            self.truncate(size)
-            raise
+        while content:
+            content = content[os.write(self._descriptor, content) :]
 
     def truncate(self, size: int) -> None:
         """Forget what is behind `size`."""
@@ -191,9 +186,7 @@ def records_of(seq: int, put: Sequence[Reservation] = (), drop: Sequence[Key] = 
 
 def write_new(path: Path, header: Header, reservations: Iterable[Reservation]) -> None:
     """Replace the log by one that begins with these reservations, durably and in one step."""
-    temporary = path.with_name(f"{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with replacing(path) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(_line(header))
         chunk: list[Reservation] = []
         for reservation in reservations:
@@ -203,10 +196,6 @@ def write_new(path: Path, header: Header, reservations: Iterable[Reservation]) -
                 chunk.clear()
         if chunk:
             file.write(_line(Record(seq=header.base, put=tuple(chunk))))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
 
 
 def read_all(path: Path) -> Iterator[Header | Record | None]:

@@ -1,22 +1,35 @@
-"""What the plugin tells the operator: on standard error, and in a file if the network names one.
+"""What the plugin tells the operator: on standard error, and in a file if the node allows it.
 
 The levels are whereabouts', which writes everything to standard error unless told otherwise;
 here that begins with warnings.
 """
 
 import time
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
+from cni.policy.rules import PART, Policy
 from cni.spec.notes import note
+from cni.spec.text import printable
+from host import confined
+from host.confined import Unfit
 
 LEVELS = ("debug", "verbose", "info", "warning", "error", "panic")
+MOST_BYTES = 16 << 20  # of a log file
+_LINE = 4096  # characters: an error may quote much of a configuration
+_ALLOWED_BY = {"log_file": "log_directories", "resolvConf": "resolv_conf_directories"}
 
 
 class Messages:
-    """Lines at or above `level`, to standard error and to `log_file` ("" is none)."""
+    """Lines at or above `level`, to standard error and to `log_file` ("" is none).
 
-    def __init__(self, log_file: str = "", level: str = "warning") -> None:
-        self._file = Path(log_file) if log_file else None
+    The file must be below one of `directories`. Each line says what a tenant wrote with escapes.
+    """
+
+    def __init__(
+        self, log_file: str = "", level: str = "warning", directories: Sequence[str] = ()
+    ) -> None:
+        self._file = log_file if confined.is_below(directories, log_file) else ""
+        self._directories = directories
         self._lowest = LEVELS.index(level)
 
     def debug(self, text: str) -> None:
@@ -39,13 +52,34 @@ class Messages:
         if LEVELS.index(level) < self._lowest:
             return
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} [{level}] {text}"
+        line = printable(line[:_LINE])
         note(line)
-        if self._file is None:
+        if not self._file:
             return
         try:
-            with self._file.open("a") as file:
-                file.write(f"{line}\n")
-        except (OSError, ValueError) as error:
+            content = f"{line}\n".encode()
+            confined.append(self._directories, self._file, content, MOST_BYTES)
+        except (Unfit, OSError) as error:
             # A log that cannot be written must not keep a pod from its address.
-            note(f'"ipam.log_file" {str(self._file)!r}: {error}')
-            self._file = None
+            reason = error.strerror if isinstance(error, OSError) else error
+            note(printable(f'"ipam.log_file": {self._file} {reason}'))
+            self._file = ""
+
+
+def warn_of_ignored(idle: Iterable[str], files: Mapping[str, str], policy: Policy) -> None:
+    """Write one line for all keys of `ipam` that have no effect: `idle`, and `files` by their key.
+
+    A file has none unless the policy allows its directory. The tenant's log_level is not asked.
+    """
+    refused = [
+        key
+        for key, path in files.items()
+        if path and not confined.is_below(getattr(policy, _ALLOWED_BY[key]), path)
+    ]
+    if not idle and not refused:
+        return
+    line = f"without effect on this node: {', '.join(f'ipam.{key}' for key in (*idle, *refused))}"
+    if refused:
+        settings = " and ".join(f'"{PART}.{_ALLOWED_BY[key]}"' for key in refused)
+        line += f" (the administrator can allow directories: {settings} in config.yaml)"
+    note(line)

@@ -12,8 +12,7 @@ from typing import Protocol
 from cni.spec.notes import note
 from ipam.lock import exclusive
 from ipam.log import Log
-from ipam.recovery import LOCK, Report, explained, open_store
-from ipam.rows import UNREADABLE
+from ipam.recovery import FAILURES, LOCK, Report, explained, open_store
 from ipam.tables import Tables
 
 LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
@@ -63,5 +62,5 @@ def explaining(directory: Path) -> Iterator[None]:
     """CNIError 5, 11 or 112 for what the files of the store in `directory` raise."""
     try:
         yield
-    except (*UNREADABLE, OSError) as error:
+    except FAILURES as error:
         raise explained(error, directory) from None

@@ -6,10 +6,12 @@ whereabouts' pkg/types/types.go and host-local's allocator/config.go.
 """
 
 import re
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from cni.spec import limits
 from cni.spec.config import decode
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
@@ -43,6 +45,7 @@ WITHOUT_EFFECT = frozenset(
         "sleep_for_race",
     )
 )
+MOST_ADDRESSES = 64  # of one attachment
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
@@ -52,7 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `sets` yield one address each, in the result's order; `static` are the addresses that stand
     in the configuration, behind them. `gateway` is the common one, for requested addresses
     where there are no ranges. `requested` are those that the configuration carries, as (JSON
-    path, text). `notes` are for the operator.
+    path, text). `idle` are keys without effect here, `notes` are for the operator.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -65,6 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = True
     log_file: str = ""
     log_level: str = "warning"
+    idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
 
@@ -73,13 +77,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return domain_of(self.network_name, network, shared=self.shared)
 
 
+_Requested = Annotated[list[str], Meta(max_length=limits.ADDRESSES)]
+_OfRangeSets = Meta(max_length=limits.RANGE_SETS)
+
+
 class _Runtime(msgspec.Struct):
-    ips: list[str] | None = None
-    ipRanges: list[list[Section]] | None = None
+    ips: _Requested | None = None
+    ipRanges: Annotated[list[list[Section]], _OfRangeSets] | None = None
 
 
 class _Cni(msgspec.Struct):
-    ips: list[str] | None = None
+    ips: _Requested | None = None
 
 
 class _Args(msgspec.Struct):
@@ -94,16 +102,16 @@ class _Network(msgspec.Struct):
 
 class _Ipam(RangeOptions, frozen=True, kw_only=True):
     type: str = ""
-    addresses: tuple[Section, ...] = ()
+    addresses: Annotated[tuple[Section, ...], Meta(max_length=limits.ADDRESSES)] = ()
     dns: Section = msgspec.field(default_factory=dict)
     enable_overlapping_ranges: bool = True
-    ipRanges: tuple[Section, ...] = ()
+    ipRanges: Annotated[tuple[Section, ...], _OfRangeSets] = ()
     log_file: str = ""
     log_level: str = "warning"
     network_name: str = ""
-    ranges: tuple[tuple[Section, ...], ...] = ()
+    ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
-    routes: tuple[Section, ...] = ()
+    routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
 
 
 class _Static(msgspec.Struct, frozen=True):
@@ -116,11 +124,18 @@ def read(config: bytes) -> Options:
     network = decode(config, _Network)
     if network.ipam is None:
         raise invalid_config("IPAM config missing 'ipam' key")
-    idle = {key: value for key, value in network.ipam.items() if key in WITHOUT_EFFECT}
+    idle = sorted(key for key in network.ipam if key in WITHOUT_EFFECT)
     given = {key: value for key, value in network.ipam.items() if key not in WITHOUT_EFFECT}
     ipam = section(given, _Ipam, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
     runtime = network.runtimeConfig or _Runtime()
+    require_few(
+        ("runtimeConfig.ipRanges", len(runtime.ipRanges or ())),
+        ("ipam.range", bool(ipam.range or ipam.subnet)),
+        ("ipam.ipRanges", len(ipam.ipRanges)),
+        ("ipam.ranges", len(ipam.ranges)),
+        ("ipam.addresses", len(ipam.addresses)),
+    )
     reader = _reader(ipam)
     sets = _sets(ipam, runtime, reader)
     _check_gateway(reader.gateway, sets)
@@ -140,9 +155,21 @@ def read(config: bytes) -> Options:
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
-        notes=(*_idle_notes(idle), *reader.notes),
+        idle=tuple(idle),
+        notes=tuple(reader.notes),
         requested=_requested(runtime, network.args),
     )
+
+
+def require_few(*counts: tuple[str, int]) -> None:
+    """CNIError 7 where the addresses that these keys ask for are too many for one attachment."""
+    total = sum(count for _, count in counts)
+    if total > MOST_ADDRESSES:
+        key = max(counts, key=lambda one: one[1])[0]
+        raise invalid_config(
+            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and {total} are '
+            "asked for: remove some"
+        )
 
 
 def logging_of(config: bytes) -> tuple[str, str]:
@@ -276,10 +303,3 @@ def _requested(runtime: _Runtime, args: _Args | None) -> tuple[tuple[str, str], 
         for path, ips in (("runtimeConfig.ips", runtime.ips), ("args.cni.ips", cni.ips))
         for index, one in enumerate(ips or ())
     )
-
-
-def _idle_notes(idle: dict[str, Any]) -> tuple[str, ...]:
-    if not idle:
-        return ()
-    keys = ", ".join(f"ipam.{key}" for key in sorted(idle))
-    return (f"without effect on the address store of this node: {keys}",)

@@ -18,19 +18,21 @@ from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.gc import valid_attachments
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from cni.spec.result import decode as decode_result
+from cni.spec.text import printable
 from ipam import options as ipam_options
-from ipam import resolv_conf
+from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text
-from ipam.messages import Messages
+from ipam.messages import Messages, warn_of_ignored
 from ipam.opening import Opening
 from ipam.options import Options
-from ipam.ranges import RangeSet
+from ipam.ranges import Range, RangeSet
 from ipam.requested import ARGS_KEYS, final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
+from ipam.store import AddressTaken, Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
 from ipam.usage import SeenRanges
 
 _NULL = msgspec.Raw(b"null")
@@ -41,7 +43,7 @@ class _Previous(msgspec.Struct):
 
 
 class AddressPlugin:
-    """`podfabric-ipam`. Implements `cni.spec.plugin.Plugin`.
+    """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
     `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
     `policy` answers the rules of the node.
@@ -73,24 +75,39 @@ class AddressPlugin:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and answer them."""
-        interrupts.hold()  # what is reserved is answered
         return self.reserve(request)[0]
 
-    def reserve(self, request: Request) -> tuple[Result, Grant]:
-        """`add`, with what `undo` needs."""
+    def reserve(self, request: Request, segment: str | None = None) -> tuple[Result, Grant]:
+        """`add`, with what `undo` needs.
+
+        `segment` is the link that the addresses are used on; None leaves it to the configuration.
+        """
         options = ipam_options.read(request.config)
-        messages = Messages(options.log_file, options.log_level)
-        for note in options.notes:
-            messages.warning(note)
-        self._seen.see(options.sets)
         pairs = arguments.parse(request.args, ARGS_KEYS)
         sets = final_sets(options, pairs)
         _require_answerable(sets, request)
-        dns = resolv_conf.read(options.resolv_conf) if options.resolv_conf else options.dns
+        alone = _private_ranges(options, sets)
+        files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
+        policy = self._policy() if alone or any(files.values()) else Policy()
+        warn_of_ignored(options.idle, files, policy)
+        messages = Messages(options.log_file, options.log_level, policy.log_directories)
+        for line in options.notes:
+            messages.warning(line)
+        self._seen.see(options.sets)
+        dns = options.dns
+        if options.resolv_conf:
+            dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
         owner = Owner(_attachment(request), _encodable(arguments.pod_of(pairs)))
         try:
-            grant = self._store(self._boot()).reserve(owner, sets)
+            grant = self._store(self._boot()).reserve(
+                owner,
+                sets,
+                segment=segments.of_config(request.config) if segment is None else segment,
+                alone=() if policy.private_ranges else alone,
+            )
         except CNIError as error:
+            if isinstance(error, AddressTaken) and error.holder:
+                note(printable(f"ADD {owner.attachment}: {error.holder}"))
             messages.error(f"ADD {owner.attachment}: {error}")
             raise
         result = _result(grant, options, dns)
@@ -102,9 +119,18 @@ class AddressPlugin:
         """Take back one `reserve`, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
 
+    def release_since(self, request: Request, since: int) -> None:
+        """Release what an agent reserved for this very call, which began at `since`, and died.
+
+        What the attachment holds for longer stays.
+        """
+        held = self._store("").held_by(_attachment(request))
+        if held and all(one.since >= since for one in held):
+            self.delete(request)
+
     def delete(self, request: Request) -> None:
         """Release whatever the attachment holds; holding nothing is fine."""
-        messages = Messages(*ipam_options.logging_of(request.config))
+        messages = self._messages(request)
         attachment = _attachment(request)
         try:
             released = self._store("").release(attachment)
@@ -138,7 +164,7 @@ class AddressPlugin:
 
     def gc(self, request: Request) -> None:
         """Release what attachments of this network hold that the runtime does not list."""
-        messages = Messages(*ipam_options.logging_of(request.config))
+        messages = self._messages(request)
         alive = valid_attachments(request.config)
         if alive is None:
             messages.warning(
@@ -146,6 +172,7 @@ class AddressPlugin:
                 "is known to be dead: nothing was released"
             )
             return
+        interrupts.require_client()  # who has gone may have attached others meanwhile
         for one in self._store("").collect(request.network, alive):
             messages.info(f"GC: {one.address} of {one.holder}")
 
@@ -169,6 +196,18 @@ class AddressPlugin:
         """
         self._usage = self._store("").usage(self._seen.all(), self._usage)
         return list(self._usage.ranges)
+
+    def _messages(self, request: Request) -> Messages:
+        """Those of a verb that works with a broken configuration, and a broken policy, too."""
+        log_file, level = ipam_options.logging_of(request.config)
+        policy = Policy()
+        if log_file:
+            try:
+                policy = self._policy()
+            except CNIError as error:
+                note(printable(f"policy: {error}"))
+            warn_of_ignored((), {"log_file": log_file}, policy)
+        return Messages(log_file, level, policy.log_directories)
 
     def _boot(self) -> str:
         try:
@@ -224,6 +263,12 @@ def _ip(granted: Granted) -> IPConfig:
         f"{granted.reservation.address}/{granted.range.network.family_prefix}",
         None if gateway is None else text(gateway),
     )
+
+
+def _private_ranges(options: Options, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
+    """The ranges of a network that makes them its own, whole: not the address asked for of one."""
+    own = (*options.sets, *options.static) if options.sets else sets
+    return tuple(range_ for one in own for range_ in one.ranges if range_.why_private)
 
 
 def _is_ours(address: int, options: Options) -> bool:

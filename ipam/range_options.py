@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from cni.spec import limits
 from cni.spec.config import convert, unknown_key
 from cni.spec.errors import invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval
@@ -21,7 +23,7 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
     range: str = ""
     range_start: str = ""
     range_end: str = ""
-    exclude: tuple[str, ...] = ()
+    exclude: Annotated[tuple[str, ...], Meta(max_length=limits.EXCLUSIONS)] = ()
     gateway: str = ""
     use_all_addresses: bool | None = None
     subnet: str = ""
@@ -49,7 +51,8 @@ class RangeReader:
 
     `domain` answers where addresses of a network are unique, `gateway` is the common gateway of
     its family, `use_all` whether network and broadcast address may be handed out. `notes`
-    collects what the operator should know.
+    collects what the operator should know. All that one reader reads counts together towards
+    the limits of a configuration.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class RangeReader:
         self.gateway = gateway
         self.use_all = use_all
         self.notes: list[str] = []
+        self._ranges = self._exclusions = 0
 
     def set_of(self, ranges: Sequence[Section], path: str) -> RangeSet:
         """host-local's range set: ranges of one family that yield one address together."""
         if not ranges:
             raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
+        self._require_ranges(len(ranges), path)
         read = []
         for index, one in enumerate(ranges):
             place = f"{path}[{index}]"
@@ -74,6 +79,14 @@ class RangeReader:
 
     def read(self, options: RangeOptions, path: str) -> Range:
         """One range. CNIError 7 that names the key under `path`."""
+        self._require_ranges(1, path)
+        self._ranges += 1
+        self._exclusions += len(options.exclude)
+        if self._exclusions > limits.EXCLUSIONS:
+            raise invalid_config(
+                f'"{path}.exclude": a network has at most {limits.EXCLUSIONS} exclusions, those of '
+                'all its ranges together: write neighbours as one, such as "10.0.0.4-10.0.0.9"'
+            )
         range_key, range_text = _one_of(options, path, "range", "subnet")
         start_key, start_text = _one_of(options, path, "range_start", "rangeStart")
         end_key, end_text = _one_of(options, path, "range_end", "rangeEnd")
@@ -105,6 +118,13 @@ class RangeReader:
             domain=self.domain(network),
             where=range_key,
         )
+
+    def _require_ranges(self, more: int, path: str) -> None:
+        if self._ranges + more > limits.RANGES:
+            raise invalid_config(
+                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
+                "together: remove some"
+            )
 
     def _gateway(
         self, options: RangeOptions, path: str, network: Network, *, use_all: bool

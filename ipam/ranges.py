@@ -4,18 +4,23 @@
 docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 import msgspec
 
 from ipam.addresses import MAPPED_FIRST, MAPPED_LAST, Interval, Network, family, text
+
+_last = attrgetter("last")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
-    sorted and does not overlap.
+    sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
+    so that nobody who holds the store's lock goes through the exclusions.
     """
 
     network: Network
@@ -25,6 +30,10 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     gateway: int | None = None
     domain: str = ""
     where: str = "ipam.range"
+    parts: tuple[Interval, ...] = ()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "parts", tuple(_parts(self)))
 
     @property
     def family(self) -> int:
@@ -37,29 +46,56 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         name, private, _ = self.domain.partition(" ")
         return domain_of(name, self.network, shared=bool(private))
 
+    @property
+    def why_private(self) -> str:
+        """The option that gives the range a domain of its own; "" if it shares the usual one."""
+        name, private, _ = self.domain.partition(" ")
+        if name:
+            return '"ipam.network_name"'
+        return '"ipam.enable_overlapping_ranges": false' if private else ""
+
     def allows(self, address: int) -> bool:
         """Whether `address` may be handed out from this range."""
-        return any(part.first <= address <= part.last for part in self.allowed())
+        return any(True for _ in self.within(Interval(address, address)))
 
     def allowed(self, avoid: Iterable[int] = ()) -> Iterator[Interval]:
         """What may be handed out, lowest first: the range without its exclusions and `avoid`."""
-        holes = [*self.excluded, *(Interval(one, one) for one in avoid)]
-        if self.gateway is not None:
-            holes.append(Interval(self.gateway, self.gateway))
-        cursor = self.first
-        for hole in merged(holes):
-            if hole.last < cursor:
-                continue
-            if hole.first > self.last:
+        holes = sorted(set(avoid))
+        for part in self.parts:
+            cursor = part.first
+            for hole in holes[bisect_left(holes, part.first) : bisect_right(holes, part.last)]:
+                if hole > cursor:
+                    yield Interval(cursor, hole - 1)
+                cursor = hole + 1
+            if cursor <= part.last:
+                yield Interval(cursor, part.last)
+
+    def within(self, interval: Interval) -> Iterator[Interval]:
+        """What of `interval` may be handed out, lowest first; found without going through all."""
+        for index in range(bisect_left(self.parts, interval.first, key=_last), len(self.parts)):
+            part = self.parts[index]
+            if part.first > interval.last:
                 break
-            if hole.first > cursor:
-                yield Interval(cursor, hole.first - 1)
-            cursor = hole.last + 1
-        if cursor <= self.last:
-            yield Interval(cursor, self.last)
+            yield Interval(max(part.first, interval.first), min(part.last, interval.last))
 
     def __str__(self) -> str:
         return f"{self.network} ({text(self.first)}-{text(self.last)})"
+
+
+def _parts(range_: Range) -> Iterator[Interval]:
+    holes = range_.excluded
+    if range_.gateway is not None and range_.first <= range_.gateway <= range_.last:
+        holes = merged((*holes, Interval(range_.gateway, range_.gateway)))
+    cursor = range_.first
+    for index in range(bisect_left(holes, range_.first, key=_last), len(holes)):
+        hole = holes[index]
+        if hole.first > range_.last:
+            break
+        if hole.first > cursor:
+            yield Interval(cursor, hole.first - 1)
+        cursor = hole.last + 1
+    if cursor <= range_.last:
+        yield Interval(cursor, range_.last)
 
 
 class RangeSet(msgspec.Struct, frozen=True):

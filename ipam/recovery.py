@@ -10,13 +10,14 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
 from host.files import sync_directory
 from ipam.addresses import parse
 from ipam.log import VERSION, Header, Log, Tail, write_new
-from ipam.rows import Damage, runs_of
+from ipam.rows import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
 
@@ -24,7 +25,17 @@ DATABASE = "reservations.db"
 WAL = f"{DATABASE}-wal"
 LOG = "reservations.log"
 LOCK = "lock"
+FAILURES = (*UNREADABLE, OSError, MemoryError)
+"""What the use of a store raises where the system refuses, or where the files are damaged."""
+
+UNCHANGED = "nothing was changed"
+UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
+
 _SEEN_LIMIT = 200  # characters
+_REMEDY = (
+    "see that the file system is mounted, writable and not full, and that the process may open "
+    "more files"
+)
 
 Report = Callable[[str], None]
 
@@ -32,8 +43,8 @@ Report = Callable[[str], None]
 def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
     """The database and the log below `directory`, which is made if it is new.
 
-    The caller holds the lock and closes both. Raises `rows.UNREADABLE` and OSError;
-    `explained` makes CNIErrors of them.
+    The caller holds the lock and closes both. Raises FAILURES; `explained` makes CNIErrors of
+    them.
     """
     database, log_file = directory / DATABASE, directory / LOG
     if not has_content(database):
@@ -47,28 +58,28 @@ def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
     return tables, log
 
 
-def damaged(directory: Path, seen: str) -> CNIError:
-    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
-    line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
-    return CNIError(
-        Code.STORE_DAMAGED,
-        f"the address store in {directory} is damaged ({line}): no address was handed out or "
-        f"released; run `podfabric ipam fsck`, which keeps the damaged files",
-    )
-
-
-def explained(error: Exception, directory: Path) -> CNIError:
-    """What `rows.UNREADABLE` or an OSError of the store in `directory` means."""
+def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
+    """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
+    if isinstance(error, Newer):
+        return CNIError(
+            Code.STORE_DAMAGED,
+            f"the address store in {directory} is of a newer podfabric ({error}): {outcome}; "
+            "use the version that wrote it",
+        )
     if isinstance(error, Damage | UnicodeDecodeError):
-        return damaged(directory, str(error))
+        return _damaged(directory, str(error), outcome)
     if isinstance(error, sqlite3.Error):
-        return _explained_sqlite(error, directory)
+        return _explained_sqlite(error, directory, outcome)
+    if isinstance(error, MemoryError):
+        return CNIError(
+            Code.IO_FAILURE,
+            f"cannot use the address store in {directory}: no memory is left: {outcome}; see that "
+            "the process may have more, and try again",
+        )
     where = getattr(error, "filename", None) or directory
     reason = getattr(error, "strerror", None) or str(error)
     return CNIError(
-        Code.IO_FAILURE,
-        f"cannot use the address store: {where}: {reason}: nothing was changed; see that the "
-        "file system is mounted, writable and not full",
+        Code.IO_FAILURE, f"cannot use the address store: {where}: {reason}: {outcome}; {_REMEDY}"
     )
 
 
@@ -90,18 +101,18 @@ def rewrite_log(path: Path, tables: Tables) -> None:
 
 
 def redo(tables: Tables, tail: Tail) -> None:
-    """Apply the log's records that the database does not have, in one transaction."""
+    """Apply the log's records that the database does not have, in one transaction.
+
+    After a failure the caller closes the database, which ends the transaction.
+    """
     tables.begin()
-    try:
-        for record in tail.records:
-            for domain, address in record.drop:
-                tables.drop(domain, parse(address))
-            for reservation in record.put:
-                tables.put(reservation)
-        tables.record(tail.last)
-        tables.commit()
-    finally:
-        tables.rollback()
+    for record in tail.records:
+        for domain, address in record.drop:
+            tables.drop(domain, parse(address))
+        for reservation in record.put:
+            tables.put(reservation)
+    tables.record(tail.last)
+    tables.commit()
 
 
 def has_content(path: Path) -> bool:
@@ -143,12 +154,21 @@ def _create(directory: Path) -> None:
 def build(database: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
     """Put a new database in place in one step; what was there is gone."""
     temporary = database.with_name(f"{database.name}.new")
-    for leftover in (temporary, temporary.with_name(f"{temporary.name}-wal")):
-        leftover.unlink(missing_ok=True)
-    Tables.create(temporary, store, seq, reservations)
-    temporary.chmod(0o600)
-    temporary.replace(database)
+    _remove(temporary)
+    try:
+        Tables.create(temporary, store, seq, reservations)
+        temporary.chmod(0o600)
+        temporary.replace(database)
+    except BaseException:
+        with suppress(OSError):  # it would take the room that is lacking
+            _remove(temporary)
+        raise
     sync_directory(database.parent)
+
+
+def _remove(database: Path) -> None:
+    for file in (database, database.with_name(f"{database.name}-wal")):
+        file.unlink(missing_ok=True)
 
 
 def _open_log(path: Path, tables: Tables, report: Report) -> Log:
@@ -197,19 +217,28 @@ def _catch_up(log: Log, tables: Tables, report: Report) -> str:
     return ""
 
 
-def _explained_sqlite(error: sqlite3.Error, directory: Path) -> CNIError:
+def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CNIError:
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
     refused = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
     if name.startswith(refused):
         return CNIError(
             Code.IO_FAILURE,
-            f"cannot use the address store in {directory}: {error} ({name}): nothing was "
-            "changed; see that the file system is mounted, writable and not full",
+            f"cannot use the address store in {directory}: {error} ({name}): {outcome}; {_REMEDY}",
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return CNIError(
             Code.TRY_AGAIN,
-            f"{directory / DATABASE} is open in another program ({name}): nothing was changed; "
+            f"{directory / DATABASE} is open in another program ({name}): {outcome}; "
             "close it and try again",
         )
-    return damaged(directory, f"{error} ({name})")
+    return _damaged(directory, f"{error} ({name})", outcome)
+
+
+def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
+    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
+    line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
+    return CNIError(
+        Code.STORE_DAMAGED,
+        f"the address store in {directory} is damaged ({line}): {outcome}; run "
+        "`podfabric ipam fsck`, which keeps the damaged files",
+    )

@@ -10,7 +10,7 @@ import msgspec
 
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam.addresses import Network, family, parse, parse_interface, text
-from ipam.options import Options, fixed_set
+from ipam.options import Options, fixed_set, require_few
 from ipam.ranges import Range, RangeSet
 
 ARGS_KEYS = ("IP", "GATEWAY")
@@ -29,6 +29,10 @@ def final_sets(options: Options, args: Mapping[str, str]) -> tuple[RangeSet, ...
     is an address of its own. Raises CNIError 7 and 4 for requests that cannot be granted.
     """
     requests = _requests(options, args)
+    # In a range they take the place of what it would yield.
+    beside = 0 if options.sets else len(options.static)
+    where = requests[-1].where if requests else ""
+    require_few((where, len(requests)), ("ipam.addresses", beside))
     gateways = _gateways(args)
     if not options.sets:
         own = tuple(_own_set(one, options, gateways) for one in requests)

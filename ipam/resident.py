@@ -21,8 +21,17 @@ from cni.spec.notes import note
 from ipam.lock import exclusive
 from ipam.log import Log
 from ipam.opening import LOCK_TIMEOUT, explaining
-from ipam.recovery import DATABASE, LOCK, LOG, WAL, Report, has_content, open_store, unused_aside
-from ipam.rows import UNREADABLE
+from ipam.recovery import (
+    DATABASE,
+    FAILURES,
+    LOCK,
+    LOG,
+    WAL,
+    Report,
+    has_content,
+    open_store,
+    unused_aside,
+)
 from ipam.tables import Tables
 from ipam.wishes import Wishes
 
@@ -87,6 +96,7 @@ class Resident:
                 try:
                     yield kept.tables, kept.log
                 except BaseException:
+                    kept.take_looks()  # then the WAL is written back: on a full disk it takes room
                     self._give_up()
                     raise
             self._go_on(kept)
@@ -211,22 +221,27 @@ class _Kept:
         """The names of the files that someone else has changed."""
         return {name for name, path in self._paths.items() if _look(path) != self._looks[name]}
 
-    def settle(self) -> bool:
-        """Take what WAL and log look like for our own doing. Whether all of it may be kept.
+    def take_looks(self) -> None:
+        """Take what WAL and log look like after a transaction for our own doing.
 
         A transaction does not write to the database: that is left to `checkpoint`.
         """
         wal = _look(self._paths[WAL])
-        if wal is not None and self._is_ours(wal):
+        if self._is_ours(wal):
             self._looks[WAL] = wal
         self._looks[LOG] = _Look.of(os.fstat(self.log.fileno()))
+
+    def settle(self) -> bool:
+        """Take the looks. Whether all of it may be kept."""
+        self.take_looks()
+        wal = self._looks[WAL]
         if wal is not None and wal.size > _LARGE_WAL:
             return self._checkpoint()
         return self._watched
 
     def close(self) -> None:
         """Close the files and let the lock go. What fails here shows when they are opened again."""
-        with suppress(*UNREADABLE, OSError):
+        with suppress(*FAILURES):
             self._opened.close()
 
     def _checkpoint(self) -> bool:
@@ -234,7 +249,7 @@ class _Kept:
             return False
         try:
             self.tables.checkpoint()
-        except UNREADABLE:
+        except FAILURES:
             return False
         self._looks = {name: _look(path) for name, path in self._paths.items()}
         return self._watched

@@ -1,17 +1,27 @@
 """host-local's `resolvConf`: a resolv.conf(5) file as the DNS part of a result."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS
+from host import confined
+from host.confined import Unfit
+
+MOST_BYTES = 64 << 10
 
 
-def read(path: str) -> DNS:
-    """The file's nameservers, domain, search and options. CNIError 7 if it cannot be read."""
+def read(path: str, directories: Sequence[str]) -> DNS:
+    """The file's nameservers, domain, search and options; none of a file that is not allowed.
+
+    It must be below one of `directories`. CNIError 7 if it is and cannot be read.
+    """
+    if not confined.is_below(directories, path):
+        return DNS()
     try:
-        lines = Path(path).read_text(errors="replace").splitlines()
-    except (OSError, ValueError) as error:
-        raise invalid_config(f'"ipam.resolvConf" {path!r}: {error}') from None
+        lines = confined.read(directories, path, MOST_BYTES).decode(errors="replace").splitlines()
+    except (Unfit, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise invalid_config(f'"ipam.resolvConf": {path!r} {reason}') from None
     nameservers: list[str] = []
     search: list[str] = []
     options: list[str] = []

@@ -12,27 +12,36 @@ from typing import Any
 from ipam.addresses import Interval, parse, text
 from ipam.store import Reservation
 
-VERSION = 1
-COLUMNS = "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since"
+VERSION = 2
+COLUMNS = (
+    "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
+    "segment"
+)
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
 
-SCHEMA = (
-    """CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER, store TEXT, seq INTEGER,
-    count INTEGER, crc INTEGER)""",
-    """CREATE TABLE reservation (domain TEXT, address BLOB, range TEXT, network TEXT,
+META = """CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER, store TEXT, seq INTEGER,
+    count INTEGER, crc INTEGER)"""
+RESERVATION = """CREATE TABLE reservation (domain TEXT, address BLOB, range TEXT, network TEXT,
     container_id TEXT, ifname TEXT, namespace TEXT, pod TEXT, uid TEXT, boot TEXT, since INTEGER,
-    crc INTEGER, PRIMARY KEY (domain, address)) WITHOUT ROWID""",
-    """CREATE TABLE run (domain TEXT, first BLOB, last BLOB, crc INTEGER,
-    PRIMARY KEY (domain, first)) WITHOUT ROWID""",
+    segment TEXT, crc INTEGER, PRIMARY KEY (domain, address)) WITHOUT ROWID"""
+RUN = """CREATE TABLE run (domain TEXT, first BLOB, last BLOB, crc INTEGER,
+    PRIMARY KEY (domain, first)) WITHOUT ROWID"""
+INDEXES = (
     "CREATE INDEX by_attachment ON reservation (network, container_id, ifname)",
     "CREATE INDEX by_boot ON reservation (boot)",
     "CREATE INDEX by_name ON reservation (namespace, pod) WHERE pod != ''",
     "CREATE INDEX by_uid ON reservation (uid) WHERE uid != ''",
+    "CREATE INDEX by_segment ON reservation (segment, address) WHERE segment != ''",
 )
+SCHEMA = (META, RESERVATION, RUN, *INDEXES)
 
 
 class Damage(Exception):
     """What the store holds cannot be; the text says what was seen."""
+
+
+class Newer(Damage):
+    """A later version of this program wrote the store."""
 
 
 # What reading a damaged database raises. The last one is of sqlite3's own messages, which quote
@@ -82,6 +91,7 @@ def reservation_row(reservation: Reservation) -> tuple[object, ...]:
         one.uid,
         one.boot,
         one.since,
+        one.segment,
     )
     return (*content, crc_of(content))
 
@@ -102,6 +112,7 @@ def reservation_of(row: tuple[Any, ...]) -> Reservation:
         uid=content[8],
         boot=content[9],
         since=content[10],
+        segment=content[11],
     )
 
 

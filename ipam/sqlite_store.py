@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
 from ipam import allocation
 from ipam.addresses import parse, text
+from ipam.allocation import Choice
 from ipam.log import Log, records_of
 from ipam.opening import Opening, PerCall
+from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.recovery import rewrite_log
+from ipam.recovery import FAILURES, UNCERTAIN, explained, rewrite_log
 from ipam.store import Attachment, Grant, Granted, Owner, Reservation, Usage
 from ipam.tables import Tables
 from ipam.usage import usage_of
@@ -42,12 +45,21 @@ class SqliteStore:
         """Where the files are."""
         return self._opening.directory
 
-    def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
+    def reserve(
+        self,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
         """See Store.reserve."""
         with self._opening.transaction() as (tables, log):
-            choices = allocation.choose(tables, owner, sets, self.boot)
+            others = Others(tables, segment, self.boot)
+            others.require_absent(owner, alone)
+            choices = allocation.choose(tables, owner, sets, self.boot, others)
             granted = tuple(
-                Granted(choice.range, self._reservation(owner, choice), choice.replaced)
+                Granted(choice.range, self._reservation(owner, choice, segment), choice.replaced)
                 for choice in choices
             )
             self._write(tables, log, put=[one.reservation for one in granted])
@@ -147,7 +159,7 @@ class SqliteStore:
             self._write(tables, log, put=reservations)
             self._compact(tables, log)
 
-    def _reservation(self, owner: Owner, choice: allocation.Choice) -> Reservation:
+    def _reservation(self, owner: Owner, choice: Choice, segment: str) -> Reservation:
         return Reservation(
             domain=choice.range.domain,
             address=text(choice.address),
@@ -160,6 +172,7 @@ class SqliteStore:
             uid=owner.pod.uid,
             boot=self.boot,
             since=int(self._clock()),
+            segment=segment,
         )
 
     def _write(
@@ -173,7 +186,7 @@ class SqliteStore:
         if not put and not drop:
             return
         records = records_of(tables.meta.seq, put, [(one.domain, one.address) for one in drop])
-        size = log.size
+        seq, size = tables.meta.seq, log.size
         tables.begin()
         try:
             for one in drop:
@@ -186,15 +199,38 @@ class SqliteStore:
             tables.record(records[-1].seq)
             log.append(records)
             tables.commit()
-        except BaseException:
-            # A signal may strike behind the commit: then it is done, and the log must say so.
-            if tables.rollback():
-                log.truncate(size)
+        except BaseException as error:
+            if not _was_undone(tables, log, seq, size) and isinstance(error, FAILURES):
+                raise explained(error, self.directory, UNCERTAIN) from None
             raise
 
     def _compact(self, tables: Tables, log: Log) -> None:
-        """Write the log anew once most of it is history, so that its size follows the store's."""
+        """Write the log anew once most of it is history, so that its size follows the store's.
+
+        The transaction is over and is answered: a failure is left to a later call.
+        """
         base = log.header.base if log.header else 0
-        if tables.meta.seq - base > _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
+        if tables.meta.seq - base <= _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
+            return
+        try:
             rewrite_log(log.path, tables)
             log.reopen()
+        except FAILURES as error:
+            reason = explained(error, self.directory, "it stays as it is")
+            note(f"address store: the log was not compacted: {reason}")
+
+
+def _was_undone(tables: Tables, log: Log, seq: int, size: int) -> bool:
+    """After a failure: whether the files have nothing of the transaction that began there.
+
+    False also where that cannot be found out: the next call opens the files, and goes by the log.
+    """
+    try:
+        tables.read_again()
+        if tables.meta.seq != seq:
+            return False
+        # The log goes back only now: it is the authority as long as the database may be behind.
+        log.truncate(size)
+    except FAILURES:
+        return False
+    return True

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from cni.spec.arguments import Pod
+from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range, RangeSet
 
 
@@ -35,7 +36,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """An address held by an attachment. One record of the store, of its log and of `list`.
 
     `domain` is where the address is unique, `range` the network it was taken from (CIDR),
-    `boot` the boot in which it was taken, `since` seconds since 1970.
+    `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
+    it is used on, "" if that is unknown: whoever has the same one can hear each other.
     """
 
     domain: str
@@ -49,6 +51,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
     boot: str = ""
     since: int = 0
+    segment: str = ""
 
     @property
     def attachment(self) -> Attachment:
@@ -79,6 +82,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
         # A name alone is no pod: bare CNI_ARGS and podman send it for whatever they start.
         named = pod.namespace != "" and pod.name != ""
         return named and (self.namespace, self.pod) == (pod.namespace, pod.name)
+
+
+class AddressTaken(CNIError):
+    """An address that was asked for is in use. The text is for whoever asked.
+
+    `holder` is for the operator alone: it may be another tenant's pod.
+    """
+
+    def __init__(self, message: str, holder: str = "") -> None:
+        super().__init__(Code.ADDRESS_TAKEN, message)
+        self.holder = holder
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -123,11 +137,20 @@ class Store(Protocol):
     damaged store, which is left as it is.
     """
 
-    def reserve(self, owner: Owner, sets: Sequence[RangeSet]) -> Grant:
-        """One address of each set for `owner`: all or none.
+    def reserve(
+        self,
+        owner: Owner,
+        sets: Sequence[RangeSet],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """One address of each set for `owner`, to be used on `segment`: all or none.
 
+        None of them is one that another domain holds on the same segment, if that is known.
         Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
-        address, 111 if a fixed address is held by someone else.
+        address, AddressTaken if a fixed address is held by someone else, and 121 if another
+        network holds an address on the segment that is in a range of `alone`.
         """
 
     def undo(self, grant: Grant) -> None:

@@ -7,6 +7,7 @@ the reservations. A row of either that fails its checksum, or the two differing,
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,9 @@ from ipam.rows import (
     COLUMNS,
     RESERVATION_MARKS,
     SCHEMA,
-    UNREADABLE,
     VERSION,
     Damage,
+    Newer,
     address_of,
     crc_of,
     key_of,
@@ -28,6 +29,7 @@ from ipam.rows import (
     runs_of,
 )
 from ipam.store import Attachment, Owner, Reservation
+from ipam.upgrade import FORMER, upgrade
 
 
 class Meta(NamedTuple):
@@ -43,7 +45,11 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         """Open an existing database and read who it is."""
-        uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        uri = f"file:{self._path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
         # The lock makes it one thread's at a time.
         self.connection = sqlite3.connect(
             uri, uri=True, isolation_level=None, check_same_thread=False
@@ -55,6 +61,8 @@ class Tables:
             self._execute("PRAGMA synchronous = NORMAL")
             # Only `checkpoint` and `close` write to the database.
             self._execute("PRAGMA wal_autocheckpoint = 0")
+            if self._read_version() == FORMER:
+                upgrade(self.connection)
             found = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if found != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
@@ -87,6 +95,7 @@ class Tables:
             tables.load(reservations)
             tables.record(seq)
             tables.commit()
+            tables.checkpoint()  # `close` would not tell that it could not write the WAL back
         finally:
             tables.close()
 
@@ -95,7 +104,7 @@ class Tables:
         self.connection.close()
 
     def checkpoint(self) -> None:
-        """Write the WAL back and begin a new one."""
+        """Write the WAL back and begin a new one. Raises sqlite3.Error if it is not all written."""
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def abandon(self) -> None:
@@ -121,13 +130,14 @@ class Tables:
         """End the transaction."""
         self._execute("COMMIT")
 
-    def rollback(self) -> bool:
-        """Undo an open transaction; whether there was one."""
-        if not self.connection.in_transaction:
-            return False
-        self._execute("ROLLBACK")
-        self.meta = self._read_meta()
-        return True
+    def read_again(self) -> None:
+        """After a transaction that failed: become what the files say, as a later process would.
+
+        SQLite may have rolled it back by itself. It may also have written all of it before it ran
+        out of memory, and not know that.
+        """
+        self.abandon()
+        self._open()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -179,6 +189,34 @@ class Tables:
         if stale.boot == boot:
             raise Damage("the index of boots does not match the reservations")
         return stale
+
+    def of_others(
+        self, domain: str, interval: Interval, segment: str, beside: str
+    ) -> Iterator[Reservation]:
+        """What other domains hold in `interval` on `segment`, and all that `beside` does.
+
+        An unknown segment ("") is the same as no other. Where `domain` is the only one this
+        costs two look-ups.
+        """
+        ((others,),) = self._execute(
+            "SELECT EXISTS (SELECT 1 FROM run WHERE domain < ?1) "
+            "OR EXISTS (SELECT 1 FROM run WHERE domain > ?1)",
+            (domain,),
+        ).fetchall()
+        if not others:
+            return
+        bounds = (key_of(interval.first), key_of(interval.last))
+        select = f"SELECT {COLUMNS}, crc FROM reservation"
+        on_segment = self._execute(
+            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
+            "AND address BETWEEN ? AND ? AND domain NOT IN (?, ?)",
+            (segment, *bounds, domain, beside),
+        )
+        of_beside = self._execute(
+            f"{select} WHERE domain = ? AND address BETWEEN ? AND ?", (beside, *bounds)
+        )
+        for row in chain(on_segment, of_beside):
+            yield reservation_of(row)
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
         """What the attachment holds, by domain and address."""
@@ -307,14 +345,21 @@ class Tables:
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
 
-    def _read_meta(self) -> Meta:
+    def _meta_row(self) -> tuple[int, str, int, int]:
         rows = self._execute("SELECT version, store, seq, count, crc FROM meta").fetchall()
         if len(rows) != 1 or rows[0][-1] != crc_of(rows[0][:-1]):
             raise Damage("the row that identifies it does not match its checksum")
         version, store, seq, count, _ = rows[0]
-        if version != VERSION:
-            raise Damage(f"it has version {version}, this program reads {VERSION}")
-        return Meta(store, seq, count)
+        return version, store, seq, count
+
+    def _read_version(self) -> int:
+        version = self._meta_row()[0]
+        if version > VERSION:
+            raise Newer(f"it has version {version}, this program reads {VERSION}")
+        return version
+
+    def _read_meta(self) -> Meta:
+        return Meta(*self._meta_row()[1:])
 
     def _row(self, domain: str, key: bytes) -> Reservation | None:
         row = self._execute(
@@ -353,28 +398,3 @@ class Tables:
 
     def _remove_run(self, domain: str, run: Interval) -> None:
         self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))
-
-
-def salvage(path: Path) -> tuple[list[Reservation], int]:
-    """The rows of a damaged database that still match their checksum, and its sequence number.
-
-    Whatever cannot be read is left out; -1 where the sequence number cannot be.
-    """
-    found: list[Reservation] = []
-    seq = -1
-    try:
-        tables = Tables(path)
-    except UNREADABLE:
-        return found, seq
-    try:
-        seq = tables.meta.seq
-        for row in tables.connection.execute(f"SELECT {COLUMNS}, crc FROM reservation"):
-            try:
-                found.append(reservation_of(row))
-            except Damage:
-                continue
-    except UNREADABLE:
-        pass
-    finally:
-        tables.close()
-    return found, seq

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-CNI_BIN = Path(os.environ.get("PODFABRIC_CNI_BIN", CHECKOUT / "build/cni/bin"))
+CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin"))
 REFERENCE_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
 
 

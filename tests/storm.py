@@ -1,7 +1,7 @@
 """Clients that attach and detach while the agent is killed, and what must hold all the while.
 
 Every client does what a runtime does: after an ADD that failed, or whose answer was an error, it
-calls DEL, and DEL again until that succeeds.
+calls DEL, and DEL again until that succeeds. With `Kills` it also kills the launchers it starts.
 """
 
 import json
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,39 @@ from typing import Any
 
 PATIENCE = 60.0  # seconds until a DEL must have succeeded
 FIRST = 240.0  # seconds until somebody must have been attached, before any kill
+# Errors that no client may get: each one shows an address or an attachment that is left, or lost.
+LEAKS = {
+    102: "CHECK found a difference",
+    103: "is attached already",
+    110: "no address is free",
+}
+
+
+class Kills:
+    """How many launchers there are to kill, how many were, and when in a call that may be."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.done = 0
+        self._lock = threading.Lock()
+        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=200))
+
+    @property
+    def enough(self) -> bool:
+        return self.done >= self.wanted
+
+    def took(self, command: str, seconds: float) -> None:
+        """A whole call of that verb took so long."""
+        self._times[command].append(seconds)
+
+    def moment(self, command: str) -> float:
+        """Seconds from a launcher's start to its kill: anywhere in what a whole call takes."""
+        times = self._times[command]
+        return random.uniform(0, 1.1) * random.choice(list(times)) if times else 0.0
+
+    def count(self) -> None:
+        with self._lock:
+            self.done += 1
 
 
 @dataclass
@@ -40,9 +74,11 @@ class Seen:
                 if holder != container:
                     self.wrong.append(f"{address} is held by {holder} and {container}")
 
-    def error(self, code: int) -> None:
+    def error(self, code: int, text: str) -> None:
         with self._lock:
             self.errors[code] = self.errors.get(code, 0) + 1
+            if code in LEAKS:
+                self.wrong.append(f"{LEAKS[code]}: {text}")
 
     def leaving(self, container: str) -> None:
         """From here on the container's addresses may be another's."""
@@ -67,20 +103,27 @@ class Client:
     ifname: str = "net1"
     pause: float = 0.05  # seconds before a DEL is tried again
     patience: float = PATIENCE
+    kills: Kills | None = None
 
     def run_until(self, over: Callable[[], bool]) -> None:
         cycle = 0
         while not over():
-            cycle += 1
+            # A container that is attached again shows a late call that was meant for its past.
+            if cycle == 0 or random.random() < 0.5:
+                cycle += 1
             self._attach(f"c{self.number}-{cycle}")
 
     def _attach(self, container: str) -> None:
-        exit_code, document = self._call("ADD", container)
-        if exit_code == 0:
-            self.seen.result(container, [ip["address"] for ip in document["ips"]])
-            if random.random() < 0.5:
-                self._call("CHECK", container, {"prevResult": document})
+        killed = self._killed("ADD", container) if random.random() < 0.75 else False
+        if not killed:
+            exit_code, document = self._call("ADD", container)
+            if exit_code == 0:
+                self.seen.result(container, [ip["address"] for ip in document["ips"]])
+                if random.random() < 0.5:
+                    self._call("CHECK", container, {"prevResult": document})
         self.seen.leaving(container)
+        while random.random() < 0.4 and self._killed("DEL", container):
+            pass
         deadline = time.monotonic() + self.patience
         while self._call("DEL", container)[0] != 0:
             if time.monotonic() > deadline:
@@ -88,9 +131,36 @@ class Client:
                 return
             time.sleep(self.pause)
 
+    def _killed(self, command: str, container: str) -> bool:
+        """Start a call and kill its launcher. False: it was not, and nothing was started."""
+        if self.kills is None or self.kills.enough:
+            return False
+        with self._started(command, container) as process:
+            time.sleep(self.kills.moment(command))
+            process.kill()
+            process.communicate()
+        if process.returncode == -signal.SIGKILL:
+            self.kills.count()
+        return True
+
     def _call(
         self, command: str, container: str, more: Mapping[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
+        started = time.monotonic()
+        with self._started(command, container, more) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=150)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        if self.kills is not None and process.returncode == 0:
+            self.kills.took(command, time.monotonic() - started)
+        done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        return done.returncode, self._document(command, container, done)
+
+    def _started(
+        self, command: str, container: str, more: Mapping[str, Any] | None = None
+    ) -> "subprocess.Popen[bytes]":
         environ = {
             **self.environ,
             "CNI_COMMAND": command,
@@ -100,15 +170,17 @@ class Client:
             "CNI_PATH": str(self.executable.parent),
             "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAME={container}",
         }
-        done = subprocess.run(
-            [self.executable],
-            input=json.dumps({**self.config, **(more or {})}).encode(),
-            env=environ,
-            capture_output=True,
-            timeout=150,
-            check=False,
-        )
-        return done.returncode, self._document(command, container, done)
+        # A file in memory, so that nothing has to be written to a process that may be dead.
+        with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
+            stdin.write(json.dumps({**self.config, **(more or {})}).encode())
+            stdin.seek(0)
+            return subprocess.Popen(
+                [self.executable],
+                env=environ,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
 
     def _document(
         self, command: str, container: str, done: "subprocess.CompletedProcess[bytes]"
@@ -119,12 +191,25 @@ class Client:
             if done.returncode == 0 and ("ips" in document) is (command == "ADD"):
                 return dict(document)
             if done.returncode == 1 and document["msg"] and document["cniVersion"]:
-                self.seen.error(document["code"])
+                self.seen.error(document["code"], f"{command} {container}: {document['msg']}")
                 return dict(document)
         except (ValueError, KeyError, TypeError):
             pass
         self.seen.amiss(f"{command} {container}: {done}")
         return {}
+
+
+def _run_beside(clients: list[Client], work: Callable[[], object]) -> None:
+    """The clients attach and detach until `work` has ended."""
+    over = threading.Event()
+    with ThreadPoolExecutor(len(clients)) as pool:
+        running = [pool.submit(client.run_until, over.is_set) for client in clients]
+        try:
+            work()
+        finally:
+            over.set()
+        for one in running:
+            one.result()
 
 
 def kill_often(
@@ -133,29 +218,51 @@ def kill_often(
     """Kill the agent so many times at random moments while the clients are at work.
 
     `pause` are the shortest and the longest time between two kills, in seconds. The longest is
-    more where this machine takes longer for a first attachment: else every kill would find an
-    agent that has done nothing yet.
+    more where this machine takes longer for a first attachment, and a kill waits until somebody
+    was attached since the last one: else every kill would find an agent that has done nothing yet.
     """
-    over = threading.Event()
-    with ThreadPoolExecutor(len(clients)) as pool:
-        running = [pool.submit(client.run_until, over.is_set) for client in clients]
-        try:
-            shortest, longest = pause
-            longest = max(longest, 2 * _first_attachment(clients[0].seen))
-            killed = 0
-            for _ in range(kills):
-                time.sleep(random.uniform(shortest, longest))
+    seen = clients[0].seen
+
+    def work() -> None:
+        shortest, longest = pause
+        longest = max(longest, 2 * _next_attachment(seen, 0))
+        killed, results = 0, 0
+        for _ in range(kills):
+            time.sleep(random.uniform(shortest, longest))
+            if seen.results == results:
+                _next_attachment(seen, results)
+                time.sleep(random.uniform(0, shortest))
+            results = seen.results
+            killed = _kill_another(pid_file, killed)
+
+    _run_beside(clients, work)
+
+
+def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: float) -> None:
+    """Let the clients kill launchers until they have killed enough, and `agents` agents with them.
+
+    The agents' kills are spread over those of the launchers. It ends at once if something is
+    wrong, and after so many seconds anyway.
+    """
+    kills, seen = clients[0].kills, clients[0].seen
+    assert kills is not None
+    end = time.monotonic() + seconds
+
+    def work() -> None:
+        killed, so_often = 0, 0
+        while not (kills.enough or seen.wrong or time.monotonic() > end):
+            if kills.done >= kills.wanted * (so_often + 1) // (agents + 1):
+                so_often += 1
                 killed = _kill_another(pid_file, killed)
-        finally:
-            over.set()
-        for one in running:
-            one.result()
+            time.sleep(random.uniform(0.002, 0.02))
+
+    _run_beside(clients, work)
 
 
-def _first_attachment(seen: Seen) -> float:
-    """Seconds until one client had a result."""
+def _next_attachment(seen: Seen, results: int) -> float:
+    """Seconds until one client had a result, beyond so many."""
     started = time.monotonic()
-    while not seen.results:
+    while seen.results == results:
         assert time.monotonic() < started + FIRST, f"nobody was attached: errors {seen.errors}"
         time.sleep(0.002)
     return time.monotonic() - started

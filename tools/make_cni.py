@@ -22,7 +22,7 @@ def main() -> None:
     directory: Path = arguments.directory
     fallback = directory / FALLBACK
     fallback.mkdir(parents=True, exist_ok=True)
-    contents = {fallback / name: executables.script(name) for name in PLUGINS}
+    contents = {fallback / name: executables.script(name, development=True) for name in PLUGINS}
     contents |= {directory / name: launcher for name in PLUGINS}
     with executables.locked(directory):
         executables.place(contents)

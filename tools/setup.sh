@@ -29,12 +29,13 @@ install_packages() {
 
 make_environment() {
     # Its scripts name the interpreter's version and this directory: a copy needs its own.
-    wanted=$( (/usr/bin/python3 -V && pwd && cat requirements.lock pyproject.toml tools/setup.sh) |
+    wanted=$( (/usr/bin/python3 -V && pwd && cat requirements.lock requirements-dev.lock pyproject.toml tools/setup.sh) |
         sha256sum)
     [ "$(cat .venv/installed 2>/dev/null || true)" != "$wanted" ] || return 0
     # Debian's interpreter and no other: the virtual machine and a chroot find it where it was.
     /usr/bin/python3 -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --require-hashes -r requirements.lock -r requirements-dev.lock
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
     echo "$wanted" >.venv/installed

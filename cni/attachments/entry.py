@@ -5,11 +5,12 @@
 The checksum covers the bytes of "entry", so that a torn or flipped file is told from a good one.
 """
 
-import hashlib
 import zlib
 from typing import TypeVar
 
 import msgspec
+
+from cni.locks import key_of
 
 VERSION = 1
 ADDING = "adding"  # an ADD is at work, or died there: anything of it may exist
@@ -33,8 +34,7 @@ class Attachment(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """32 hex digits that stand for the attachment in file names and marks."""
-        text = "\n".join((self.network, self.container_id, self.ifname))
-        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
+        return key_of(self.network, self.container_id, self.ifname)
 
     def __str__(self) -> str:
         return f"{self.network}/{self.container_id}/{self.ifname}"

@@ -1,13 +1,14 @@
 """The directory of journal files, and the lock of each attachment."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from cni.attachments import locks
+from cni import locks
 from cni.attachments.entry import Attachment, Damaged, Entry, from_bytes, to_bytes
+from cni.spec import interrupts
 from host import files
 from host.paths import Paths
 
@@ -53,7 +54,12 @@ class Journal:
 
     def entries(self) -> Iterator[Entry | Damaged]:
         """Every entry, or why it cannot be read, in no order."""
-        for path in self._files():
+        try:
+            paths = self._files()
+        except OSError as error:
+            yield Damaged(f"journal {self._directory} cannot be read: {error.strerror}")
+            return
+        for path in paths:
             try:
                 yield from_bytes(path.read_bytes(), str(path))
             except FileNotFoundError:
@@ -63,12 +69,13 @@ class Journal:
             except OSError as error:
                 yield Damaged(f"journal file {path} cannot be read: {error.strerror}")
 
-    def locked(
-        self, attachment: Attachment, timeout: float = locks.TIMEOUT
-    ) -> AbstractContextManager[None]:
-        """One call at a time for an attachment. Raises Busy."""
+    @contextmanager
+    def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
+        """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
         path = self._locks / f"attachment-{attachment.key}"
-        return locks.locked(path, str(attachment), timeout)
+        with locks.locked(path, str(attachment), timeout):
+            interrupts.require_client()
+            yield
 
     def device_locked(
         self, device: str, timeout: float = locks.TIMEOUT
@@ -77,7 +84,10 @@ class Journal:
         return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
 
     def holders(self, device: str) -> Iterator[Entry | Damaged]:
-        """The attachments that a device belongs to, and what names it but cannot be read."""
+        """The attachments that a device belongs to, and what names it but is damaged.
+
+        Raises OSError: a device is free only if the whole journal could be read.
+        """
         # Most entries are of other devices: a look at the bytes costs less than their reading.
         mark = msgspec.json.encode(device)
         for path in self._files():
@@ -91,7 +101,9 @@ class Journal:
                 yield damage
 
     def _files(self) -> list[Path]:
+        """Not by glob: it takes a directory that cannot be read for an empty one. OSError."""
         try:
-            return sorted(self._directory.glob("[!.]*.json"))
-        except OSError:
+            paths = sorted(self._directory.iterdir())
+        except FileNotFoundError:
             return []
+        return [one for one in paths if one.suffix == ".json" and not one.name.startswith(".")]

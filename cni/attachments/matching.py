@@ -10,13 +10,17 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cni.attachments.locks import locked
+from cni.attachments.entitlement import Entitlement
+from cni.locks import locked
+from cni.policy.rules import Policy
 from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface
+from cni.spec.text import printable
 from deviceplugin import match
+from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Device
 from deviceplugin.claims import Claims, Pod, lock_of
 from deviceplugin.grants import devinfo
@@ -40,12 +44,14 @@ OPT_OUT = '"match_device": false if that is meant'
 class Match:
     """What the pod was given, as one attachment of it sees it."""
 
-    def __init__(self, paths: Paths, given: Given, key: str, *, known: bool = True) -> None:
+    def __init__(
+        self, paths: Paths, given: Given, key: str, entitlement: Entitlement | None = None
+    ) -> None:
         self.given = given
+        self.entitlement = entitlement or Entitlement()
         self._paths = paths
         self._claims: Claims | None = None
         self._key = key
-        self._known = known  # what the pod was given could be told, and was asked for
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
@@ -76,9 +82,7 @@ class Match:
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
         # Another driver's: the runtime says that it is the pod's.
-        reason = self.anothers(adapter, f'"deviceID" {device_id}')
-        if reason:
-            raise mismatch(reason)
+        self.require_not_held(adapter, "deviceID", f'"deviceID" {device_id}')
         return [Face("deviceID", device_id, _unrecorded(adapter))]
 
     def _ordered(self, faces: Iterable[Face]) -> list[Face]:
@@ -88,26 +92,11 @@ class Match:
             order = self._claims.ordered(self._key, order)
         return [by_id[device] for device in order]
 
-    def held_by_others(self) -> dict[str, str]:
-        """The adapters that other pods have for themselves, with the resource each is of."""
-        try:
-            held = match.held_alone(self._paths)
-        except Unknown as unknown:
-            note(f"not compared with other pods' devices: {unknown}")
-            return {}
-        own = {face.device.id for face in self.given.faces}
-        return {adapter: resource for adapter, resource in held.items() if adapter not in own}
-
-    def anothers(self, adapter: str, what: str) -> str:
-        """That another pod has the adapter for itself, "" if none has or it cannot be told."""
-        resource = self.held_by_others().get(adapter) if self._known else None
-        if resource is None:
-            return ""
-        return (
-            f"{what} is on HCA {adapter}, which the kubelet gave to another pod as {resource}: "
-            "have this pod request a device of its own (resources.limits), and let Multus pass "
-            f"its id, or {OPT_OUT}"
-        )
+    def require_not_held(self, adapter: str, key: str, what: str) -> None:
+        """Raise CNIError if another pod has the adapter for itself: none may be beside it."""
+        held = self.entitlement.held((adapter,))
+        if held is not None:
+            raise self.entitlement.error(held, key, what)
 
     def take(self, adapter: str) -> None:
         """The attachment is on this HCA from now on, and when it comes again."""
@@ -147,24 +136,40 @@ def _unrecorded(adapter: str) -> Device:
 
 
 def matched(
-    paths: Paths, request: Request, pod: arguments.Pod, *, needed: bool, wanted: bool
+    paths: Paths,
+    request: Request,
+    pod: arguments.Pod,
+    *,
+    needed: bool,
+    wanted: bool,
+    policy: Policy,
 ) -> Match:
-    """The match of one ADD.
+    """The match of one ADD. CNIError 11 if it cannot be told what is for this pod and for others.
 
-    `needed`: without it nothing can be chosen (CNIError 11 if it cannot be told). `wanted` is
-    false if the configuration asks for no match.
+    `needed`: without it nothing can be chosen. `wanted` is false if the configuration asks for no
+    match, so that what the pod was given does not count. A call without a pod is about one that
+    was given nothing.
     """
     whose = Pod(pod.namespace, pod.name, pod.uid)
-    key = f"{request.network}/{request.ifname}"
-    if needed or wanted:
-        try:
-            given = match.given_to(paths, whose, needed=needed)
-            return Match(paths, given, key, known=bool(whose.name))
-        except Unknown as unknown:
-            if needed:
-                raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
-            note(f"not compared with the pod's verbs devices: {unknown}")
-    return Match(paths, Given(whose), key, known=False)
+    try:
+        every = assigned(paths)
+        given = match.given_to(paths, whose, needed=needed or bool(every.pooled))
+    except Unknown as unknown:
+        raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
+    return Match(
+        paths,
+        given if wanted else Given(whose),
+        f"{request.network}/{request.ifname}",
+        Entitlement(others(paths, every, given), policy, match_device=wanted),
+    )
+
+
+def require_records(paths: Paths) -> None:
+    """Raise CNIError 11 if no ADD could be told which devices are for which pods."""
+    try:
+        assigned(paths)
+    except Unknown as unknown:
+        raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
 
 
 def verbs_beside(paths: Paths, names: Iterable[str]) -> tuple[str, str]:
@@ -184,12 +189,18 @@ def tell(paths: Paths, request: Request, interface: Interface) -> None:
     path = _device_information(request)
     if not path or not interface.uverbs:
         return
+    # Multus names it so. A definition may carry the key too, and name another attachment's file.
+    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
+        note(printable(f"device information {path}: it is not this attachment's: left alone"))
+        return
     try:
         _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
         node = Node(interface.uverbs, major, minor)
         devinfo.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
     except (OSError, KeyError, ValueError) as error:
-        note(f"device information {path}: {error}")  # the attachment is as good without it
+        note(
+            printable(f"device information {path}: {error}")
+        )  # the attachment is as good without it
 
 
 def _device_information(request: Request) -> str:

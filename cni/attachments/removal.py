@@ -12,8 +12,8 @@ import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
-from cni.attachments.requests import ipam_type_of, request_of
+from cni.attachments.requests import ipam_type_at_add, ipam_type_of, request_of
+from cni.locks import Busy
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
@@ -35,7 +35,8 @@ class Addresses(Protocol):
         """Release what belongs to no valid attachment."""
 
 
-IpamOf = Callable[[Request], Addresses | None]
+IpamOf = Callable[[str, Request, bool | None], Addresses | None]
+"""The IPAM plugin of a type for a request; whether an ADD ran it, None if that cannot be told."""
 
 
 class Interfaces(Protocol):
@@ -54,7 +55,7 @@ class Interfaces(Protocol):
 
 
 class Remover:
-    """Removes attachments of one plugin; `ipam_of` gives the IPAM plugin of a request."""
+    """Removes attachments of one plugin; `ipam_of` gives the IPAM plugin for that."""
 
     def __init__(
         self, interfaces: Interfaces, journal: Journal, paths: Paths, ipam_of: IpamOf
@@ -75,7 +76,7 @@ class Remover:
         if entry is None or entry.boot_id == self._paths.boot_id():
             _try(failures, lambda: self._interfaces.take_back(attachment, request, entry))
         if not failures:  # an address in use on an interface must not go to another pod
-            _try(failures, lambda: self._release_addresses(request, entry))
+            _try(failures, lambda: self._release_addresses(request, entry, damage))
         if not failures:
             _try(failures, lambda: self._forget(attachment, damage))
         if failures:
@@ -88,8 +89,12 @@ class Remover:
         """Undo an attachment, whose lock is held, from its journal alone."""
         self.remove(entry.attachment, request_of(entry))
 
-    def settle_earlier_attempt(self, attachment: Attachment) -> None:
-        """Undo what a killed ADD of this very attachment left; CNIError 103 if it completed."""
+    def settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
+        """Undo what a killed ADD of this very attachment left; CNIError 103 if it completed.
+
+        Completed or not, what an agent made for this very call before it died is undone: a
+        runtime that was not answered knows nothing of it.
+        """
         try:
             entry = self._journal.read(attachment)
         except Damaged as damage:
@@ -98,7 +103,8 @@ class Remover:
             ) from None
         if entry is None:
             return
-        if entry.phase == ATTACHED and lives(entry, self._paths.boot_id()):
+        living = entry.phase == ATTACHED and lives(entry, self._paths.boot_id())
+        if living and not _is_of_call(entry, request):
             raise CNIError(
                 Code.ALREADY_ATTACHED,
                 f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
@@ -113,13 +119,17 @@ class Remover:
             note("GC without cni.dev/valid-attachments: nothing is removed")
             return
         failures: list[str] = []
+        added = set()
         for entry in self._journal.entries():
             if isinstance(entry, Damaged):
                 note(f"{entry}")  # whose it was is unknown: a DEL will name it
-            elif self._mine(entry, request.network) and _key(entry) not in valid:
-                _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
+            elif self._mine(entry, request.network):
+                added.add(ipam_type_at_add(entry))
+                if _key(entry) not in valid:
+                    _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
         _try(failures, self._interfaces.remove_strays)
-        ipam = self._ipam_of(request)
+        ipam_type = ipam_type_of(request)
+        ipam = self._ipam_of(ipam_type, request, ipam_type in added)
         if ipam is not None:
             _try(failures, ipam.gc)
         if failures:
@@ -153,11 +163,15 @@ class Remover:
             note(f"{damage}: going by the request and the interface's mark")
             return None, damage
 
-    def _release_addresses(self, request: Request, entry: Entry | None) -> None:
+    def _release_addresses(
+        self, request: Request, entry: Entry | None, damage: Damaged | None
+    ) -> None:
         # The entry knows who gave the addresses, if the request names another plugin by now.
-        if entry is not None and ipam_type_of(request) != ipam_type_of(request_of(entry)):
-            request = request_of(entry)
-        ipam = self._ipam_of(request)
+        ipam_type = ipam_type_of(request)
+        if entry is not None and ipam_type != ipam_type_at_add(entry):
+            request, ipam_type = request_of(entry), ipam_type_at_add(entry)
+        added = None if damage is not None else entry is not None
+        ipam = self._ipam_of(ipam_type, request, added)
         if ipam is not None:
             ipam.delete()
 
@@ -233,6 +247,12 @@ def await_return(journal: Journal, entry: Entry, what: str) -> None:
         journal.write(entry)
     if entry.phase == LEAVING and now - datetime.fromisoformat(entry.since) < PATIENCE:
         raise HostError(f"the namespace is gone and {what} has not come back from it yet")
+
+
+def _is_of_call(entry: Entry, request: Request) -> bool:
+    """Whether an agent made it in the place of this very call, and died."""
+    since = request.unanswered_since
+    return since is not None and datetime.fromisoformat(entry.since).timestamp() >= since
 
 
 def _key(entry: Entry) -> tuple[str, str]:

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from cni.attachments.entry import ADDING, ATTACHED, Attachment, Entry
+from cni.attachments.entry import ADDING, ATTACHED, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
+from cni.locks import Busy
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
 from host.addresses import Hop
@@ -119,6 +120,20 @@ def request_of(entry: Entry) -> Request:
     )
 
 
+def ipam_type_at_add(entry: Entry) -> str:
+    """Which IPAM plugin the ADD of an entry ran, "" for none."""
+    return ipam_type_of(request_of(entry))
+
+
+def ipam_type_kept(journal: Journal, attachment: Attachment) -> str:
+    """Likewise of an attachment, "" also where the journal cannot tell."""
+    try:
+        entry = journal.read(attachment)
+    except Damaged:
+        return ""
+    return ipam_type_at_add(entry) if entry is not None else ""
+
+
 def hops(answer: Result) -> list[Hop]:
     """The routes of an IPAM result; one without a gateway goes through the addresses' own."""
     gateways: dict[int, str] = {}
@@ -156,11 +171,12 @@ def require_store(journal: Journal, paths: Paths) -> None:
         return
     for entry in journal.entries():
         if isinstance(entry, Entry) and entry.addresses:
+            note(f"the journal has {entry.addresses[0]} of {entry.attachment}")
             raise CNIError(
                 Code.STORE_DAMAGED,
-                f"the address store in {paths.ipam} is gone, but the journal knows "
-                f"addresses such as {entry.addresses[0]} of {entry.attachment}: no address "
-                "was handed out; run `podfabric ipam fsck`",
+                f"the address store in {paths.ipam} is gone, but the journal has addresses of "
+                "attachments (the agent's log names one): no address was handed out; run "
+                "`podfabric ipam fsck`",
             )
 
 
@@ -175,5 +191,7 @@ def explained() -> Iterator[None]:
         raise CNIError(Code.TRY_AGAIN, str(error)) from None
     except OSError as error:
         raise CNIError(
-            Code.IO_FAILURE, f"{error.filename or 'a file'}: {error.strerror}: {error}"
+            Code.IO_FAILURE,
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
+            "is mounted, writable and not full, and that the process may open more files",
         ) from None

@@ -35,11 +35,14 @@ class Expected(msgspec.Struct, frozen=True):
         for ip in self.result.ips:
             if ip.interface in (self.position, None) and ip.address not in present:
                 raise differs(f"Failed to match addr {ip.address} on interface {link.name}")
+        if not self.result.routes:
+            return
+        present_routes = addresses.Routes(pod)
         for route in self.result.routes:
             hop = addresses.Hop(
                 destination=route.dst, gateway=route.gw, table=route.table, priority=route.priority
             )
-            if not addresses.has_route(pod, hop):
+            if not present_routes.has(hop):
                 via = f" via {route.gw}" if route.gw else ""
                 raise differs(f"route {route.dst}{via} is gone from the pod")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from cni.attachments.entry import Damaged
-from cni.attachments.locks import Busy
+from cni.locks import Busy
 from cni.spec import interrupts
 from cni.spec.errors import CNIError
 from cni.spec.notes import note

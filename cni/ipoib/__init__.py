@@ -11,17 +11,18 @@ if TYPE_CHECKING:
 ABOUT = "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"
 
 
-def main() -> None:
-    """The executable `ipoib`."""
+def main(script: str = "") -> None:
+    """The executable `ipoib`; `script` is the fallback of an installation."""
     from cni.spec.entry import main as serve
 
-    serve(_load, ABOUT)
+    serve(lambda: _load(script), ABOUT)
 
 
-def _load() -> "Plugin":
+def _load(script: str) -> "Plugin":
     import os
+    import sys
 
+    from cni.installation import paths_of
     from cni.ipoib.plugin import IPoIB
-    from host.paths import Paths
 
-    return IPoIB(Paths.from_environ(os.environ))
+    return IPoIB(paths_of(script, os.environ, sys.argv[1:]))

@@ -40,6 +40,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     proxy_arp: bool
     mac: str = ""  # once it is attached: its queue pair's number is in it, so no other has it
 
+    @property
+    def segment(self) -> str:
+        """The partition on the parent's port: the children of both hear each other."""
+        return f"{self.parent} {self.pkey:#06x}"
+
 
 def alias_of(attachment: Attachment) -> str:
     """The mark of an attachment's child."""

@@ -1,11 +1,12 @@
 """What a network configuration of type `ipoib` may say, checked before anything is touched."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from cni.attachments import pkeys
-from cni.spec import arguments, config
+from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -35,7 +36,7 @@ class _Arguments(msgspec.Struct):
 class _Config(msgspec.Struct, kw_only=True):
     """The JSON as users write it; `Options` is what it means."""
 
-    master: str | list[str] = ""
+    master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
     pkey: int | str | None = None
     mode: str | None = None
     umcast: bool = False
@@ -111,7 +112,7 @@ def read(request: Request) -> Options:
 
 
 def _masters(master: str | list[str]) -> tuple[str, ...]:
-    names = (master,) if isinstance(master, str) else tuple(master)
+    names = (master,) if isinstance(master, str) else tuple(dict.fromkeys(master))
     if not names or not all(names):
         raise invalid_config(
             '"master" is missing: name the IPoIB interface of the host (such as "ib0"), '
@@ -122,8 +123,7 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     if AUTO in names:
         raise invalid_config('"master": "auto" stands alone: remove it, or the others')
     for name in names:
-        if len(name.encode()) > 15 or "/" in name:
-            raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
+        config.require_interface_name(name, "master")
     return names
 
 

@@ -1,9 +1,13 @@
 """Choosing the parent, and what the child on it will be: nothing is touched here."""
 
+from collections.abc import Callable
+from functools import cache
+
 import msgspec
 
-from cni.attachments.matching import Match, none_given
+from cni.attachments.matching import Match, mismatch, none_given
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
+from cni.spec import interrupts
 from cni.spec.errors import CNIError, Code
 from host import infiniband, links, pci
 from host.links import Link
@@ -38,16 +42,18 @@ def choose(route: Rtnetlink, paths: Paths, options: Options, match: Match | None
     only other HCAs than the pod's could.
     """
     reasons = []
-    code = Code.INVALID_CONFIG
+    code: int = Code.INVALID_CONFIG
+    others = cache(lambda: _others(route))  # a look at all interfaces of the host
     for name in options.masters or _given_parents(route, paths, options, match):
+        interrupts.checkpoint()
         parent = links.find(route, name)
-        reason = unfit(route, name, parent)
+        reason = _unfit(name, parent, others)
         if parent is not None and not reason:
             plan = _plan(paths, parent, options)
             reason = _refused(plan, options)
-            if not reason and match is not None and options.match_device:
-                reason = _other_hca(plan, match)
-                code = Code.DEVICE_MISMATCH if reason else code
+            refusal = _other_hca(plan, match) if not reason and match is not None else None
+            if refusal is not None:
+                reason, code = refusal.message, refusal.code
             if not reason and parent.up:
                 return plan
         if parent is not None and not reason:
@@ -59,19 +65,16 @@ def choose(route: Rtnetlink, paths: Paths, options: Options, match: Match | None
     raise CNIError(code, "; ".join(reasons))
 
 
-def unfit(route: Rtnetlink, name: str, parent: Link | None) -> str:
-    """Why an interface cannot be a parent, "" if it can."""
+def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str:
+    """Why an interface cannot be a parent, "" if it can. `others` says which can."""
     if parent is None:
-        return f'parent "{name}" does not exist: {_others(route)}'
+        return f'parent "{name}" does not exist: {others()}'
     if parent.kind == "macvlan":
-        return f'parent "{name}" is a macvlan, not an IPoIB interface: {_others(route)}'
+        return f'parent "{name}" is a macvlan, not an IPoIB interface: {others()}'
     if parent.link_type != links.ARPHRD_INFINIBAND:
-        return (
-            f'parent "{name}" has link type {parent.link_type_name}, not infiniband: '
-            f"{_others(route)}"
-        )
+        return f'parent "{name}" has link type {parent.link_type_name}, not infiniband: {others()}'
     if parent.kind != "ipoib":
-        return f'parent "{name}" is of kind "{parent.kind}", not ipoib: {_others(route)}'
+        return f'parent "{name}" is of kind "{parent.kind}", not ipoib: {others()}'
     if parent.parent:
         return (
             f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
@@ -116,10 +119,14 @@ def _given_parents(
     return sorted(names, key=lambda name: name not in active)
 
 
-def _other_hca(plan: Plan, match: Match) -> str:
-    return match.refusal(
-        plan.adapter, f'parent "{plan.parent.name}"', plan.rdma, 'set "master": "auto"'
-    )
+def _other_hca(plan: Plan, match: Match) -> CNIError | None:
+    """That the parent is on another HCA than the pod's, or on one that another pod has alone."""
+    what = f'parent "{plan.parent.name}"'
+    reason = match.refusal(plan.adapter, what, plan.rdma, 'set "master": "auto"')
+    if reason:
+        return mismatch(reason)
+    held = match.entitlement.held((plan.adapter, *plan.rdma))
+    return match.entitlement.error(held, "master", what) if held is not None else None
 
 
 def _plan(paths: Paths, parent: Link, options: Options) -> Plan:

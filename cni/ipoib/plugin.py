@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from cni.attachments import carrier, results
+from cni.attachments.entitlement import require_allowed
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
-from cni.attachments.matching import matched, tell, verbs_beside
+from cni.attachments.matching import matched, require_records, tell, verbs_beside
 from cni.attachments.removal import Remover
 from cni.attachments.requests import (
     attached,
@@ -21,6 +22,7 @@ from cni.attachments.requests import (
     begun,
     explained,
     hops,
+    ipam_type_kept,
     ipam_type_of,
     namespace_of,
     require_still_there,
@@ -32,17 +34,18 @@ from cni.ipoib.options import Options
 from cni.ipoib.parents import Plan
 from cni.ipoib.removal import Children
 from cni.policy import rules
+from cni.policy.rules import Policy
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result, require_convertible
 from host import announce, infiniband, links
-from host.addresses import add_route
+from host.addresses import add_routes
 from host.links import Link
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
-from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
+from ipam.delegation import OURS, TAKEN_OVER, Delegation
 from ipam.plugin import AddressPlugin
 
 
@@ -62,12 +65,18 @@ class IPoIB:
         self._addresses = addresses or AddressPlugin.on_node(
             paths.ipam, paths.boot_id, self._policy
         )
+        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self._journal = Journal(paths)
-        self._remover = Remover(Children(self._journal), self._journal, paths, self._ipam)
+        self._remover = Remover(
+            Children(self._journal), self._journal, paths, self._ipam.of_removal
+        )
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
+        policy = self._policy()
+        require_allowed(policy, match_device=wanted.match_device)
+        ipam = self._ipam.of(ipam_type_of(request), request)
         require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
         results.previous_document(request)
         attachment = attachment_of(request)
@@ -76,13 +85,12 @@ class IPoIB:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(pod_namespace))
 
-            self._remover.settle_earlier_attempt(attachment)
-            plan = self._choose(host, request, wanted)
+            self._remover.settle_earlier_attempt(attachment, request)
+            plan = self._choose(host, request, wanted, policy)
             _refuse_taken_name(pod, request)
             record = _record(plan, wanted)
             boot_id = self._paths.boot_id()
             entry = begun("ipoib", request, pod_namespace, boot_id, record, wanted.pod)
-            ipam = self._ipam(request)
             if wanted.ipam_type in (OURS, TAKEN_OVER):
                 require_store(self._journal, self._paths)
 
@@ -92,14 +100,13 @@ class IPoIB:
                 answer = Result()
                 if ipam is not None:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                 undo.register("the child", lambda: _remove_child(host, pod, attachment))
                 made = child.make(host, attachment, plan)
                 moved = child.move(host, pod, pod_namespace, made, attachment)
                 cidrs = [ip.address for ip in answer.ips]
                 moved, given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
-                for hop in hops(answer):
-                    add_route(pod, moved, hop)
+                add_routes(pod, moved, hops(answer))
                 ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
                 if ready.carrier:
                     announce.announce(pod_namespace, ready, given)
@@ -124,7 +131,8 @@ class IPoIB:
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment):
             check.check(self._journal, attachment, request)
-            ipam = self._ipam(request)
+            added = ipam_type_kept(self._journal, attachment)
+            ipam = self._ipam.of(ipam_type_of(request), request, added=added)
             if ipam is not None:
                 ipam.check()
 
@@ -142,6 +150,9 @@ class IPoIB:
         """Whether an ADD could succeed now: a parent, its port, and the IPAM plugin."""
         try:
             wanted = options.read(request)
+            require_allowed(self._policy(), match_device=wanted.match_device)
+            require_records(self._paths)
+            ipam = self._ipam.of(ipam_type_of(request), request)
             with explained(), netlink() as host:
                 plan = parents.choose(host, self._paths, wanted)
                 port = infiniband.port_of(self._paths, plan.parent)
@@ -151,17 +162,10 @@ class IPoIB:
             reason = parents.why_no_carrier(self._paths, plan, plan.parent)
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
         with explained():
-            ipam = self._ipam(request)
             if ipam is not None:
                 ipam.status()
 
-    def _ipam(self, request: Request) -> Ipam | None:
-        ipam_type = ipam_type_of(request)
-        if not ipam_type:
-            return None
-        return choose(ipam_type, request, self._addresses)
-
-    def _choose(self, host: Rtnetlink, request: Request, wanted: Options) -> Plan:
+    def _choose(self, host: Rtnetlink, request: Request, wanted: Options, policy: Policy) -> Plan:
         """The parent, on an HCA that the pod was given if it was given any."""
         match = matched(
             self._paths,
@@ -169,6 +173,7 @@ class IPoIB:
             wanted.pod,
             needed=not wanted.masters,
             wanted=wanted.match_device,
+            policy=policy,
         )
         with match.choosing():
             plan = parents.choose(host, self._paths, wanted, match)

@@ -188,12 +188,12 @@ enum outcome ask(const struct agent *agent, const struct request *request, struc
         return answer->status == STATUS_ANSWERED ? ANSWERED : REFUSED;
     case CUT_SHORT:
         add(why, " ended the connection before its answer was whole: " LOOK);
-        return UNUSABLE;
+        return UNANSWERED;
     case GARBAGE:
         add(why, " answered what no agent answers (");
         add(why, answer->wrong);
         add(why, "): " REINSTALL);
-        return UNUSABLE;
+        return UNANSWERED;
     case LATE:
         break;
     }

@@ -17,9 +17,10 @@ struct agent {
 
 enum outcome {
     ANSWERED,
-    REFUSED,  /* the answer says why nothing was begun */
-    UNUSABLE, /* no agent, or none that can be spoken to: another process may do it instead */
-    AT_WORK,  /* no answer, and it may still do it: nobody else should */
+    REFUSED,    /* the answer says why nothing was begun */
+    UNUSABLE,   /* no agent, or none that took the request: another process may do it instead */
+    UNANSWERED, /* it may have done it, and does it no more: who does it instead settles that */
+    AT_WORK,    /* no answer, and it may still do it: nobody else should */
 };
 
 /* Milliseconds on the monotonic clock. */

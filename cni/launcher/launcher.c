@@ -19,6 +19,7 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -185,11 +186,14 @@ static bool rewind_stdin(const struct request *request)
            lseek(memory, 0, SEEK_SET) == 0 && dup2(memory, STDIN_FILENO) == STDIN_FILENO;
 }
 
-/* Returns if there is no fallback, or if it cannot be run, which `why` then tells too. */
-static void fall_back(const char *name, char **argv, const struct request *request,
-                      struct text *why)
+/* Returns if there is no fallback, or if it cannot be run, which `why` then tells too. An agent
+ * that died may have done the call since `unanswered`, if that is not 0. */
+static void fall_back(const char *name, char *started_as, const struct agent *agent,
+                      time_t unanswered, const struct request *request, struct text *why)
 {
     static char path[PATH_MAX + sizeof "/.podfabric/" + MAX_NAME];
+    static struct text socket, since; /* cni/spec/launcher.py reads them */
+    char *argv[] = {started_as, socket.bytes, unanswered ? since.bytes : NULL, NULL};
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
     char *slash = length > 0 ? strrchr(path, '/') : NULL;
 
@@ -199,6 +203,10 @@ static void fall_back(const char *name, char **argv, const struct request *reque
     stpcpy(stpcpy(slash, "/.podfabric/"), name);
     if (access(path, F_OK) != 0)
         return;
+    add(&socket, "--socket=");
+    add(&socket, agent->path);
+    add(&since, "--unanswered-since=");
+    add_number(&since, (unsigned long)unanswered);
     /* What could not be read is left to be found unreadable again. */
     if ((request->stdin_errno && request->stdin_errno != EMSGSIZE) || rewind_stdin(request))
         execve(path, argv, environ);
@@ -225,6 +233,7 @@ int main(int argc, char **argv)
     static struct answer answer;
     static struct text text;
     struct agent agent;
+    time_t began = time(NULL);
     char nameless[] = "";
     const char *command = getenv("CNI_COMMAND");
     const char *name = own_name(argc > 0 ? argv[0] : nameless);
@@ -242,7 +251,8 @@ int main(int argc, char **argv)
         return finish_error(&text);
     }
     enum outcome outcome = ask(&agent, &request, &answer, &text);
-    if (outcome == REFUSED || outcome == UNUSABLE)
-        fall_back(name, argv, &request, &text);
+    if (outcome == REFUSED || outcome == UNUSABLE || outcome == UNANSWERED)
+        fall_back(name, argc > 0 ? argv[0] : nameless, &agent, outcome == UNANSWERED ? began : 0,
+                  &request, &text);
     return outcome == ANSWERED || outcome == REFUSED ? finish_answer(&answer) : finish_error(&text);
 }

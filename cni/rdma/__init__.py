@@ -11,17 +11,18 @@ if TYPE_CHECKING:
 ABOUT = "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it"
 
 
-def main() -> None:
-    """The executable `rdma`."""
+def main(script: str = "") -> None:
+    """The executable `rdma`; `script` is the fallback of an installation."""
     from cni.spec.entry import main as serve
 
-    serve(_load, ABOUT)
+    serve(lambda: _load(script), ABOUT)
 
 
-def _load() -> "Plugin":
+def _load(script: str) -> "Plugin":
     import os
+    import sys
 
+    from cni.installation import paths_of
     from cni.rdma.plugin import Rdma
-    from host.paths import Paths
 
-    return Rdma(Paths.from_environ(os.environ))
+    return Rdma(paths_of(script, os.environ, sys.argv[1:]))

@@ -10,6 +10,7 @@ from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import attachment_of, explained, namespace_of, with_record
 from cni.attachments.undo import Undo
+from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -59,6 +60,7 @@ class Rdma:
                     lambda: self._bring_home(moved, namespace),
                 )
                 verbs.move_in(moved, namespace)
+                interrupts.hold()  # what is moved now is answered as moved
         return previous
 
     def delete(self, request: Request) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from cni.spec.errors import CNIError, Code
+from cni.spec.limits import MAX_ARGS
 
 POD_KEYS = frozenset(
     ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
@@ -26,11 +27,16 @@ class Pod(msgspec.Struct, frozen=True):
 def parse(args: str, known: Collection[str] = ()) -> dict[str, str]:
     """The pairs of `args` whose key is in `known` or is one of the Kubernetes runtimes' keys.
 
-    Raises CNIError 4 for a broken pair, a value of IgnoreUnknown that is no boolean, and
-    unknown keys without IgnoreUnknown.
+    Raises CNIError 4 for a broken pair, a value of IgnoreUnknown that is no boolean, unknown
+    keys without IgnoreUnknown, and too long a text.
     """
     if args == "":
         return {}
+    if len(args) > MAX_ARGS:
+        raise CNIError(
+            Code.INVALID_ENVIRONMENT,
+            f"ARGS: {len(args)} characters, at most {MAX_ARGS} are allowed: shorten CNI_ARGS",
+        )
     pairs: dict[str, str] = {}
     unknown = []
     ignore_unknown = False

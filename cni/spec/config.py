@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cni.spec.errors import CNIError, invalid_config
+from cni.spec.limits import MAX_KEYS
 
 T = TypeVar("T")
 
@@ -62,9 +63,22 @@ def refuse_misspelt(config: Mapping[str, Any], known: Collection[str]) -> None:
     `"pkeys"` or `"max-mtu"` silently ignored puts a pod on the wrong partition.
     """
     every = frozenset(known) | RUNTIME_KEYS
-    for key in config:
-        if key not in every and "/" not in key and resembling(key, known):
+    others = [key for key in config if key not in every and "/" not in key]
+    if len(others) > MAX_KEYS:  # each is compared with each of ours
+        raise invalid_config(
+            f"the configuration has {len(others)} keys that are neither this plugin's nor the "
+            f"runtime's, at most {MAX_KEYS} are allowed: remove them"
+        )
+    for key in others:
+        if resembling(key, known):
             raise unknown_key(key, known, "")
+
+
+def require_interface_name(name: str, key: str) -> None:
+    """Raise CNIError 7 where `name`, given at `key`, cannot be that of a Linux interface."""
+    size = len(name.encode(errors="replace"))
+    if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
+        raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
 
 
 def resembling(key: str, known: Collection[str]) -> str:

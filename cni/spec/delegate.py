@@ -1,8 +1,9 @@
 """Running another CNI executable, an IPAM plugin above all, on the caller's behalf.
 
-Follows pkg/invoke of the reference: looked up in CNI_PATH, started with the environment and the
-configuration that we got, byte for byte. On top of it: a deadline of our own, below the
-runtime's, and no delegate outlives us.
+Follows pkg/invoke of the reference: started with the environment and the configuration that we
+got, byte for byte. On top of it: it is looked up in the directory of the installation and not in
+CNI_PATH, only root can have put it there, it has a deadline of our own, below the runtime's, and
+no delegate outlives us.
 """
 
 import ctypes
@@ -11,9 +12,9 @@ import os
 import resource
 import selectors
 import signal
+import stat
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -52,46 +53,65 @@ class _ErrorDocument(msgspec.Struct):
     details: str = ""
 
 
-def find(plugin_type: str, path: Sequence[str]) -> Path:
-    """The first regular file of that name in CNI_PATH order; CNIError 7 if there is none."""
-    if "/" in plugin_type or plugin_type in ("", ".", ".."):
+def find(plugin_type: str, directory: Path) -> Path:
+    """The executable of that name. CNIError 7 if there is none, 101 if others than root can
+    write it.
+    """
+    if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
-    for directory in path:
-        candidate = Path(directory) / plugin_type
-        try:
-            if candidate.is_file():
-                return candidate
-        except OSError:
-            continue
+    executable = directory / plugin_type
+    try:
+        if executable.is_file():
+            _require_roots(directory)
+            _require_roots(executable)
+            return executable
+    except OSError as error:
+        raise CNIError(
+            Code.DELEGATE, f"cannot look at {executable}: {error.strerror}: see its permissions"
+        ) from None
     raise CNIError(
-        Code.INVALID_CONFIG, f'failed to find plugin "{plugin_type}" in path [{" ".join(path)}]'
+        Code.INVALID_CONFIG,
+        f'failed to find plugin "{plugin_type}" in path [{directory}]: put it there, or correct '
+        '"ipam.type"',
     )
 
 
-def add(plugin_type: str, request: Request) -> Result:
+def _require_roots(path: Path) -> None:
+    """Raise CNIError 101 unless root alone can write `path`, or what a link leads to."""
+    status = path.stat()
+    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CNIError(
+            Code.DELEGATE,
+            f"{path} is not started as root, since user {status.st_uid} owns it and its mode is "
+            f"{stat.S_IMODE(status.st_mode):04o}, so that others could have written it: run "
+            f"`chown root:root {path}` and `chmod go-w {path}` once you know what it is",
+        )
+
+
+def add(plugin_type: str, directory: Path, request: Request) -> Result:
     """Run the delegate's ADD. Where it fails, run its DEL too: the specification asks for it."""
-    executable = find(plugin_type, request.path)
+    executable = find(plugin_type, directory)
     try:
         return decode_any(_execute(executable, "ADD", request), request.cni_version)
     except BaseException:
-        undo(plugin_type, request)
+        undo(plugin_type, directory, request)
         raise
 
 
-def undo(plugin_type: str, request: Request) -> None:
+def undo(plugin_type: str, directory: Path, request: Request) -> None:
     """Take back an ADD of the delegate, best effort: its failure is written to stderr."""
     deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
     request = msgspec.structs.replace(request, delegate_deadline=deadline)
     try:
         with interrupts.held():
-            run(plugin_type, "DEL", request)
+            run(plugin_type, directory, "DEL", request)
     except CNIError as error:
         note(f"undoing {plugin_type}: {error}")
 
 
-def run(plugin_type: str, command: str, request: Request) -> None:
+def run(plugin_type: str, directory: Path, command: str, request: Request) -> None:
     """Run a verb that answers nothing: CHECK, DEL, GC, STATUS."""
-    _execute(find(plugin_type, request.path), command, request)
+    _execute(find(plugin_type, directory), command, request)
 
 
 def _execute(executable: Path, command: str, request: Request) -> bytes:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cni.spec import interrupts, versions
+from cni.spec import interrupts, launcher, versions
 from cni.spec import request as requests
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
@@ -40,6 +40,7 @@ def answer(
     environ: Mapping[str, str],
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
+    unanswered_since: int | None = None,
 ) -> Answer:
     """Run one call. Whatever happens, the answer holds at most one JSON document."""
     version = CURRENT_VERSION
@@ -51,7 +52,9 @@ def answer(
         version = requests.config_version(request.config)
         versions.require_verb(request.command, version, plugin.versions)
         versions.require_supported(version, plugin.versions)
-        request = msgspec.structs.replace(request, cni_version=version)
+        request = msgspec.structs.replace(
+            request, cni_version=version, unanswered_since=unanswered_since
+        )
         document = _run(plugin, request)
         return Answer(document, 0)
     except CNIError as error:
@@ -84,7 +87,8 @@ def serve(load: Callable[[], Plugin]) -> int:
         os.dup2(nowhere, 2)
     try:
         interrupts.arm()
-        reply = answer(load, os.environ, _read_stdin)
+        since = launcher.read(sys.argv[1:]).unanswered_since
+        reply = answer(load, os.environ, _read_stdin, unanswered_since=since)
         interrupts.hold()
     except Terminated:  # before the first step, or after the last
         command = os.environ.get("CNI_COMMAND", "")

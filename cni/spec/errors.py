@@ -6,6 +6,8 @@ Codes from 100 on are ours; docs/errors.md lists them for users, and a test comp
 
 import enum
 
+from cni.spec.text import line
+
 
 class Code(enum.IntEnum):
     """The `code` of an error document."""
@@ -31,6 +33,7 @@ class Code(enum.IntEnum):
     ADDRESS_TAKEN = 111
     STORE_DAMAGED = 112
     JOURNAL_DAMAGED = 113
+    OTHER_STATE = 114
     DEVICE_MISMATCH = 120
     NOT_ALLOWED = 121
 
@@ -41,14 +44,15 @@ class CNIError(Exception):
     """An error that a runtime sees.
 
     `message` stands alone: Multus drops code and details on ADD. It says what was tried, on
-    what, what the system answered and what to do.
+    what, what the system answered and what to do. Both texts become one line each, cut where
+    they are very long: they quote what a tenant wrote, and end up in events and on terminals.
     """
 
     def __init__(self, code: int, message: str, details: str = "") -> None:
-        super().__init__(message)
         self.code = int(code)
-        self.message = message
-        self.details = details
+        self.message = line(message)
+        self.details = line(details)
+        super().__init__(self.message)
 
 
 def invalid_config(message: str, details: str = "") -> CNIError:

@@ -4,11 +4,17 @@ In a process of its own, SIGTERM raises Terminated wherever the call is. In an a
 thread ends a call (`Call.end`: its client has gone, its deadline is over). A thread cannot be
 interrupted, so there the call looks by itself, at each `checkpoint`. Plugins need not know which
 of the two they run in.
+
+Whether a call's client is still there is asked of the kernel, under the lock of the attachment:
+by `require_client` before the work, by `hold` behind it. A runtime sends DEL only after the
+launcher of the ADD has ended, the kernel closes the launcher's connection before the runtime can
+see that end, and the DEL waits for the same lock. So an ADD that still has its client at `hold`
+was not followed by a DEL yet, and an ADD that has lost its client is undone before the DEL looks.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -21,9 +27,13 @@ class Terminated(BaseException):
 
 
 class Call:
-    """One call in an agent. A call that is not `endable` (a DEL) always runs to its own end."""
+    """One call in an agent. A call that is not `endable` (a DEL) runs to its own end once begun.
 
-    def __init__(self, endable: bool) -> None:
+    `gone` asks the kernel whether the client has hung up.
+    """
+
+    def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
+        self._gone = gone
         self._lock = threading.Lock()
         self._settled = not endable  # from here on it ends as it is going to end
         self._ended = False
@@ -41,9 +51,16 @@ class Call:
         if self._ended and not self._held:
             raise Terminated
 
+    def _require_client(self) -> None:
+        if self._gone():
+            raise Terminated
+
     def _settle(self) -> None:
         with self._lock:
-            if self._ended:
+            if self._settled:
+                return
+            if self._ended or self._gone():
+                self._ended = True
                 raise Terminated
             self._settled = True
 
@@ -76,8 +93,22 @@ def arm() -> None:
     _armed = True
 
 
+def require_client() -> None:
+    """Terminated if the client has gone, of a DEL too: for where nothing was begun yet.
+
+    What its runtime does next, another ADD for example, may be done already.
+    """
+    call = _call.get()
+    if call is not None:
+        call._require_client()
+
+
 def hold() -> None:
-    """From here on the call ends as it is going to end. Terminated if it is to end already."""
+    """From here on the call ends as it is going to end.
+
+    Terminated if it is to end already, or if its client has gone: then an ADD undoes its work.
+    For a call that holds the lock of its attachment.
+    """
     call = _call.get()
     if call is not None:
         call._settle()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -30,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call. Strings are as the runtime sent them, "" where it sent none.
 
     `netns_descriptor` is CNI_NETNS, opened where its path leads somewhere, if it came that way.
+    `unanswered_since`: an agent that died may have done this very call since that second.
     """
 
     command: str
@@ -45,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     netns_override: bool = False
     netns_descriptor: int | None = None
     delegate_deadline: float = DEFAULT_DELEGATE_DEADLINE
+    unanswered_since: int | None = None
 
 
 class _Named(msgspec.Struct):
@@ -70,6 +73,10 @@ def read(
         config = read_config()
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"error reading from stdin: {error}") from None
+    if command in ("DEL", "GC"):
+        limits.require_readable(config)
+    else:
+        limits.require_moderate(config)
     network = _network_name(config)
     return Request(
         command=command,
@@ -121,7 +128,9 @@ def _check_environment(command: str, environ: Mapping[str, str]) -> None:
 
 def _check_container_id(value: str) -> None:
     if not _CONTAINER_ID.fullmatch(value):
-        raise CNIError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID", value)
+        error = CNIError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID")
+        error.details = value  # as it is: no tenant writes it, and the reference answers it so
+        raise error
 
 
 def check_interface_name(value: str) -> None:

@@ -7,10 +7,12 @@ stay in a 1.0.0 result; tests hold both to the reference's own output.
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 
 FAMILY_020 = ("0.1.0", "0.2.0")
@@ -25,7 +27,8 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
     address, slash, prefix = text.partition("/")
-    if not slash or "%" in address or not (prefix.isascii() and prefix.isdigit()):
+    digits = prefix.isascii() and prefix.isdigit() and len(prefix) <= 3
+    if not slash or "%" in address or not digits:
         raise ValueError(f"invalid CIDR address: {text}")
     interface = ipaddress.ip_interface(f"{address}/{int(prefix)}")
     if interface.version == 6 and interface.ip.ipv4_mapped and int(prefix) >= 96:
@@ -42,11 +45,14 @@ def _ip(text: str) -> str:
     return str(address)
 
 
+_DNSEntries = Annotated[tuple[str, ...], Meta(max_length=limits.DNS_ENTRIES)]
+
+
 class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
-    nameservers: tuple[str, ...] = ()
+    nameservers: _DNSEntries = ()
     domain: str = ""
-    search: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    search: _DNSEntries = ()
+    options: _DNSEntries = ()
 
 
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,7 +129,7 @@ class _Route020(msgspec.Struct, omit_defaults=True):
 class _IPConfig020(msgspec.Struct, omit_defaults=True):
     ip: str
     gateway: str | None = None
-    routes: tuple[_Route020, ...] | None = None
+    routes: Annotated[tuple[_Route020, ...], Meta(max_length=limits.ROUTES)] | None = None
 
 
 class _Result020(msgspec.Struct, omit_defaults=True):
@@ -141,8 +147,16 @@ class _Lists(msgspec.Struct):
     dns: DNS | None = None
 
 
-class _Version(msgspec.Struct):
+_Raws = tuple[msgspec.Raw, ...]
+
+
+class _Outline(msgspec.Struct):
+    """A result whose entries are not read: msgspec counts them when it has made all of them."""
+
     cniVersion: str = ""
+    interfaces: Annotated[_Raws, Meta(max_length=limits.INTERFACES)] | None = None
+    ips: Annotated[_Raws, Meta(max_length=limits.RESULT_ADDRESSES)] | None = None
+    routes: Annotated[_Raws, Meta(max_length=limits.ROUTES)] | None = None
 
 
 def encode(result: Result, version: str) -> bytes:
@@ -199,7 +213,7 @@ def decode(document: bytes, config_version: str) -> Result:
     the reference. Raises CNIError 6.
     """
     try:
-        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
         family = _family(config_version)
         if given not in family:
             # "" belongs to the oldest family, where the reference prints it first.
@@ -223,8 +237,9 @@ def decode(document: bytes, config_version: str) -> Result:
 
 def decode_any(document: bytes, config_version: str) -> Result:
     """Read a delegate's result of whatever supported version, as runtimes' libraries do."""
+    limits.require_readable(document)
     try:
-        given = msgspec.json.decode(document, type=_Version).cniVersion or config_version
+        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
     except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return decode(document, given)

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 ABOUT = "podfabric sriov: moves an SR-IOV virtual function into a pod"
 
 
-def main() -> None:
-    """The executable `sriov`."""
+def main(script: str = "") -> None:
+    """The executable `sriov`; `script` is the fallback of an installation."""
     from cni.spec.entry import main as serve
 
-    serve(_load, ABOUT)
+    serve(lambda: _load(script), ABOUT)
 
 
-def _load() -> "Plugin":
+def _load(script: str) -> "Plugin":
     import os
+    import sys
 
+    from cni.installation import paths_of
     from cni.sriov.plugin import Sriov
-    from host.paths import Paths
 
-    return Sriov(Paths.from_environ(os.environ))
+    return Sriov(paths_of(script, os.environ, sys.argv[1:]))

@@ -5,7 +5,7 @@ uverbs numbers are handed out over all adapters: two bindings at once would swap
 
 import msgspec
 
-from cni.attachments import locks
+from cni import locks
 from host import pci
 from host.errors import HostError
 from host.paths import Paths

@@ -3,22 +3,25 @@
 Nothing is changed here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
+from cni.attachments.entitlement import Denied
 from cni.attachments.matching import Match, mismatch
-from cni.spec.errors import Code
+from cni.policy import rules
+from cni.spec.errors import CNIError, Code
 from cni.sriov.options import Options, no_device, no_such_device
-from cni.sriov.plan import Plan, Unfit, require_isolation
+from cni.sriov.plan import Unfit, require_isolation
 from host import links, pci, sysfs
 from host.netlink import Rtnetlink
 from host.paths import Paths
+from host.pci import Function
 
 
 def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
     """The addresses of the devices to be tried, in order. Raises CNIError where there are none.
 
     The one that is named; else those that the kubelet gave to the pod; else any of a master's
-    that no pod was given.
+    that is for no other pod.
     """
     if options.device:
         yield options.device
@@ -37,18 +40,17 @@ def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
             f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
             'a resource of such devices, or set "master"'
         )
-    others = match.held_by_others()
     away: list[str] = []
-    held: dict[str, str] = {}
+    denied: list[Denied] = []
     found = False
     for pf in filter(None, (pci.of_netdev(paths, master) for master in options.masters)):
         functions = [pf] if options.pf_only else pci.vfs(paths, pf.address)
         for function in functions:
             if function.userspace != bool(options.vfio_pci_mode):
                 continue
-            names = [one for one in (function.address, *function.rdma) if one in others]
-            if names:
-                held[function.address] = others[names[0]]
+            refused = match.entitlement.denied((function.address, *function.rdma))
+            if refused is not None:
+                denied.append(Denied(function.address, refused.resource, refused.held))
                 continue
             found = True
             if options.vfio_pci_mode or function.netdevs:
@@ -57,7 +59,7 @@ def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
                 away.append(function.address)
     yield from away  # in pods, of which one may be dead
     if not found:
-        raise Unfit(_no_vf(paths, options, held), Code.TRY_AGAIN)
+        raise _no_vf(paths, options, denied)
 
 
 def _given(paths: Paths, options: Options, match: Match) -> list[str]:
@@ -75,37 +77,52 @@ def _given(paths: Paths, options: Options, match: Match) -> list[str]:
     return found
 
 
-def adapter_of(paths: Paths, plan: Plan, match: Match) -> str:
+def adapter_of(paths: Paths, function: Function, match: Match) -> str:
     """The id by which pools know a device: a software device's name, where it is of that one."""
-    address, software = plan.function.address, plan.function.rdma
+    address = function.address
     if match.given.face(address) is not None or pci.verbs_of(paths, address):
         return address
-    return next((one for one in software if match.given.face(one) is not None), address)
+    return next((one for one in function.rdma if match.given.face(one) is not None), address)
 
 
-def require_match(paths: Paths, plan: Plan, options: Options, match: Match) -> None:
+def require_entitled(paths: Paths, address: str, options: Options, match: Match) -> None:
+    """`require_match` before anything of the device is locked, unless it is the pod's own.
+
+    The numbers of the pod's own may be others until an attachment that is dead has given it back.
+    """
+    function = pci.find(paths, address)
+    if function is not None and match.given.face(adapter_of(paths, function, match)) is None:
+        require_match(paths, function, options, match)
+
+
+def require_match(paths: Paths, function: Function, options: Options, match: Match) -> None:
     """Raise CNIError 120 if the pod's verbs devices are those of another HCA.
 
-    Or if a device that is named is one that another pod has for itself. A VF without an RDMA
-    device is an interface like any other: it has nothing to differ in.
+    And 120 or 121 if the device is for other pods. A VF without an RDMA device is an interface
+    like any other: it has nothing to differ in.
     """
-    if not options.match_device:
-        return
-    address, what = plan.function.address, f"device {plan.function.address}"
-    names = pci.verbs_of(paths, address) or plan.function.rdma
-    reason = ""
-    if names:
+    address, what = function.address, f"device {function.address}"
+    names = pci.verbs_of(paths, address) or function.rdma
+    if names and options.match_device:
         remedy = 'leave "deviceID" and "master" out'
-        reason = match.refusal(adapter_of(paths, plan, match), what, names, remedy)
-    if options.device and not reason:
-        known = (address, *plan.function.rdma)
-        reason = next(filter(None, (match.anothers(one, what) for one in known)), "")
-    if reason:
-        raise mismatch(reason)
+        reason = match.refusal(adapter_of(paths, function, match), what, names, remedy)
+        if reason:
+            raise mismatch(reason)
+    denied = match.entitlement.denied((address, *function.rdma))
+    if denied is not None:
+        raise match.entitlement.error(denied, options.device_key or "master", what)
 
 
-def _no_vf(paths: Paths, options: Options, held: Mapping[str, str]) -> str:
-    """`held` are the devices that other pods have, with the resource each is of."""
+def _no_vf(paths: Paths, options: Options, denied: Sequence[Denied]) -> CNIError:
+    """Why no device of the masters can be tried; `denied` are those that are for other pods."""
+    offered = [one for one in denied if not one.held]
+    if offered:
+        listed = ", ".join(f"{one.device} of {one.resource}" for one in offered)
+        return rules.not_allowed(
+            f'"master": no device is free, and to take one that this pod was not given ({listed})',
+            "unassigned_devices",
+            "have the pod request one (resources.limits)",
+        )
     told = []
     for master in options.masters:
         pf = pci.of_netdev(paths, master)
@@ -113,10 +130,10 @@ def _no_vf(paths: Paths, options: Options, held: Mapping[str, str]) -> str:
             told.append(_no_master(master))
             continue
         there, possible = pci.vf_count(paths, pf.address)
-        own = [pf] if options.pf_only else pci.vfs(paths, pf.address)
-        pods = {one.address: held[one.address] for one in own if one.address in held}
+        own = {one.address for one in ([pf] if options.pf_only else pci.vfs(paths, pf.address))}
+        pods = [one for one in denied if one.device in own]
         if pods:
-            listed = ", ".join(f"{address} as {name}" for address, name in pods.items())
+            listed = ", ".join(f"{one.device} as {one.resource}" for one in pods)
             told.append(f"the kubelet gave {listed} of {master} to other pods")
         elif not possible:
             told.append(f"{master} cannot have VFs")
@@ -125,7 +142,7 @@ def _no_vf(paths: Paths, options: Options, held: Mapping[str, str]) -> str:
         else:
             kind = "has vfio-pci's driver" if options.vfio_pci_mode else "has an interface's driver"
             told.append(f"none of the {there} VFs of {master} {kind}")
-    return f'"master": no device is free: {"; ".join(told)}'
+    return Unfit(f'"master": no device is free: {"; ".join(told)}', Code.TRY_AGAIN)
 
 
 def _no_master(master: str) -> str:

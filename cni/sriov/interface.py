@@ -17,7 +17,7 @@ from cni.sriov import guids, settings, soft, verbs
 from cni.sriov.plan import Plan
 from cni.sriov.record import Record
 from host import announce, links, placement
-from host.addresses import add_route
+from host.addresses import add_routes
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -64,8 +64,7 @@ def place(
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
         ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
-        for hop in hops(answer):
-            add_route(pod, ready, hop)
+        add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             verbs.move_in(record, namespace)
         soft.put_on(record, ready.name, namespace)
@@ -80,8 +79,7 @@ def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answe
     """Addresses and routes of an IPAM plugin that needed the interface to get them (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
     ready, given = placement.configure(pod, namespace, links.require(pod, name), cidrs)
-    for hop in hops(answer):
-        add_route(pod, ready, hop)
+    add_routes(pod, ready, hops(answer))
     if ready.carrier:
         announce.announce(namespace, ready, given)
 

@@ -4,12 +4,13 @@ The keys are those of sriov-cni, of ib-sriov-cni and, for `master` and `pfOnly`,
 ancestor. null is as good as not given. What is not given stays as it is on the device.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from cni.attachments import pkeys
-from cni.spec import arguments, config
+from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -43,7 +44,7 @@ class _Config(msgspec.Struct, kw_only=True):
 
     deviceID: str | None = None
     pciBusID: str | None = None
-    master: str | list[str] | None = None
+    master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] | None = None
     pfOnly: bool | None = None
     match_device: bool | None = None
     vlan: int | None = None
@@ -82,6 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
     device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
+    device_key: str  # where the configuration has that: "deviceID"; "" if it is to be chosen
     device_id: str  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
     masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
     pf_only: bool  # the PF itself
@@ -145,6 +147,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return Options(
         device=device,
+        device_key=next(iter(_device_ids(written)), ""),
         device_id=device_id,
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),

@@ -12,17 +12,19 @@ from typing import Any
 
 import msgspec
 
-from cni.attachments import locks, results
-from cni.attachments.entry import ATTACHED, Damaged, Entry
+from cni import locks
+from cni.attachments import results
+from cni.attachments.entitlement import require_allowed
+from cni.attachments.entry import ATTACHED, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
-from cni.attachments.matching import Match, matched, tell, verbs_beside
+from cni.attachments.matching import Match, matched, require_records, tell, verbs_beside
 from cni.attachments.removal import Remover, lives
 from cni.attachments.requests import (
     attached,
     attachment_of,
     begun,
     explained,
+    ipam_type_kept,
     ipam_type_of,
     namespace_of,
     request_of,
@@ -31,7 +33,9 @@ from cni.attachments.requests import (
     with_record,
 )
 from cni.attachments.undo import Undo
+from cni.locks import Busy
 from cni.policy import rules
+from cni.policy.rules import Policy
 from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
@@ -50,21 +54,32 @@ from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from host.paths import Paths
 from host.placement import NameTaken
-from ipam.delegation import OURS, TAKEN_OVER, Ipam, choose
+from ipam.delegation import OURS, TAKEN_OVER, Delegation
 from ipam.plugin import AddressPlugin
 
 
 class _InUse(Exception):
-    """Another attachment has the device. `settling`: a call for it is at work."""
+    """Another attachment has the device. `settling`: a call for it is at work.
+
+    Which one is no business of this pod's: it is noted for the administrator.
+    """
 
     def __init__(self, owner: Entry, *, settling: bool) -> None:
-        whose = f"{owner.pod_namespace}/{owner.pod_name}, " if owner.pod_name else ""
         super().__init__(
-            f"device {owner.device} is already allocated: to {whose}container "
-            f'{owner.container_id}, interface "{owner.ifname}" of network "{owner.network}", '
-            f"since {owner.since}"
+            f"device {owner.device} is already allocated: another attachment has it since "
+            f"{owner.since} (the agent's log says which): try again, or name another device"
         )
+        self.owner = owner
         self.settling = settling
+
+    def note(self) -> None:
+        """Say whose it is, where the tenant does not read."""
+        owner = self.owner
+        whose = f"{owner.pod_namespace}/{owner.pod_name}, " if owner.pod_name else ""
+        note(
+            f"device {owner.device} is allocated to {whose}container {owner.container_id}, "
+            f'interface "{owner.ifname}" of network "{owner.network}", since {owner.since}'
+        )
 
 
 class Sriov:
@@ -83,13 +98,17 @@ class Sriov:
         self._addresses = addresses or AddressPlugin.on_node(
             paths.ipam, paths.boot_id, self._policy
         )
+        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self._journal = Journal(paths)
         self._devices = Devices(self._journal, paths)
-        self._remover = Remover(self._devices, self._journal, paths, self._ipam)
+        self._remover = Remover(self._devices, self._journal, paths, self._ipam.of_removal)
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
         wanted = options.read(request)
+        policy = self._policy()
+        _require_allowed(policy, wanted)
+        ipam = self._ipam.of(ipam_type_of(request), request)
         require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
         results.previous_document(request)
         attachment = attachment_of(request)
@@ -98,18 +117,18 @@ class Sriov:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(namespace))
 
-            self._remover.settle_earlier_attempt(attachment)
+            self._remover.settle_earlier_attempt(attachment, request)
             _refuse_taken_name(pod, request)
             if wanted.ipam_type in (OURS, TAKEN_OVER):
                 require_store(self._journal, self._paths)
             with Undo() as undo:
                 undo.last(lambda: self._journal.remove(attachment))
-                entry, record, plan = self._choose(request, wanted, namespace, host)
-                ipam, answer = self._ipam(request), Result()
+                entry, record, plan = self._choose(request, wanted, namespace, host, policy)
+                answer = Result()
                 needs_interface = wanted.ipam_type == "dhcp"
                 if ipam is not None and not needs_interface:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                 # Its path may be gone by then, while the descriptor keeps it and the device alive.
                 inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
                 undo.register(
@@ -123,7 +142,7 @@ class Sriov:
                 placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
                 if ipam is not None and needs_interface:
                     undo.register("the addresses", ipam.undo)
-                    answer = ipam.add()
+                    answer = ipam.add(record.segment)
                     if plan.link is not None:
                         give_addresses(pod, namespace, request.ifname, answer)
                 require_still_there(namespace)
@@ -147,7 +166,8 @@ class Sriov:
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment):
             check.check(self._journal, self._paths, attachment, request)
-            ipam = self._ipam(request)
+            added = ipam_type_kept(self._journal, attachment)
+            ipam = self._ipam.of(ipam_type_of(request), request, added=added)
             if ipam is not None:
                 ipam.check()
 
@@ -165,6 +185,9 @@ class Sriov:
         """Whether an ADD could succeed now: PFs with VFs, RDMA's mode, and the IPAM plugin."""
         try:
             wanted = options.read(request, needs_device=False)
+            _require_allowed(self._policy(), wanted)
+            require_records(self._paths)
+            ipam = self._ipam.of(ipam_type_of(request), request)
             with explained(), netlink() as host:
                 missing = devices.missing(host, self._paths, wanted)
         except CNIError as error:
@@ -172,18 +195,16 @@ class Sriov:
         if missing:
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
         with explained():
-            ipam = self._ipam(request)
             if ipam is not None:
                 ipam.status()
 
-    def _ipam(self, request: Request) -> Ipam | None:
-        ipam_type = ipam_type_of(request)
-        if not ipam_type:
-            return None
-        return choose(ipam_type, request, self._addresses)
-
     def _choose(
-        self, request: Request, wanted: Options, namespace: NetworkNamespace, host: Rtnetlink
+        self,
+        request: Request,
+        wanted: Options,
+        namespace: NetworkNamespace,
+        host: Rtnetlink,
+        policy: Policy,
     ) -> tuple[Entry, Record, Plan]:
         """Claim a device, of those that the pod was given if it was given any."""
         match = matched(
@@ -192,6 +213,7 @@ class Sriov:
             wanted.pod,
             needed=not wanted.device and not wanted.masters,
             wanted=wanted.match_device,
+            policy=policy,
         )
         return self._claim(request, wanted, namespace, host, match)
 
@@ -212,13 +234,16 @@ class Sriov:
         pause = 0.05
         while True:
             refusals: list[CNIError] = []
+            owners: dict[Attachment, _InUse] = {}
             settling = False
             with match.choosing():
                 for address in devices.candidates(self._paths, wanted, match):
                     try:
+                        devices.require_entitled(self._paths, address, wanted, match)
                         return self._claim_one(address, request, wanted, namespace, host, match)
                     except _InUse as in_use:
                         settling = settling or in_use.settling
+                        owners[in_use.owner.attachment] = in_use
                         refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
                     except Busy as busy:
                         settling = True
@@ -228,6 +253,8 @@ class Sriov:
                     except CNIError as refusal:
                         refusals.append(refusal)
             if not settling or time.monotonic() >= deadline:
+                for taken in owners.values():
+                    taken.note()
                 raise _joined(refusals)
             interrupts.checkpoint()
             time.sleep(pause)
@@ -247,21 +274,23 @@ class Sriov:
             if wanted.device or wanted.device_id:
                 unrecorded.bring_home(host, self._paths, address)
             plan = plan_of(host, self._paths, address, wanted)
-            devices.require_match(self._paths, plan, wanted, match)
+            devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
             boot_id = self._paths.boot_id()
             entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
             self._journal.write(entry)
-            match.take(devices.adapter_of(self._paths, plan, match))
+            match.take(devices.adapter_of(self._paths, plan.function, match))
         return entry, record, plan
 
     def _evict_the_dead(self, address: str) -> None:
         """Take the device back from attachments whose sandbox is gone. Raises _InUse, CNIError."""
         for owner in self._journal.holders(address):
             if isinstance(owner, Damaged):
+                note(f"{owner}, and it names device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
-                    f"{owner}, and it names device {address}: run DEL for its attachment",
+                    f"device {address} may be another attachment's, whose journal file is damaged: "
+                    "the agent's log names the file; run DEL for its attachment",
                 )
             try:
                 with self._journal.locked(owner.attachment, timeout=0.0):
@@ -281,7 +310,14 @@ class Sriov:
             raise _InUse(owner, settling=False)
         note(f"device {owner.device} is taken back from {owner.attachment}, whose sandbox is gone")
         if owner.boot_id == boot_id:
-            self._devices.take_back_locked(owner.attachment, request_of(owner), owner)
+            try:
+                self._devices.take_back_locked(owner.attachment, request_of(owner), owner)
+            except HostError as error:
+                note(f"{owner.attachment}: {error}")
+                raise HostError(
+                    f"device {owner.device} cannot be taken back from an attachment whose sandbox "
+                    "is gone (the agent's log says which, and why): try again later"
+                ) from None
         else:  # no kernel state outlives a boot
             self._journal.write(msgspec.structs.replace(owner, device=""))
 
@@ -307,6 +343,10 @@ class Sriov:
                 )
             with settings.pf_of(self._paths, host, record.pf) as pf:
                 settings.apply(host, pf, record.before, record.applied)
+
+
+def _require_allowed(policy: Policy, wanted: Options) -> None:
+    require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
 
 
 def _joined(refusals: list[CNIError]) -> CNIError:

@@ -38,8 +38,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int = 0
     modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: set, among those asked for
     infiniband: bool = False
+    pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
     rdma: tuple[Verbs, ...] = ()
     soft: tuple[Soft, ...] = ()
+
+    @property
+    def segment(self) -> str:
+        """The link that the device is on: its PF's, and the VLAN or the partition there."""
+        pf = self.pf or self.device
+        if self.pkey is not None:
+            return f"{pf} {self.pkey | 0x8000:#06x}"  # both members of a partition
+        vlan = self.applied.vlan if self.applied is not None else 0
+        return f"{pf} vlan {vlan}" if vlan else pf
 
 
 def record_of(plan: Plan, options: Options) -> Record:
@@ -64,6 +74,7 @@ def record_of(plan: Plan, options: Options) -> Record:
         mtu=options.mtu or 0,
         modes=(on & MODES, among & MODES),
         infiniband=plan.infiniband,
+        pkey=plan.link.pkey if plan.link is not None else None,
         rdma=tuple(Verbs(device.index, device.name) for device in plan.rdma),
         soft=tuple(Soft(SOFT_KINDS[device.protocol], device.name) for device in plan.soft),
     )

@@ -13,8 +13,8 @@ import msgspec
 
 from cni.attachments.entry import Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
 from cni.attachments.removal import await_return
+from cni.locks import Busy
 from cni.spec import interrupts
 from cni.spec.notes import note
 from cni.spec.request import Request

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cni.attachments import locks
+from cni import locks
 from cni.sriov.options import Options
 from host import links, pci, vfs
 from host.errors import HostError, LinkMissing

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cni.attachments import locks
+from cni import locks
 from cni.spec import interrupts
 from cni.spec.errors import CNIError, Code
 from cni.sriov.record import Record, Soft

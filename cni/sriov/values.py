@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cni.spec.config import require_interface_name
 from cni.spec.errors import CNIError, Code, invalid_config
 
 VLAN_PROTOCOLS = ("802.1q", "802.1ad")
@@ -36,13 +37,12 @@ class Given(NamedTuple):
 
 
 def masters(given: str | list[str] | None) -> tuple[str, ...]:
-    """Names of interfaces, as `master` has one or several of them."""
-    names = (given,) if isinstance(given, str) else tuple(given or ())
+    """Names of interfaces, each once, as `master` has one or several of them."""
+    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given or ()))
     if names in ((), ("",)):
         return ()
     for name in names:
-        if not name or len(name.encode()) > 15 or "/" in name or name in (".", ".."):
-            raise invalid_config(f'"master": "{name}" cannot be the name of an interface')
+        require_interface_name(name, "master")
     return names
 
 

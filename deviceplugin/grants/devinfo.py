@@ -28,6 +28,7 @@ from host.paths import Paths
 VERSION = "1.1.0"
 OURS = "podfabric"
 
+_MOST_BYTES = 64 << 10  # what is longer is none, and is cut to what cannot be read
 _MODE = 0o444  # as the specification's library writes them
 
 
@@ -85,9 +86,16 @@ def update_cni(
 
 
 def _copy(paths: Paths, file: str) -> Path:
-    """The file with that path, directly below Multus' directory. Raises OSError, ValueError."""
-    directory, given = (paths.devinfo / "cni").resolve(), Path(file)
-    if ".." in given.parts or not given.is_absolute() or given.parent.resolve() != directory:
+    """The file with that path, directly below Multus' directory. Raises OSError, ValueError.
+
+    Only the text of the path is compared: to look where it leads could wait for a file system
+    that its owner has hung.
+    """
+    ours = paths.devinfo / "cni"
+    directory, given = ours.resolve(), Path(file)
+    usual = Paths().devinfo / "cni"  # as Multus writes it, whatever spelling is set for us
+    spellings = {ours, directory} | ({usual} if usual.resolve() == directory else set())
+    if given.name in ("", "..") or given.parent not in spellings:
         raise ValueError(f"it is not directly below {directory}, so it is left alone")
     return directory / given.name
 
@@ -103,7 +111,7 @@ def _content(copy: Path) -> dict[str, Any]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file, so it is left alone")
         try:
-            found = msgspec.json.decode(opened.read())
+            found = msgspec.json.decode(opened.read(_MOST_BYTES))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             found = None
     if not isinstance(found, dict) or not isinstance(found.get("type"), str):

@@ -83,9 +83,30 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
     a list. With `nodes` the rows have the verbs devices that the containers were given, or the
     CDI names that stand for them.
     """
+    return _entries(_checkpoint(paths) or _Data(), nodes=nodes)
+
+
+def registered(paths: Paths) -> dict[str, list[str]]:
+    """The ids that each resource had when the kubelet last wrote its checkpoint, sorted.
+
+    Only those that were healthy. Raises Unreadable.
+    """
+    return _listed(_checkpoint(paths) or _Data())
+
+
+def written(paths: Paths) -> tuple[list[PodDevices], dict[str, list[str]]] | None:
+    """`from_checkpoint` and `registered` of the same file; None if it is not there.
+
+    The kubelet writes it first when a device plugin sends its list. Raises Unreadable.
+    """
+    content = _checkpoint(paths)
+    return None if content is None else (_entries(content), _listed(content))
+
+
+def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
     found: dict[_Key, set[str]] = {}
     given: dict[_Key, _Answer] = {}
-    for entry in _checkpoint(paths).PodDeviceEntries or ():
+    for entry in content.PodDeviceEntries or ():
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
             given[key] = _answer(entry.AllocResp or "")
@@ -96,12 +117,8 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
     return _rows(dict(sorted(found.items())), given=given)
 
 
-def registered(paths: Paths) -> dict[str, list[str]]:
-    """The ids that each resource had when the kubelet last wrote its checkpoint, sorted.
-
-    Only those that were healthy. Raises Unreadable.
-    """
-    listed = _checkpoint(paths).RegisteredDevices or {}
+def _listed(content: _Data) -> dict[str, list[str]]:
+    listed = content.RegisteredDevices or {}
     return {name: sorted(ids or ()) for name, ids in sorted(listed.items())}
 
 
@@ -198,8 +215,24 @@ def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
     if device:
         yield device
     for name in (device, *cdi):
-        for domain, bus, slot, function in _ADDRESS.findall(name):
-            yield f"{domain}:{bus}:{slot}.{function}".lower()
+        for match in _ADDRESS.finditer(name):
+            yield _address(match)
+
+
+def address_in(device_id: str) -> str:
+    """The first PCI address in an id, as sysfs writes it: "0000-3b-00-0" has one; else ""."""
+    match = _ADDRESS.search(device_id)
+    return _address(match) if match else ""
+
+
+def is_address(device_id: str) -> bool:
+    """Whether an id is a PCI address and nothing else, in either spelling."""
+    return _ADDRESS.fullmatch(device_id) is not None
+
+
+def _address(match: re.Match[str]) -> str:
+    domain, bus, slot, function = match.groups()
+    return f"{domain}:{bus}:{slot}.{function}".lower()
 
 
 def _answer(response: str) -> _Answer:
@@ -224,12 +257,12 @@ def _checkpoint_path(paths: Paths) -> Path:
     return paths.device_plugins / "kubelet_internal_checkpoint"
 
 
-def _checkpoint(paths: Paths) -> _Data:
+def _checkpoint(paths: Paths) -> _Data | None:
     path = _checkpoint_path(paths)
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).Data
     except (FileNotFoundError, NotADirectoryError):
-        return _Data()
+        return None
     except OSError as error:
         raise Unreadable(
             f"{path}: cannot be read: {error.strerror}: only root may, on the host or with the "

@@ -1,1 +1,1 @@
-"""What a tenant may try, done against real processes: nothing of the node or others breaks."""
+"""What a tenant may try, and kills and full disks at bad moments, against real processes."""

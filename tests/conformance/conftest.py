@@ -91,10 +91,9 @@ def node(
 
 @pytest.fixture
 def delegate(node: Node) -> Delegate:
-    """The recording IPAM plugin `double`, in the node's CNI_PATH."""
-    directory = node.root / "double"
-    node.path = (*node.path, directory)
-    return Delegate.install(directory)
+    """The recording IPAM plugin `double`, which the node allows."""
+    node.allow(ipam_types=["double"])
+    return Delegate.install(node.delegates)
 
 
 @pytest.fixture

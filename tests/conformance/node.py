@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from tests.conformance.subject import Subject
 from tests.plugins import CHECKOUT, install_delegate
 
-CNI_BIN = Path(os.environ.get("PODFABRIC_CNI_BIN", CHECKOUT / "build/cni/bin")).absolute()
+CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin")).absolute()
 NETNS = Path("/var/run/netns")
 IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
 PATIENCE = 180.0  # seconds; a call that takes longer hangs
@@ -55,7 +55,10 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Node:
-    """State and run directories below `root`, executables of `path`."""
+    """State and run directories below `root`, executables of `path`.
+
+    IPAM plugins of others are in `delegates`, which `policy` of config.yaml may allow.
+    """
 
     root: Path
     path: tuple[Path, ...]
@@ -66,6 +69,17 @@ class Node:
     @property
     def state(self) -> Path:
         return self.root / "state"
+
+    @property
+    def delegates(self) -> Path:
+        """The CNI directory of the installation."""
+        return self.root / "delegates"
+
+    def allow(self, **policy: object) -> None:
+        """Set these rules of the node."""
+        etc = self.root / "etc"
+        etc.mkdir(exist_ok=True)
+        (etc / "config.yaml").write_text(json.dumps({"policy": policy}))
 
     def environ(self, **changes: str | None) -> dict[str, str]:
         """The environment E0 of the tables, with changes; None unsets a variable.
@@ -83,6 +97,8 @@ class Node:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PODFABRIC_STATE": str(self.state),
             "PODFABRIC_RUN": str(self.root / "run"),
+            "PODFABRIC_CNI_BIN": str(self.delegates),
+            "PODFABRIC_ETC": str(self.root / "etc"),
             "MARK": self.mark,
             **self.surroundings,
             **changes,

@@ -49,25 +49,23 @@ def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
 
 
 @row("K2", by=[NOOP])
-def test_first_of_two_delegates_in_the_path_wins(
-    node: Node, tmp_path: Path, subject: Subject
-) -> None:
-    first, second = (Delegate.install(tmp_path / name, "twin") for name in "ab")
-    path = f"{first.directory}:{second.directory}"
-    OK.met_by(node.call(subject, "STATUS", configured(first), CNI_PATH=path))
-    assert (first.commands, second.commands) == (["STATUS"], [])
-
-
-@row("K3", by=[NOOP])
-def test_what_is_no_file_is_passed_over(
+def test_delegate_is_that_of_the_installation_whatever_cni_path_has(
     node: Node, tmp_path: Path, delegate: Delegate, subject: Subject
 ) -> None:
-    (tmp_path / "a" / delegate.name).mkdir(parents=True)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / delegate.name).symlink_to("nowhere")
-    path = f"{tmp_path}/a:{tmp_path}/b:{tmp_path}/none::{delegate.directory}"
+    other = Delegate.install(tmp_path / "other", delegate.name)
+    path = f"{other.directory}:{delegate.directory}"
     OK.met_by(node.call(subject, "STATUS", configured(delegate), CNI_PATH=path))
-    assert delegate.commands == ["STATUS"]
+    assert (delegate.commands, other.commands) == (["STATUS"], [])
+
+
+@pytest.mark.parametrize("directory", [False, True])
+@row("K3", by=[NOOP])
+def test_what_is_no_file_is_no_delegate(node: Node, subject: Subject, directory: bool) -> None:
+    path = node.delegates / "x"
+    node.delegates.mkdir()
+    path.mkdir() if directory else path.symlink_to("nowhere")
+    outcome = node.call(subject, "STATUS", NOOP.config(cniVersion="1.1.0", ipam={"type": "x"}))
+    Err(7, contains=f'failed to find plugin "x" in path [{node.delegates}]').met_by(outcome)
 
 
 @row("K4", by=[NOOP])
@@ -145,14 +143,11 @@ def test_standard_error_of_the_delegate_is_on_ours(
 
 
 @row("K13", by=[NOOP])
-def test_delegate_that_is_being_written_is_tried_again(
-    node: Node, tmp_path: Path, subject: Subject
-) -> None:
+def test_delegate_that_is_being_written_is_tried_again(node: Node, subject: Subject) -> None:
     """A program and not a script, whose interpreter would be the busy file."""
-    program = tmp_path / "copied" / "true"
+    program = node.delegates / "true"
     program.parent.mkdir()
     shutil.copy("/bin/true", program)
-    node.path = (*node.path, program.parent)
     config = subject.config(cniVersion="1.1.0", ipam={"type": program.name})
     with program.open("r+b") as writer:
         threading.Timer(0.7, writer.close).start()

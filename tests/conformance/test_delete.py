@@ -115,13 +115,23 @@ def test_failed_del_never_reads_like_a_done_one(
     assert not any(one in text for one in PHRASES)
 
 
-@row("I13", by=[NOOP, IPOIB])
+@row("I13", by=[NOOP])
 def test_del_whose_delegate_is_missing_fails_and_does_not_read_like_a_done_one(
     node: Node, subject: Subject
 ) -> None:
     outcome = node.call(subject, "DEL", subject.config(ipam={"type": "nowhere"}))
     Err((7, 104), contains='"nowhere"').met_by(outcome)
     assert not any(one in outcome.document["msg"].lower() for one in PHRASES)
+
+
+@row("I13", by=[IPOIB])
+def test_del_whose_delegate_is_missing_succeeds_where_no_add_has_run_it(
+    node: Node, subject: Subject
+) -> None:
+    node.allow(ipam_types=["nowhere"])
+    outcome = node.call(subject, "DEL", subject.config(ipam={"type": "nowhere"}))
+    OK.met_by(outcome)
+    assert 'IPAM plugin "nowhere" was not asked' in outcome.stderr
 
 
 @row("I13", by=[IPAM])

@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from tests.conformance.expect import ADDED, Err
+from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node
 from tests.conformance.rows import Case, row, table
 from tests.conformance.subject import ADDING, EVERY, IPAM, IPOIB, NOOP, OURS, Subject
@@ -42,20 +42,22 @@ CASES = [
         for command in ("ADD", "CHECK", "DEL", "GC")
     ),
     Case("B8", Err(6), config={"name": 5}),
-    Case("B9", Err(7, BAD_NAME, "n1\n"), config={"name": "n1\n"}),
+    # Deliberate: the reference repeats the line end, and whoever wrote it writes lines into events.
+    Case("B9", Err(7, BAD_NAME, "n1\\n"), config={"name": "n1\n"}),
     Case("B11", ADDED, config={"capabilities": {"ips": True, "mac": 1}}, by=ADDING),
+    # Deliberate: the reference takes the last, and another reader of the same text the first.
     Case(
         "B12",
-        ADDED,
+        Err(7, '"cniVersion" stands twice: remove one of them'),
         raw=b'{"cniVersion":"0.2.0","name":"n1","cniVersion":"1.0.0",'
         b'"ipam":{"type":"podfabric-ipam","range":"10.9.0.0/24"}}',
-        by=[IPAM],
     ),
     Case(
         "B12",
-        ADDED,
+        OK,
+        {"CNI_COMMAND": "DEL"},
         raw=b'{"cniVersion":"0.2.0","name":"n1","cniVersion":"1.0.0"}',
-        by=[NOOP],
+        note="DEL",
     ),
     *(
         everywhere("B14", UNREADABLE, S0[:-1] + b',"x":' + literal + b"}", literal.decode())
@@ -169,7 +171,8 @@ def test_standard_input_that_closes_at_once_is_empty(node: Node, subject: Subjec
 
 @row("B15", by=EVERY)
 def test_large_configuration_may_come_byte_by_byte(node: Node, subject: Subject) -> None:
-    config = subject.config(args={"cni": {"padding": "x" * (1 << 20)}})
+    padding = ["x" * 16_000] * 64  # as much as an ADD may have
+    config = subject.config(args={"cni": {"padding": padding}})
     command = "ADD" if subject.adds else "DEL"
     with node.start(subject, node.environ(CNI_COMMAND=command)) as process:
         assert process.stdin is not None

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from cni.attachments.entry import Attachment
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
+from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.dispatch import answer
 from cni.spec.plugin import Plugin
@@ -63,11 +64,14 @@ class Node:
     defaults: ClassVar[dict[str, Any]] = {"master": "ib0"}
 
     def plugin(self) -> Plugin:
-        """The plugin as an executable would make it."""
-        return IPoIB(self.paths)
+        """The plugin as an agent would make it."""
+        return IPoIB(self.paths, policy=lambda: self.policy)
+
+    unanswered_since: int | None = None  # what a launcher told its fallback
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
+        self.policy = Policy()
 
     def call(
         self,
@@ -98,7 +102,7 @@ class Node:
         if previous is not None:
             document["prevResult"] = previous.document
         stdin = json.dumps(document).encode()
-        given = answer(self.plugin, environ, lambda: stdin)
+        given = answer(self.plugin, environ, lambda: stdin, unanswered_since=self.unanswered_since)
         return Reply(given.exit_code, json.loads(given.document or b"{}"))
 
     def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
@@ -159,7 +163,7 @@ class SriovNode(Node):
     defaults: ClassVar[dict[str, Any]] = {}
 
     def plugin(self) -> Plugin:
-        return Sriov(self.paths)
+        return Sriov(self.paths, policy=lambda: self.policy)
 
 
 class RdmaNode(SriovNode):

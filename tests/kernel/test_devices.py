@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cni.policy.rules import Policy
 from deviceplugin.pools.config import PoolConfig, Selector
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
@@ -174,8 +175,12 @@ def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> N
     shared.add(shared.ipoib, one, master=[other, own[0]])
     assert fabric_beside(one.name) == given(one)
     shared.delete(shared.ipoib, one, master=own[0])
+    reply = shared.refused(shared.ipoib, one, master=other, match_device=False)
+    assert (reply.document["code"], '"policy.unmatched_devices"' in reply.text) == (121, True)
+    shared.ipoib.policy = Policy(unmatched_devices=True)
     shared.add(shared.ipoib, one, master=other, match_device=False)
     assert fabric_beside(one.name) == [number_of(rdma)]
+    shared.ipoib.policy = Policy()
     shared.delete(shared.ipoib, one, master=other)
 
 
@@ -246,6 +251,9 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
             node.delete(node.sriov, one)
         assert cards.snapshot() == before
 
+        refused_to_a_pod_without_an_hca(node, vfs)
+        assert cards.snapshot() == before
+
         # As Multus passes the device; another pod's is refused.
         ids = [one.containers["main"].ids[VF][0] for one in pods]
         reply = node.refused(node.sriov, pods[0], deviceID=ids[1])
@@ -264,6 +272,20 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
         third = node.admit("worker-2", VF)
         node.forget_young_too()
         assert node.held() == [(VF, third.containers["main"].ids[VF][0])]
+
+
+def refused_to_a_pod_without_an_hca(node: PoolNode, card: Card) -> None:
+    """Both VFs of the pool are held; the third one is of no pool, and free."""
+    tenant = Pod(name=NAMES[0], namespace="tenant", uid="uid-tenant", requests=[])
+    node.sriov.policy = Policy(unmatched_devices=True)
+    for config in ({}, {"match_device": False}):
+        for vf in card.vfs[:2]:
+            reply = node.refused(node.sriov, tenant, deviceID=vf, **config)
+            assert reply.document["code"] in (120, 121)
+    node.sriov.policy = Policy()
+    reply = node.add(node.sriov, tenant, master=card.pf)
+    assert reply.interface["pciID"] == card.vfs[2]
+    node.delete(node.sriov, tenant, master=card.pf)
 
 
 def test_vfs_without_a_link_are_given_and_their_ports_come_up_later(

@@ -1,5 +1,6 @@
 """kill -9 before every single change to kernel or disk, of ADD and of DEL; then all is cleaned."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -71,4 +72,22 @@ def test_add_killed_and_namespace_gone_then_delete(node: Node, pods: list[str]) 
         if not killed:
             break
     assert not killed
+    assert link_names() == before
+
+
+def test_add_that_a_dead_agent_had_done_is_settled_by_the_fallback_s(
+    node: Node, pods: list[str]
+) -> None:
+    before = link_names()
+    node.add("c1", pods[0], **CONFIG)
+    node.unanswered_since = int(time.time()) + 1
+    assert (
+        node.call("ADD", "c1", pods[0], **CONFIG).document["code"] == 103
+    )  # it is older: it lives
+    node.unanswered_since = int(time.time()) - 60
+    reply = node.add("c1", pods[0], **CONFIG)
+    assert sorted(node.reservations()) == sorted(reply.addresses)
+    assert link_names(pods[0]) == {"lo", "net1"}
+    node.delete("c1", pods[0], **CONFIG)
+    assert node.leftovers() == []
     assert link_names() == before

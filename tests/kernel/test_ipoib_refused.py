@@ -145,3 +145,15 @@ def test_address_that_the_kernel_refuses_undoes_everything(node: Node, pods: lis
     assert reply.document["code"] == 100
     assert "10.99.0.0/16" in reply.text
     assert link_names(pods[0]) == {"lo"}
+
+
+def test_private_range_over_the_addresses_of_another_network_on_the_partition_is_refused(
+    node: Node, pods: list[str]
+) -> None:
+    node.add("c1", pods[0], name="theirs", pkey="0x8002", ipam=ipam("10.9.0.0/24"))
+    evil = ipam("10.9.0.0/24", network_name="evil")
+    reply = node.call("ADD", "c2", pods[1], name="mine", pkey="0x0002", ipam=evil)
+    assert reply.document["code"] == 121
+    assert "ib0 0x8002" in reply.text
+    assert link_names(pods[1]) == {"lo"}
+    assert node.add("c3", pods[2], name="mine", pkey="0x8003", ipam=evil).addresses == ["10.9.0.1"]

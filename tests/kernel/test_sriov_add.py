@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cni.policy.rules import Policy
 from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
@@ -142,6 +143,9 @@ def test_master_gives_a_free_vf(sriov: SriovNode, pods: list[str], card: Card) -
 def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
+    reply = sriov.refused("c1", pods[0], deviceID=card.address, pfOnly=True)
+    assert (reply.document["code"], '"policy.whole_pfs"' in reply.text) == (121, True)
+    sriov.policy = Policy(whole_pfs=True)
     reply = sriov.call("ADD", "c1", pods[0], deviceID=card.address, pfOnly=True)
     assert reply.exit_code == 1
     assert "sriov_numvfs" in reply.text
@@ -149,6 +153,7 @@ def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     before = cards.snapshot()
     sriov.add("c1", pods[0], master=other.pf, pfOnly=True)
     assert other.pf not in link_names()
+    sriov.policy = Policy()  # what was allowed once is taken back
     sriov.delete("c1", pods[0], master=other.pf, pfOnly=True)
     assert cards.snapshot() == before
 
@@ -176,6 +181,23 @@ def test_vf_of_a_program_is_configured_and_left_where_it_is(
         sriov.delete("c1", pods[0], **config)
         assert cards.snapshot() == before
         assert sriov.leftovers() == []
+
+
+def test_private_range_over_the_addresses_of_another_network_on_the_vlan_is_refused(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
+    before = cards.snapshot()
+    theirs = {"name": "theirs", "deviceID": card.vfs[0], "vlan": 100, "ipam": ipam("10.3.0.0/24")}
+    evil: dict[str, Any] = {"name": "mine", "ipam": ipam("10.3.0.0/24", network_name="evil")}
+    sriov.add("c1", pods[0], **theirs)
+    reply = sriov.call("ADD", "c2", pods[1], **evil, deviceID=card.vfs[1], vlan=100)
+    assert reply.document["code"] == 121
+    assert "vlan 100" in reply.text
+    mine = {**evil, "deviceID": card.vfs[1], "vlan": 101}
+    assert sriov.add("c2", pods[1], **mine).addresses == ["10.3.0.1"]
+    sriov.delete("c2", pods[1], **mine)
+    sriov.delete("c1", pods[0], **theirs)
+    assert cards.snapshot() == before
 
 
 def test_runtime_that_died_with_the_device_at_vfio_gets_it_back(

@@ -8,6 +8,7 @@ import pytest
 
 from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
+from cni.policy.rules import Policy
 from host import links, placement, vfs
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
@@ -339,6 +340,7 @@ def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: 
     assert '"vrf7"' in sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
     run(IP, "link", "delete", "vrf7")
     other = cards.cards()[1].pf
+    sriov.policy = Policy(whole_pfs=True)
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
     assert "is used by the host, which has 10.99.0.1/24 on it" in reply.text

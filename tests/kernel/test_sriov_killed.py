@@ -1,5 +1,6 @@
 """kill -9 before every single change of ADD and of DEL on a VF: then the host is as it was."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -113,3 +114,21 @@ def test_add_killed_then_added_again(
         assert (step, sriov.leftovers()) == (step, [])
         assert (step, cards.snapshot()) == (step, before)
     assert not killed
+
+
+def test_add_that_a_dead_agent_had_done_is_settled_by_the_fallback_s(
+    sriov: SriovNode, pods: list[str], config: dict[str, Any]
+) -> None:
+    before = cards.snapshot()
+    sriov.add("c1", pods[0], **config)
+    sriov.unanswered_since = int(time.time()) + 1
+    assert (
+        sriov.call("ADD", "c1", pods[0], **config).document["code"] == 103
+    )  # it is older: it lives
+    sriov.unanswered_since = int(time.time()) - 60
+    reply = sriov.add("c1", pods[0], **config)
+    assert sorted(sriov.reservations()) == sorted(reply.addresses)
+    assert link_names(pods[0]) == {"lo", "net1"}
+    sriov.delete("c1", pods[0], **config)
+    assert sriov.leftovers() == []
+    assert cards.snapshot() == before

@@ -3,6 +3,7 @@
 `install` puts `noop` into a directory as `tools/make_cni.py` puts ours.
 """
 
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -33,8 +34,12 @@ def install_noop(directory: Path) -> Path:
 
 
 def install_delegate(directory: Path, name: str) -> Path:
-    """Write the recording delegate into `directory`, where it keeps what it records, too."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write the recording delegate into `directory`, where it keeps what it records, too.
+
+    A copy, since only what root owns is started, and the checkout may be anybody's.
+    """
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     executable = directory / name
-    executable.symlink_to(HERE / "delegate")
+    shutil.copyfile(HERE / "delegate", executable)
+    executable.chmod(0o755)
     return executable

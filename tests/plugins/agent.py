@@ -13,6 +13,7 @@ from agent.calls import Loader
 from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
 from host.paths import Paths
+from ipam.executable import Executable
 from ipam.plugin import AddressPlugin
 from tests.plugins.noop import Noop
 
@@ -23,7 +24,7 @@ def _ipoib(environ: Mapping[str, str]) -> Plugin:
 
 def _ipam(environ: Mapping[str, str]) -> Plugin:
     paths = Paths.from_environ(environ)
-    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+    return Executable(AddressPlugin.on_node(paths.ipam, paths.boot_id), paths.locks)
 
 
 PLUGINS: Mapping[str, Loader] = {"ipoib": _ipoib, "podfabric-ipam": _ipam, "noop": Noop}

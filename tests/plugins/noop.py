@@ -21,6 +21,7 @@ from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
+from host.paths import Paths
 
 _NONE = msgspec.Raw()
 
@@ -51,6 +52,7 @@ class Noop:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._script = msgspec.json.decode(environ.get("NOOP", "{}"), type=Script)
         self._state = Path(environ["PODFABRIC_STATE"])
+        self._delegates = Paths.from_environ(environ).cni_bin
 
     @property
     def versions(self) -> Sequence[str]:
@@ -64,7 +66,7 @@ class Noop:
             previous = msgspec.json.decode(config.prevResult)
             return results.after_previous(previous, Result(), request.cni_version)
         if config.ipam.type:
-            return delegate.add(config.ipam.type, request)
+            return delegate.add(config.ipam.type, self._delegates, request)
         if self._script.result:
             return results.decode(self._script.result, "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
@@ -105,7 +107,7 @@ class Noop:
     def _pass_on(self, request: Request) -> None:
         config = _config(request)
         if config.ipam.type:
-            delegate.run(config.ipam.type, request.command, request)
+            delegate.run(config.ipam.type, self._delegates, request.command, request)
 
 
 def _config(request: Request) -> _Config:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,31 @@ def test_fallback_serves_in_the_place_of_an_unusable_agent(
         outcome = launcher.run()
     assert outcome.stdout == b"fallback\n" + CONFIG
     assert agent.served == 1
+
+
+ARGUMENTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
+
+
+def test_fallback_is_told_where_the_launcher_looked_for_an_agent(launcher: Launcher) -> None:
+    _install(launcher, ARGUMENTS)
+    told = f"--socket={launcher.socket}\n".encode()
+    assert launcher.run().stdout == told
+    with Agent(launcher.socket, answering(REFUSED)):
+        assert launcher.run().stdout == told
+
+
+@pytest.mark.parametrize("bytes_", [b"", WHOLE[:30], b"x" * 100])
+def test_fallback_is_told_since_when_an_agent_may_have_done_the_call(
+    launcher: Launcher, bytes_: bytes
+) -> None:
+    _install(launcher, ARGUMENTS)
+    before = int(time.time())
+    with Agent(launcher.socket, answering(bytes_)):
+        socket, since = launcher.run().stdout.decode().splitlines()
+    assert socket == f"--socket={launcher.socket}"
+    name, _, seconds = since.partition("=")
+    assert name == "--unanswered-since"
+    assert before <= int(seconds) <= time.time()
 
 
 def test_fallback_is_not_started_where_an_agent_answers(launcher: Launcher) -> None:

@@ -97,7 +97,8 @@ def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
 
     executable.chmod(0o755)  # the same without: it does take them
     assert launcher.run(environ, user=NOBODY).error["code"] == 4
-    assert launcher.run(launcher.environ(), user=NOBODY).stdout == b"\n"
+    told = f"--socket={theirs}\n".encode()
+    assert launcher.run(launcher.environ(), user=NOBODY).stdout == told
 
 
 def test_socket_that_may_not_be_opened_is_an_absent_agent(

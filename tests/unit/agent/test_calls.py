@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,16 @@ CONFIG = b'{"cniVersion":"1.0.0","name":"n1"}'
 
 
 class Does(Noop):
-    """A plugin whose DEL is a function."""
+    """A plugin whose DEL is a function, and whose ADD answers what it returns."""
 
     def __init__(self, does: Callable[[], object]) -> None:
         super().__init__(ENVIRON)
         self._does = does
+
+    def add(self, request: object) -> dict[str, Any]:
+        document = self._does()
+        assert isinstance(document, dict)
+        return document
 
     def delete(self, request: object) -> None:
         self._does()
@@ -89,7 +95,9 @@ def test_environment_that_is_no_text_is_answered() -> None:
 
 
 def test_answer_that_no_launcher_would_take_is_an_error_that_one_takes() -> None:
-    exit_code, _, stdout, _ = called(lambda: fail("x" * (framing.MAX_STDOUT + 1)))
+    more = {"CNI_COMMAND": "ADD", "CNI_NETNS": "/none"}
+    large = {"x": "x" * framing.MAX_STDOUT}
+    exit_code, _, stdout, _ = called(lambda: large, more=more)
     assert exit_code == 1
     assert len(stdout) < 1000
     assert "at most 16777216 are allowed" in json.loads(stdout)["msg"]
@@ -103,10 +111,8 @@ def test_log_is_bounded_whatever_a_call_says(caplog: pytest.LogCaptureFixture) -
     assert "(950 more lines" in caplog.text
 
 
-def test_long_error_is_cut_in_the_log_and_whole_in_the_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_long_error_is_cut_in_the_log_and_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _, _, stdout, _ = called(lambda: fail("x" * 100_000))
-    assert len(json.loads(stdout)["msg"]) == 100_000
+        _, _, stdout, _ = called(lambda: fail("x " * 100_000))
+    assert 3000 < len(json.loads(stdout)["msg"]) < 5000
     assert max(len(one.getMessage()) for one in caplog.records) < 5000

@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from cni.attachments.entitlement import require_allowed
 from cni.attachments.matching import Match, matched
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
+from cni.policy.rules import Policy
 from cni.spec import arguments
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import devices
 from cni.sriov import options as sriov_options
-from cni.sriov.plan import Plan
 from deviceplugin.claims import Pod
 from host import links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
@@ -29,6 +30,7 @@ from tests.unit.host.sysfs import Tree
 ROUTE = cast(Rtnetlink, "host")
 POD = Pod("ml", "worker-0", "uid-0")
 OTHER = Pod("ml", "worker-1", "uid-1")
+SAFE = Policy()
 CNI_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=worker-0;K8S_POD_UID=uid-0"
 
 
@@ -66,42 +68,58 @@ def request(ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> Re
 
 
 @contextmanager
-def match_of(paths: Paths, call: Request, *, needed: bool, wanted: bool) -> Iterator[Match]:
+def match_of(
+    paths: Paths, call: Request, policy: Policy, *, needed: bool, wanted: bool
+) -> Iterator[Match]:
     """The match of a call, locked as while an ADD chooses."""
-    pairs = arguments.parse(call.args, ())
-    match = matched(paths, call, arguments.pod_of(pairs), needed=needed, wanted=wanted)
+    pod = arguments.pod_of(arguments.parse(call.args, ()))
+    match = matched(paths, call, pod, needed=needed, wanted=wanted, policy=policy)
     with match.choosing():
         yield match
 
 
-def ipoib(node: Holding, ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> str:  # noqa: ANN401
+def ipoib(
+    node: Holding,
+    ifname: str = "net1",
+    cni_args: str = CNI_ARGS,
+    policy: Policy = SAFE,
+    **config: Any,  # noqa: ANN401
+) -> str:
     """The parent that an ADD of `ipoib` takes."""
     call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
     wanted = ipoib_options.read(call)
+    require_allowed(policy, match_device=wanted.match_device)
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
-    with match_of(node.paths, call, **ask) as match:
+    with match_of(node.paths, call, policy, **ask) as match:
         plan = parents.choose(ROUTE, node.paths, wanted, match)
         match.take(plan.adapter)
     return plan.parent.name
 
 
-def sriov(node: Holding, ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> str:  # noqa: ANN401
+def sriov(
+    node: Holding,
+    ifname: str = "net1",
+    cni_args: str = CNI_ARGS,
+    policy: Policy = SAFE,
+    **config: Any,  # noqa: ANN401
+) -> str:
     """The device that an ADD of `sriov` takes, if nothing is in the way of the first that fits."""
     call = request(ifname, cni_args, **{"type": "sriov"} | config)
     wanted = sriov_options.read(call)
+    require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
     ask = {"needed": not wanted.device and not wanted.masters, "wanted": wanted.match_device}
-    with match_of(node.paths, call, **ask) as match:
+    with match_of(node.paths, call, policy, **ask) as match:
         refusals: list[CNIError] = []
         for address in devices.candidates(node.paths, wanted, match):
             function = pci.find(node.paths, address)
             assert function is not None
-            plan = Plan(function=function, link=None, vf=None)
             try:
-                devices.require_match(node.paths, plan, wanted, match)
+                devices.require_entitled(node.paths, address, wanted, match)
+                devices.require_match(node.paths, function, wanted, match)
             except CNIError as refusal:
                 refusals.append(refusal)
                 continue
-            match.take(devices.adapter_of(node.paths, plan, match))
+            match.take(devices.adapter_of(node.paths, function, match))
             return address
     raise refusals[0]
 

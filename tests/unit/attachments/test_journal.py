@@ -12,7 +12,7 @@ import pytest
 
 from cni.attachments.entry import ADDING, Attachment, Damaged, Entry, from_bytes, to_bytes
 from cni.attachments.journal import Journal
-from cni.attachments.locks import Busy
+from cni.locks import Busy
 from cni.spec.interrupts import Call, Terminated, serving
 from host.paths import Paths
 
@@ -161,3 +161,12 @@ def test_entry_that_cannot_be_read_does_not_hide_the_others(journal: Journal) ->
     unreadable, entry = journal.entries()
     assert isinstance(unreadable, Damaged)
     assert entry == _entry()
+
+
+def test_call_whose_client_has_gone_does_not_get_the_lock(journal: Journal) -> None:
+    """A DEL neither: what it would remove may be a later attachment by now."""
+    with serving(Call(endable=False, gone=lambda: True)), pytest.raises(Terminated):  # noqa: SIM117
+        with journal.locked(_entry().attachment):
+            raise AssertionError("it has the lock")
+    with journal.locked(_entry().attachment, timeout=0.0):
+        pass

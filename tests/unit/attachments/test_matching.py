@@ -70,7 +70,7 @@ def test_multus_file_that_cannot_be_written_is_a_note(card: Holding, tmp_path: P
     paths = msgspec.structs.replace(card.paths, devinfo=tmp_path)
     (tmp_path / "cni").write_text("")
     with collected() as notes:
-        path = str(tmp_path / "cni/info.json")
+        path = str(tmp_path / "cni/ml-fabric-c1_net1")
         tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), interface)
         gone = msgspec.structs.replace(interface, rdmaDevice="mlx5_99")
         tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), gone)

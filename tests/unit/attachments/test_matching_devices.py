@@ -2,7 +2,7 @@
 
 import pytest
 
-from cni.spec.notes import collected
+from cni.policy.rules import Policy
 from deviceplugin.kubelet import records
 from tests.unit.attachments.choosing import CNI_ARGS, OTHER, POD, refusal, sriov, swap
 from tests.unit.deviceplugin.holding import Holding
@@ -11,21 +11,25 @@ from tests.unit.host.sysfs import Tree
 
 VF, OTHER_VF = servers.VFS_ETHERNET[:2]
 VFS = list(servers.VFS_ETHERNET)
+UNASSIGNED = Policy(unassigned_devices=True)
+ANY = Policy(unmatched_devices=True, unassigned_devices=True)
 
 
 def test_vf_that_another_pod_has_for_itself_is_refused_with_its_resource(card: Holding) -> None:
     card.give(OTHER, {VF: [VF]}, resource="rdma/whole")
-    refused = refusal(sriov, card, deviceID=VF)
-    assert refused.code == 120
-    assert f"device {VF} is on HCA {VF}, which the kubelet gave to another pod as rdma/whole" in (
-        refused.message
-    )
-    assert sriov(card, deviceID=VF, match_device=False) == VF
-    assert sriov(card, deviceID=VF, cni_args="") == VF  # nobody knows whose it is
+    for refused in (
+        refusal(sriov, card, deviceID=VF),
+        refusal(sriov, card, "net1", "", deviceID=VF),
+    ):
+        assert refused.code == 120
+        assert (
+            f"device {VF} is on HCA {VF}, which the kubelet gave to another pod as rdma/whole"
+            in (refused.message)
+        )
+    assert sriov(card, deviceID=VF, match_device=False, policy=ANY) == VF
     card.kubelets_checkpoint.unlink()
-    with collected() as notes:
-        assert sriov(card, deviceID=VF) == VF
-    assert "not compared with the pod's verbs devices" in notes.text
+    refused = refusal(sriov, card, deviceID=VF)
+    assert (refused.code, "for other pods" in refused.message) == (11, True)
 
 
 def test_device_of_a_resource_claim_is_the_pods(
@@ -70,7 +74,7 @@ def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
         '(mlx5_6, uverbs6 231:198) of rdma/hca: leave "deviceID" and "master" out, or '
         '"match_device": false if that is meant'
     )
-    assert sriov(card, deviceID=OTHER_VF, match_device=False) == OTHER_VF
+    assert sriov(card, deviceID=OTHER_VF, match_device=False, policy=ANY) == OTHER_VF
 
 
 def test_free_vf_of_a_master_is_nobodys(card: Holding) -> None:
@@ -79,11 +83,11 @@ def test_free_vf_of_a_master_is_nobodys(card: Holding) -> None:
 
 
 @pytest.mark.parametrize("ids", [{"0": VFS}, {f"{vf}-0": [vf] for vf in VFS}])
-def test_vfs_that_others_share_are_free_for_a_master(
+def test_vfs_that_others_share_are_free_for_a_master_if_the_rules_say_so(
     card: Holding, ids: dict[str, list[str]]
 ) -> None:
     card.give(OTHER, ids)
-    assert sriov(card, master="enp59s0f1np0") == VF
+    assert sriov(card, master="enp59s0f1np0", policy=UNASSIGNED) == VF
 
 
 def test_master_without_a_free_vf_names_the_resources_that_have_them(card: Holding) -> None:
@@ -108,7 +112,7 @@ def test_pod_with_hcas_but_no_vf_is_told_what_it_has(card: Holding) -> None:
     refused = refusal(sriov, card)
     assert refused.code == 120
     assert f"was given {servers.VFS_PF} (mlx5_0" in refused.message
-    assert sriov(card, pfOnly=True) == servers.VFS_PF
+    assert sriov(card, pfOnly=True, policy=Policy(whole_pfs=True)) == servers.VFS_PF
 
 
 def test_sf_is_a_device_like_a_vf(card: Holding) -> None:

@@ -1,11 +1,12 @@
 """The parent of an attachment of `ipoib` is on an HCA that the pod was given."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni.spec.notes import collected
+from cni.policy.rules import Policy
 from host import infiniband, links
 from tests.unit.attachments.choosing import OTHER, POD, ROUTE, ipoib, refusal, show, swap
 from tests.unit.deviceplugin.holding import Holding
@@ -13,6 +14,7 @@ from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 A, B = servers.DGX_HCAS[:2]
+UNMATCHED = Policy(unmatched_devices=True)
 
 
 def test_parent_is_on_the_pods_hca(server: Holding) -> None:
@@ -111,7 +113,12 @@ def test_device_that_another_pod_has_for_itself_is_refused_with_its_resource(
     )
     server.give(POD, {B: []}, resource="other/thing")
     assert refusal(ipoib, server, deviceID=B).code == 120
-    assert ipoib(server, master="ib1") == "ib1"  # nothing to differ from
+    refused = refusal(ipoib, server, master="ib1")
+    assert refused.code == 120
+    assert refused.message.startswith(
+        f'parent "ib1" is on HCA {B}, which the kubelet gave to another pod as rdma/whole: '
+    )
+    assert ipoib(server, master=["ib1", "ib2"]) == "ib2"
 
 
 def test_explicit_parent_on_another_hca_is_refused_with_both(server: Holding) -> None:
@@ -124,7 +131,7 @@ def test_explicit_parent_on_another_hca_is_refused_with_both(server: Holding) ->
         "is meant"
     )
     assert ipoib(server, master=["ib1", "ib0"]) == "ib0"
-    assert ipoib(server, master="ib1", match_device=False) == "ib1"
+    assert ipoib(server, master="ib1", match_device=False, policy=UNMATCHED) == "ib1"
 
 
 def test_pod_without_hca_may_have_any_parent(server: Holding) -> None:
@@ -170,13 +177,13 @@ def test_kubelet_that_cannot_be_asked(server: Holding) -> None:
     server.kubelets_checkpoint.unlink()
     refused = refusal(ipoib, server)
     assert refused.code == 11
-    assert "cannot tell which HCAs pod ml/worker-0 was given" in refused.message
-    with collected() as notes:
-        assert ipoib(server, master="ib1") == "ib1"
-    assert "not compared with the pod's verbs devices: cannot tell" in notes.text
-    with collected() as notes:
-        assert ipoib(server, master="ib1", match_device=False) == "ib1"
-    assert notes.text == ""
+    assert "cannot tell which devices of this node are for other pods" in refused.message
+    assert refusal(ipoib, server, master="ib1").code == 11
+    lax = refusal(ipoib, server, master="ib1", match_device=False, policy=UNMATCHED)
+    assert lax.code == 11
+    server.paths.checkpoint.unlink()
+    shutil.rmtree(server.paths.device_plugins)  # this is no node of Kubernetes
+    assert ipoib(server, master="ib1") == "ib1"
 
 
 @pytest.mark.parametrize("config", [{}, {"master": "ib0"}])

@@ -1,6 +1,7 @@
 """`podfabric install` and `uninstall`, on directories of made-up runtimes."""
 
 import argparse
+import json
 import os
 import subprocess
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 from cli import executables, install
 from cli.executables import FALLBACK, PLUGINS
+from cni import installation
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
 FOREIGN = b"\x7fELF...somebody else's..."
@@ -28,6 +30,12 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_bytes(LAUNCHER)
     monkeypatch.setattr(executables, "LAUNCHER", path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PODFABRIC_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 def _podfabric(*given: str | Path) -> int:
@@ -88,11 +96,28 @@ def test_mode_is_the_same_whatever_the_umask(bin_dir: Path) -> None:
 
 def test_fallback_is_a_script_that_runs(bin_dir: Path) -> None:
     assert _install(bin_dir, "--fallback") == 0
-    assert _tree(bin_dir) == sorted([*PLUGINS, *(f"{FALLBACK}/{name}" for name in PLUGINS)])
+    scripts = [f"{FALLBACK}/{name}" for name in (*PLUGINS, installation.NAME)]
+    assert _tree(bin_dir) == sorted([*PLUGINS, *scripts])
     for name in PLUGINS:
         script = bin_dir / FALLBACK / name
         done = subprocess.run([script], env={}, capture_output=True, text=True, check=True)
         assert name.removeprefix("ib-") in done.stderr  # ib-sriov is sriov
+
+
+def test_fallback_goes_by_the_environment_of_its_installation(bin_dir: Path, state: Path) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    written = json.loads((bin_dir / FALLBACK / installation.NAME).read_bytes())
+    assert written["roots"]["state"] == str(state)
+    assert written["roots"]["run"] == "/run/podfabric"
+    assert written["roots"]["cni_bin"] == str(bin_dir)
+    assert written["state_identity"] == (state / "identity").read_text().strip()
+
+
+def test_state_directory_keeps_its_identity(bin_dir: Path, state: Path) -> None:
+    assert _install(bin_dir, "--fallback") == 0
+    before = (state / "identity").read_text()
+    assert _install(bin_dir, "--fallback") == 0
+    assert (state / "identity").read_text() == before
 
 
 def test_fallback_goes_with_an_installation_without_it(bin_dir: Path) -> None:
@@ -227,7 +252,7 @@ def test_two_at_once_wait_for_each_other(bin_dir: Path) -> None:
     for thread in threads:
         thread.join()
     assert codes == [0] * 4
-    assert len(_tree(bin_dir)) == 2 * len(PLUGINS)
+    assert len(_tree(bin_dir)) == 2 * len(PLUGINS) + 1
 
 
 def test_directory_that_is_not_there_is_an_error(

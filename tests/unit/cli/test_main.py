@@ -69,6 +69,41 @@ def test_fsck_takes_from_the_journal_what_the_store_has_lost(
     }
 
 
+@pytest.mark.parametrize(
+    ("plugin", "record", "segment"),
+    [
+        ("ipoib", {"parent": "ib0", "pkey": 0x8001}, "ib0 0x8001"),
+        ("sriov", {"pf": "0000:3b:00.0", "applied": {"vlan": 100}}, "0000:3b:00.0 vlan 100"),
+        ("sriov", {"pf": "0000:3b:00.0", "applied": {"vlan": 0}}, "0000:3b:00.0"),
+        ("sriov", {"pf": "0000:3b:00.0", "pkey": 0x0001}, "0000:3b:00.0 0x8001"),
+        ("sriov", {}, "0000:3b:00.2"),
+        ("ipoib", {"parent": 5}, ""),
+    ],
+)
+def test_fsck_takes_the_link_of_an_address_from_the_journal_too(
+    paths: Paths,
+    capsys: pytest.CaptureFixture[str],
+    plugin: str,
+    record: dict[str, Any],
+    segment: str,
+) -> None:
+    usual: dict[str, dict[str, Any]] = {
+        "ipoib": {"mode": "datagram", "mtu": 2044, "umcast": False, "proxy_arp": False},
+        "sriov": {"device": "0000:3b:00.2", "driver": "mlx5_core"},
+    }
+    if "applied" in record:
+        unset = ("spoofchk", "trust", "link_state", "node_guid", "port_guid")
+        numbers = dict.fromkeys(("index", "qos", "min_tx_rate", "max_tx_rate"), 0)
+        others = {"mac": "", "proto": "802.1q", **numbers, **dict.fromkeys(unset)}
+        record = {**record, "applied": {**others, **record["applied"]}}
+    entry = _attached("c1", "10.0.0.7/24", type="podfabric-ipam", range="10.0.0.0/24")
+    undo = msgspec.Raw(msgspec.json.encode({**usual[plugin], **record}))
+    Journal(paths).write(msgspec.structs.replace(entry, plugin=plugin, undo=undo))
+    assert run(["ipam", "fsck", "--accept-loss"]) == 0
+    (held,) = _listed(capsys)
+    assert (held["address"], held["segment"]) == ("10.0.0.7", segment)
+
+
 def test_sweep_releases_what_an_earlier_boot_held(
     paths: Paths, capsys: pytest.CaptureFixture[str]
 ) -> None:

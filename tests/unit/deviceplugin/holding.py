@@ -19,14 +19,19 @@ HCA = "rdma/hca"
 
 
 class Holding:
-    """Devices are given to containers as if an Allocate had been answered."""
+    """Devices are given to containers as if an Allocate had been answered.
+
+    `registered` are the ids that device plugins offer, by resource, when `write` comes next.
+    """
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         self.held: list[Held] = []
+        self.registered: dict[str, list[str]] = {}
         self.pods: dict[str, kubelet.Pod] = {}
         self._allocations: list[Allocation] = []
         paths.device_plugins.mkdir(parents=True, exist_ok=True)
+        of_kubelet.write(self.kubelets_checkpoint, [], {}, "v2")
 
     def give(
         self,
@@ -74,7 +79,7 @@ class Holding:
         encoded = [msgspec.Raw(msgspec.json.encode(one)) for one in self._allocations]
         resources = sorted({one.resource for one in self._allocations})
         checkpoint.write(self.paths, resources, encoded)
-        of_kubelet.write(self.kubelets_checkpoint, self.held, {}, form)
+        of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered, form)
 
     @property
     def kubelets_checkpoint(self) -> Path:

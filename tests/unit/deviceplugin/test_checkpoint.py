@@ -190,6 +190,8 @@ def _shown(hint: object) -> str:
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         return f"list of {_plural(_shown(parts[0]))}"
+    if typing.get_origin(hint) is dict:
+        return f"{_shown(parts[1])}, by {_shown(parts[0])}"
     return " or ".join("null" if part is type(None) else _shown(part) for part in parts)
 
 

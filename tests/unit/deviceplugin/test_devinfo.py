@@ -204,13 +204,36 @@ def test_link_and_pipe_are_not_followed(tmp_path: Path) -> None:
     assert (paths.devinfo / "cni/link").is_symlink()
 
 
-def test_directory_may_be_reached_by_a_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spelling", ["var", "run"])
+def test_directory_may_be_reached_by_the_link_that_is_set(tmp_path: Path, spelling: str) -> None:
     """As by /var/run, a link to /run."""
     (tmp_path / "run/devinfo/cni").mkdir(parents=True)
     (tmp_path / "var").symlink_to(tmp_path / "run")
-    paths = Paths(devinfo=tmp_path / "run/devinfo")
-    devinfo.update_cni(paths, str(tmp_path / "var/devinfo/cni/copy"), HCA, "mlx5_3", UVERBS)
+    paths = Paths(devinfo=tmp_path / "var/devinfo")
+    devinfo.update_cni(paths, f"{tmp_path}/{spelling}/devinfo/cni/copy", HCA, "mlx5_3", UVERBS)
     assert _read(tmp_path / "run/devinfo/cni/copy")["pci"]["pci-address"] == HCA
+
+
+def test_path_that_leads_to_multus_directory_by_a_link_of_a_tenant_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Where it leads is not looked at: its file system may hang."""
+    (tmp_path / "devinfo/cni").mkdir(parents=True)
+    (tmp_path / "theirs").symlink_to(tmp_path / "devinfo")
+    paths = Paths(devinfo=tmp_path / "devinfo")
+    with pytest.raises(ValueError, match="it is not directly below"):
+        devinfo.update_cni(paths, f"{tmp_path}/theirs/cni/copy", HCA, "mlx5_3", UVERBS)
+    assert list((tmp_path / "devinfo/cni").iterdir()) == []
+
+
+def test_large_file_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "cni/copy"
+    file.parent.mkdir()
+    content = json.dumps({"type": "pci", "version": "1.1.0", "x": "x" * (1 << 20)})
+    file.write_text(content)
+    with pytest.raises(ValueError, match="is no device information"):
+        devinfo.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
+    assert file.read_text() == content
 
 
 @pytest.mark.parametrize("address", [SF, ""])

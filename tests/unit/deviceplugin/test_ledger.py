@@ -305,7 +305,7 @@ def test_resources_that_could_not_be_written_down_are_when_it_is_settled(
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
         with pytest.raises(OSError, match="No space"):
-            one.serve([RESOURCE])
+            one.serve({RESOURCE: ()})
         with pytest.raises(OSError, match="No space"):
             one.settle()
     one.settle()
@@ -502,7 +502,7 @@ def killed(paths: Paths, at: int) -> tuple[int, bool]:
         for name in CALLS:
             _end_instead(name, calls)
         one = Ledger(paths, BOOT, lambda _: os._exit(2))
-        one.serve([RESOURCE])
+        one.serve({RESOURCE: ()})
         for number in range(5):
             one.grant(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
             os.write(writing, b".")

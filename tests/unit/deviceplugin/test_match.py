@@ -2,17 +2,18 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from deviceplugin import checkpoint, match
+from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
-from deviceplugin.match import Stale, Unknown
+from deviceplugin.match import Given, Stale, Unknown
 from host.paths import Paths
 from tests.kubelet import Kubelet
 from tests.unit.deviceplugin.holding import HCA, Holding
@@ -161,7 +162,8 @@ def test_node_without_kubelet_and_allocations_gives_nothing(tmp_path: Path) -> N
     nowhere = Paths(kubelet=tmp_path / "kubelet", state=tmp_path / "state")
     assert match.given_to(nowhere, POD).faces == ()
     nowhere.device_plugins.mkdir(parents=True)
-    assert match.given_to(nowhere, POD).faces == ()
+    with pytest.raises(Unknown, match="cannot tell which HCAs"):  # here is a kubelet, that is away
+        match.given_to(nowhere, POD)
 
 
 def test_kubelet_that_cannot_be_asked_is_no_answer(holding: Holding) -> None:
@@ -183,8 +185,8 @@ def test_damaged_checkpoint_is_no_answer(holding: Holding, content: bytes) -> No
             ask()
 
 
-def held(paths: Paths) -> dict[str, str]:
-    return match.held_alone(paths)
+def held(paths: Paths) -> Mapping[str, str]:
+    return others(paths, assigned(paths), Given(Pod("", ""))).held
 
 
 def test_only_what_a_container_has_for_itself_is_taken_from_the_others(holding: Holding) -> None:

@@ -149,7 +149,7 @@ def granting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Granting:
 def test_what_was_brought_to_disk_outlives_a_power_cut_at_any_moment(
     granting: Granting, every: int
 ) -> None:
-    granting.ledger.serve([RESOURCE])
+    granting.ledger.serve({RESOURCE: ()})
     for number in range(6):
         granting.grant(number)
         if number % every == every - 1:
@@ -169,7 +169,7 @@ def test_what_was_brought_there_after_the_names_could_not_be_kept_outlives_it_to
     def broken(directory: Path) -> None:
         raise OSError(5, "Input/output error")
 
-    granting.ledger.serve([RESOURCE])
+    granting.ledger.serve({RESOURCE: ()})
     granting.grant(0)
     granting.grant(1)
     if synced:

@@ -1,5 +1,6 @@
 """Where files are, and that a reader never sees half of one."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_what_a_killed_writer_left_goes_with_the_file(tmp_path: Path) -> None:
     files.remove(path)
     assert list(tmp_path.iterdir()) == []
     files.remove(tmp_path / "absent/file")
+
+
+def test_first_of_several_that_create_a_file_counts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: files.create(path, b"%d" % n * 1000), range(8)))
+    content = path.read_bytes()
+    assert content == content[:1] * 1000
+    assert list(tmp_path.iterdir()) == [path]
+    files.create(path, b"another")
+    assert path.read_bytes() == content
 
 
 def test_files_are_for_root_only(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
+from cni.policy import rules
+from cni.policy.rules import Policy
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
@@ -43,6 +45,8 @@ class Calls:
     def __init__(self, files: Path | Opening, boot: str = BOOT) -> None:
         self.files = files
         self.boot = boot
+        self.policy = Policy()
+        self.policy_source: rules.Source = lambda: self.policy
 
     @property
     def directory(self) -> Path:
@@ -52,7 +56,7 @@ class Calls:
     @property
     def plugin(self) -> AddressPlugin:
         """A new one for each call, as for each process."""
-        return AddressPlugin.on_node(self.files, lambda: self.boot)
+        return AddressPlugin.on_node(self.files, lambda: self.boot, self.policy_source)
 
     @property
     def store(self) -> SqliteStore:

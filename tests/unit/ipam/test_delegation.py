@@ -2,14 +2,17 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cni.spec.errors import Code
+from cni.policy.rules import Policy
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import collected
 from cni.spec.request import Request
-from ipam.delegation import Ipam, choose
+from ipam.delegation import Delegation, Ipam
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, error_of, request
 
 POOL = {"range": "10.0.0.0/24"}
@@ -36,13 +39,20 @@ def calls_of(path: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-def asked(command: str, ipam_type: str, path: Path, container_id: str = "c1") -> Request:
-    given = request(command, {**POOL, "type": ipam_type}, container_id, path=[str(path)])
+def asked(command: str, ipam_type: str, container_id: str = "c1") -> Request:
+    given = request(command, {**POOL, "type": ipam_type}, container_id)
     return msgspec.structs.replace(given, environ={**os.environ, "CNI_COMMAND": command})
 
 
-def chosen(command: str, ipam_type: str, path: Path, node: Calls) -> Ipam:
-    return choose(ipam_type, asked(command, ipam_type, path), node.plugin)
+def delegation(node: Calls, bin_dir: Path, *allowed: str) -> Delegation:
+    return Delegation(node.plugin, bin_dir, lambda: Policy(ipam_types=allowed))
+
+
+def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> Ipam:
+    """What a node answers that allows the type."""
+    ipam = delegation(node, bin_dir, ipam_type).of(ipam_type, asked(command, ipam_type))
+    assert ipam is not None
+    return ipam
 
 
 RESULT = json.dumps({"cniVersion": "1.0.0", "ips": [{"address": "10.7.0.1/24"}]})
@@ -85,13 +95,14 @@ def test_any_other_type_is_an_executable(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere", RESULT)
     for command in ("ADD", "CHECK", "GC", "STATUS", "DEL"):
         ipam = chosen(command, "elsewhere", bin_dir, node)
-        {
+        verbs: dict[str, Callable[[], object]] = {
             "ADD": ipam.add,
             "CHECK": ipam.check,
             "GC": ipam.gc,
             "STATUS": ipam.status,
             "DEL": ipam.delete,
-        }[command]()
+        }
+        verbs[command]()
     assert calls_of(bin_dir / "elsewhere") == ["ADD", "CHECK", "GC", "STATUS", "DEL"]
 
 
@@ -123,11 +134,79 @@ def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     node.boot = BOOT
     node.add(POOL, "other")
     before = node.store.reservations()
-    given = request("ADD", POOL, "new", pod="p")
-    ipam = choose("podfabric-ipam", given, node.plugin)
+    ipam = delegation(node, bin_dir).of("podfabric-ipam", request("ADD", POOL, "new", pod="p"))
+    assert ipam is not None
     ipam.undo()
     assert node.store.reservations() == before
     ipam.add()
     assert node.held() == {"10.0.0.1": "new", "10.0.0.2": "other"}
     ipam.undo()
     assert node.store.reservations() == before
+
+
+def test_type_that_the_rules_do_not_have_is_refused_with_the_rule(
+    node: Calls, bin_dir: Path
+) -> None:
+    executable(bin_dir / "bridge", RESULT)
+    for command in ("ADD", "CHECK", "STATUS"):
+        error = error_of(
+            lambda command=command: delegation(node, bin_dir, "static").of(  # type: ignore[misc]
+                "bridge", asked(command, "bridge")
+            )
+        )
+        assert error.code == Code.NOT_ALLOWED
+        for told in ('"ipam.type": "bridge"', '"policy.ipam_types"', '"podfabric-ipam", "static"'):
+            assert told in error.message
+    assert calls_of(bin_dir / "bridge") == []
+
+
+def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir: Path) -> None:
+    ours = delegation(node, bin_dir, "static").of("whereabouts", asked("ADD", "whereabouts"))
+    assert ours is not None
+    executable(bin_dir / "whereabouts", RESULT)
+    error = error_of(lambda: delegation(node, bin_dir).of("whereabouts", asked("ADD", "x")))
+    assert (error.code, '"policy.ipam_types"' in error.message) == (Code.NOT_ALLOWED, True)
+
+
+def test_check_of_what_was_allowed_once_goes_on(node: Calls, bin_dir: Path) -> None:
+    executable(bin_dir / "elsewhere")
+    ipam = delegation(node, bin_dir).of("elsewhere", asked("CHECK", "elsewhere"), added="elsewhere")
+    assert ipam is not None
+    ipam.check()
+    assert calls_of(bin_dir / "elsewhere") == ["CHECK"]
+
+
+def _unreadable() -> Policy:
+    raise CNIError(Code.IO_FAILURE, "config.yaml: cannot be read")
+
+
+@pytest.mark.parametrize("command", ["DEL", "GC"])
+@pytest.mark.parametrize("rules_can_be_read", [True, False])
+def test_removal_runs_what_an_add_ran_and_nothing_else_that_is_not_allowed(
+    node: Calls, bin_dir: Path, command: str, rules_can_be_read: bool
+) -> None:
+    executable(bin_dir / "once")
+    policy = Policy if rules_can_be_read else _unreadable
+    here = Delegation(node.plugin, bin_dir, policy)
+    call = asked(command, "once")
+    ipam = here.of_removal("once", call, True)
+    assert ipam is not None
+    ipam.delete() if command == "DEL" else ipam.gc()
+    with collected() as notes:
+        assert here.of_removal("once", call, False) is None
+    assert notes.text.startswith('IPAM plugin "once" was not asked, since no ADD has run it: ')
+    error = error_of(lambda: here.of_removal("once", call, None))  # the journal is damaged
+    assert error.code == (Code.NOT_ALLOWED if rules_can_be_read else Code.IO_FAILURE)
+    assert calls_of(bin_dir / "once") == [command]
+
+
+def test_removal_whose_executable_is_gone_fails_only_if_an_add_has_run_it(
+    node: Calls, bin_dir: Path
+) -> None:
+    here, call = delegation(node, bin_dir, "gone"), asked("DEL", "gone")
+    with collected() as notes:
+        assert here.of_removal("gone", call, False) is None
+    assert 'failed to find plugin "gone"' in notes.text
+    ipam = here.of_removal("gone", call, True)
+    assert ipam is not None
+    assert 'failed to find plugin "gone"' in error_of(ipam.delete).message

@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from host import files
 from ipam import fsck, sqlite_store
 from ipam.opening import PerCall
 from ipam.recovery import DATABASE
@@ -34,7 +35,7 @@ MODULES = {
         "recovery.py",
         "fsck.py",
     )
-}
+} | {files.__file__}
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 KILLED = 9
 

@@ -31,6 +31,7 @@ class Held(msgspec.Struct, frozen=True):
     pod: str
     boot: str
     network: str
+    segment: str
 
 
 class Model:
@@ -40,53 +41,71 @@ class Model:
         self.held: dict[tuple[str, int], Held] = {}
         self.boot = BOOTS[0]
 
-    def reserve(self, owner: Owner, sets: list[RangeSet]) -> list[int] | Code:
+    def reserve(self, owner: Owner, sets: list[RangeSet], segment: str) -> list[int] | Code:
         """The addresses, or the code of the error."""
         own = {key: one for key, one in self.held.items() if one.attachment == owner.attachment}
         if any(one.boot == self.boot for one in own.values()):
             return Code.ALREADY_ATTACHED
         chosen: dict[int, int] = {}
         for index, one in enumerate(sets):
-            kept = self._kept(owner, one.ranges[0], set(chosen.values()))
+            kept = self._kept(owner, one.ranges[0], set(chosen.values()), segment)
             if kept is not None:
                 chosen[index] = kept
         for index, one in enumerate(sets):
             if index not in chosen:
-                found = self._found(one.ranges[0], set(chosen.values()))
+                found = self._found(one.ranges[0], set(chosen.values()), segment)
                 if found is None:
                     return Code.NO_FREE_ADDRESS
                 chosen[index] = found
         for index, one in enumerate(sets):
             range_ = one.ranges[0]
             self.held[(range_.domain, chosen[index])] = Held(
-                owner.attachment, owner.pod.name, self.boot, str(range_.network)
+                owner.attachment, owner.pod.name, self.boot, str(range_.network), segment
             )
         return [chosen[index] for index in range(len(sets))]
 
-    def _kept(self, owner: Owner, range_: Range, used: set[int]) -> int | None:
+    def _elsewhere(self, range_: Range, segment: str, *, alive: bool) -> set[int]:
+        """What other domains hold on the segment; only of this boot, if `alive`."""
+        return {
+            address
+            for (domain, address), one in self.held.items()
+            if domain != range_.domain
+            and segment != ""
+            and one.segment == segment
+            and (one.boot == self.boot or not alive)
+        }
+
+    def _kept(self, owner: Owner, range_: Range, used: set[int], segment: str) -> int | None:
         candidates = [
             (one.network != str(range_.network), one.attachment != owner.attachment, address)
             for (domain, address), one in self.held.items()
             if domain == range_.domain
-            and address not in used
+            and address not in used | self._elsewhere(range_, segment, alive=True)
             and range_.allows(address)
             and (one.attachment == owner.attachment or same_pod(one, owner))
         ]
         return min(candidates)[2] if candidates else None
 
-    def _found(self, range_: Range, used: set[int]) -> int | None:
+    def _found(self, range_: Range, used: set[int], segment: str) -> int | None:
+        every = self._elsewhere(range_, segment, alive=False)
+        alive = self._elsewhere(range_, segment, alive=True)
         allowed = [
             address
             for address in range(range_.first, range_.last + 1)
             if range_.allows(address) and address not in used
         ]
-        for address in allowed:
-            if (range_.domain, address) not in self.held:
-                return address
-        for address in allowed:
-            if self.held[(range_.domain, address)].boot != self.boot:
-                return address
-        return None
+        free = [one for one in allowed if (range_.domain, one) not in self.held]
+        stale = [
+            one
+            for one in allowed
+            if one not in free and self.held[(range_.domain, one)].boot != self.boot
+        ]
+        candidates = [
+            *(one for one in free if one not in every),
+            *(one for one in stale if one not in alive),
+            *(one for one in free if one not in alive),
+        ]
+        return candidates[0] if candidates else None
 
     def forget(self, dead: set[Attachment]) -> None:
         """Free what these attachments hold."""
@@ -129,11 +148,18 @@ networks = st.sampled_from(["n1", "n1", "n2"])
 attachments = st.builds(Attachment, networks, containers, st.sampled_from(["eth0", "eth1"]))
 pods = st.sampled_from([Pod(), Pod("ns", "p0"), Pod("ns", "p1"), Pod("ns", "p2")])
 owners = st.builds(Owner, attachments, pods)
+segments = st.sampled_from(["", "ib0 0x8001", "ib0 0x8001", "ib0 0x8002"])
 steps = st.one_of(
-    st.tuples(st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=3)),
-    st.tuples(st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2)),
+    st.tuples(
+        st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=3), segments
+    ),
+    st.tuples(
+        st.just("add"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2), segments
+    ),
     st.tuples(st.just("del"), attachments),
-    st.tuples(st.just("undo"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2)),
+    st.tuples(
+        st.just("undo"), owners, st.lists(st.integers(0, 3), min_size=1, max_size=2), segments
+    ),
     st.tuples(st.just("gc"), networks, st.sets(attachments, max_size=6)),
     st.tuples(st.just("boot")),
 )
@@ -193,12 +219,12 @@ def expect_usage(store: SqliteStore, pool: list[Range], model: Model) -> None:
 def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> None:  # type: ignore[type-arg]
     verb, *values = step
     if verb in ("add", "undo"):
-        owner, picks = values
+        owner, picks, segment = values
         sets = [RangeSet((pool[pick],)) for pick in picks]
         before = dict(model.held)
-        expected = model.reserve(owner, sets)
+        expected = model.reserve(owner, sets, segment)
         try:
-            grant = store.reserve(owner, sets)
+            grant = store.reserve(owner, sets, segment=segment)
         except CNIError as error:
             assert error.code == expected
             return

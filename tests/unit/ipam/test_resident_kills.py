@@ -124,6 +124,7 @@ def endless(directory: Path, writing: int) -> None:
     alive: list[str] = []
     try:
         with keeping(directory) as store:
+            store.reservations()  # makes the store, which takes long on a busy machine
             os.write(writing, b"\n")
             for number in range(1_000_000):
                 if alive and random_.random() < 0.4:

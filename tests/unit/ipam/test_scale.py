@@ -97,6 +97,28 @@ def test_a_full_pool_does_not_look_at_every_reservation_for_a_stale_one(
     assert steps(lambda: later.reserve(owner("late"), [RangeSet((part,))])) < 2_000
 
 
+@pytest.mark.parametrize(("domain", "segment"), [("blue", "ib0"), (" 10.0.0.0/8", "")])
+def test_what_other_domains_hold_costs_a_look_up_each_and_only_on_the_same_link(
+    tmp_path: Path, steps: Callable[[Callable[[], object]], int], domain: str, segment: str
+) -> None:
+    """Every second address is held, so that each is a gap of its own."""
+    costs = []
+    for count in (500, 1000, 2000):
+        store = SqliteStore(tmp_path / str(count), BOOT)
+        held = [reservation(text(FIRST + 2 * n), f"c{n}", segment=segment) for n in range(count)]
+        store.load(held)
+
+        def cost(container_id: str, domain: str, segment: str, store: SqliteStore = store) -> int:
+            sets = [RangeSet((range_of("10.0.0.0/8", domain=domain),))]
+            return steps(lambda: store.reserve(owner(container_id), sets, segment=segment))
+
+        costs.append(cost("a", domain, segment))
+        assert cost("b", "red", "ib1") < 3_000
+        assert cost("c", "red", "") < 3_000
+    assert costs[1] < 2.2 * costs[0]
+    assert costs[2] < 2.2 * costs[1]
+
+
 def test_an_ipv6_slash_64_is_no_different(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path, BOOT)
     sets = [RangeSet((range_of("fd00::/64", start="fd00::8000:0:0:1"),))]

@@ -1,4 +1,4 @@
-"""Running another executable: found in CNI_PATH, given what we got, never waited for forever."""
+"""Running another executable: one that root put there, given what we got, in limited time."""
 
 import os
 import threading
@@ -22,11 +22,10 @@ def executable(directory: Path, script: str, name: str = "d") -> Path:
     return path
 
 
-def request(*path: Path, deadline: float = 20.0) -> Request:
+def request(deadline: float = 20.0) -> Request:
     environ = {"CNI_COMMAND": "ADD", "PATH": os.environ["PATH"], "KEPT": "yes"}
     return Request(
         command="ADD",
-        path=tuple(str(directory) for directory in path),
         config=b'{"cniVersion":"1.0.0", "name":"n1"}',
         cni_version="1.0.0",
         environ=environ,
@@ -34,42 +33,59 @@ def request(*path: Path, deadline: float = 20.0) -> Request:
     )
 
 
-def fails(plugin_type: str, call: Request, command: str = "CHECK") -> CNIError:
+def fails(directory: Path, deadline: float = 20.0) -> CNIError:
     with pytest.raises(CNIError) as caught:
-        delegate.run(plugin_type, command, call)
+        delegate.run("d", directory, "CHECK", request(deadline))
     return caught.value
 
 
-def test_first_directory_wins(tmp_path: Path) -> None:
-    first = executable(tmp_path / "a", "")
-    executable(tmp_path / "b", "")
-    assert delegate.find("d", [str(tmp_path / "a"), str(tmp_path / "b")]) == first
+def test_executable_is_found_also_by_a_link(tmp_path: Path) -> None:
+    program = executable(tmp_path / "elsewhere", "")
+    assert delegate.find("d", program.parent) == program
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    assert delegate.find("link", tmp_path) == link
 
 
-def test_directories_and_dangling_links_of_the_name_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "a" / "d").mkdir(parents=True)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "d").symlink_to("nowhere")
-    last = executable(tmp_path / "c", "")
-    assert delegate.find("d", [str(tmp_path / one) for one in "abc"]) == last
+def test_directories_and_dangling_links_of_the_name_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("nowhere")
+    for name in ("a", "b"):
+        with pytest.raises(CNIError, match=f'failed to find plugin "{name}" in path'):
+            delegate.find(name, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o775), (0, 0o757)])
+def test_what_others_than_root_can_write_is_refused(
+    tmp_path: Path, what: str, owner: int, mode: int
+) -> None:
+    program = executable(tmp_path / "bin", "")
+    path = program if what == "file" else program.parent
+    os.chown(path, owner, 0)
+    path.chmod(mode)
+    error = fails(program.parent)
+    assert error.code == Code.DELEGATE
+    for told in (str(path), f"user {owner}", f"{mode:04o}", "chown root:root", "chmod go-w"):
+        assert told in error.message
 
 
 @pytest.mark.parametrize("name", ["a/b", "/bin/sh", "..", ".", ""])
 def test_type_that_is_a_path_is_refused(name: str) -> None:
     with pytest.raises(CNIError, match=f"invalid plugin name: {name}"):
-        delegate.find(name, ["/bin"])
+        delegate.find(name, Path("/bin"))
 
 
-def test_missing_executable_is_named_with_the_path_that_was_searched() -> None:
+def test_missing_executable_is_named_with_the_directory_that_was_searched() -> None:
     with pytest.raises(CNIError) as caught:
-        delegate.find("d", ["/a", "/b"])
-    assert caught.value.message == 'failed to find plugin "d" in path [/a /b]'
+        delegate.find("d", Path("/a"))
+    assert caught.value.message.startswith('failed to find plugin "d" in path [/a]')
 
 
 def test_delegate_gets_our_environment_and_our_bytes(tmp_path: Path) -> None:
     executable(tmp_path, f"cat /proc/$$/environ > {tmp_path}/environ; cat > {tmp_path}/stdin")
-    delegate.run("d", "CHECK", request(tmp_path))
-    given = request(tmp_path)
+    delegate.run("d", tmp_path, "CHECK", request())
+    given = request()
     environ = dict(
         pair.split("=", 1) for pair in (tmp_path / "environ").read_text().split("\0") if pair
     )
@@ -80,12 +96,12 @@ def test_delegate_gets_our_environment_and_our_bytes(tmp_path: Path) -> None:
 def test_delegate_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
     executable(tmp_path, "exit 0")
     large = b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}'
-    delegate.run("d", "CHECK", msgspec.structs.replace(request(tmp_path), config=large))
+    delegate.run("d", tmp_path, "CHECK", msgspec.structs.replace(request(), config=large))
 
 
 def test_error_document_is_passed_on(tmp_path: Path) -> None:
     executable(tmp_path, """echo '{"code":11,"msg":"later","details":"why"}'; exit 1""")
-    error = fails("d", request(tmp_path))
+    error = fails(tmp_path)
     assert (error.code, error.message, error.details) == (11, "later", "why")
 
 
@@ -100,13 +116,13 @@ def test_error_document_is_passed_on(tmp_path: Path) -> None:
 )
 def test_failure_without_a_document_is_explained(tmp_path: Path, script: str, message: str) -> None:
     executable(tmp_path, script)
-    assert message in fails("d", request(tmp_path)).message
+    assert message in fails(tmp_path).message
 
 
 def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = executable(tmp_path, "")
     path.chmod(0o644)
-    error = fails("d", request(tmp_path))
+    error = fails(tmp_path)
     assert error.code == Code.DELEGATE
     assert str(path) in error.message
 
@@ -114,7 +130,7 @@ def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> No
 def test_hanging_delegate_is_killed_with_its_children(tmp_path: Path) -> None:
     executable(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; wait")
     started = time.monotonic()
-    error = fails("d", request(tmp_path, deadline=0.5))
+    error = fails(tmp_path, 0.5)
     assert time.monotonic() - started < 10
     assert error.code == Code.TRY_AGAIN
     assert "within 0.5 s" in error.message
@@ -124,7 +140,7 @@ def test_hanging_delegate_is_killed_with_its_children(tmp_path: Path) -> None:
 def test_failed_add_is_undone(tmp_path: Path) -> None:
     executable(tmp_path, f"echo $CNI_COMMAND >> {tmp_path}/calls; echo garbage")
     with pytest.raises(CNIError) as caught:
-        delegate.add("d", request(tmp_path))
+        delegate.add("d", tmp_path, request())
     assert caught.value.code == Code.DECODING_FAILURE
     assert (tmp_path / "calls").read_text().split() == ["ADD", "DEL"]
 
@@ -134,20 +150,20 @@ def test_failure_of_the_undoing_goes_to_stderr(
 ) -> None:
     executable(tmp_path, """echo "{\\"code\\":100,\\"msg\\":\\"no $CNI_COMMAND\\"}"; exit 1""")
     with pytest.raises(CNIError, match="no ADD"):
-        delegate.add("d", request(tmp_path))
+        delegate.add("d", tmp_path, request())
     assert "no DEL" in capsys.readouterr().err
 
 
 def test_missing_version_of_a_result_is_ours(tmp_path: Path) -> None:
     executable(tmp_path, """echo '{"ips":[{"address":"10.9.0.1/24"}]}'""")
-    assert delegate.add("d", request(tmp_path)).ips[0].address == "10.9.0.1/24"
+    assert delegate.add("d", tmp_path, request()).ips[0].address == "10.9.0.1/24"
 
 
 def test_standard_error_of_a_success_is_passed_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executable(tmp_path, "echo note >&2")
-    delegate.run("d", "CHECK", request(tmp_path))
+    delegate.run("d", tmp_path, "CHECK", request())
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "note\n")
 
@@ -172,7 +188,7 @@ def test_executable_that_is_being_written_is_tried_again(
             writer.close()
 
     monkeypatch.setattr("cni.spec.delegate.time.sleep", pause)
-    delegate.run("d", "CHECK", request(tmp_path))
+    delegate.run("d", tmp_path, "CHECK", request())
     assert len(pauses) == 2
 
 
@@ -190,14 +206,14 @@ def is_gone(pid: int) -> bool:
 
 def test_delegate_that_writes_without_end_is_killed_and_costs_no_memory(tmp_path: Path) -> None:
     executable(tmp_path, "exec cat /dev/zero")
-    error = fails("d", request(tmp_path))
+    error = fails(tmp_path)
     assert error.code == Code.DELEGATE
     assert "answered more than 16777216 bytes" in error.message
 
 
 def test_of_an_endless_standard_error_the_beginning_is_kept(tmp_path: Path) -> None:
     executable(tmp_path, "head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3")
-    error = fails("d", request(tmp_path))
+    error = fails(tmp_path)
     assert len(error.message) < delegate.MAX_STDERR + 100
 
 
@@ -211,13 +227,13 @@ def test_child_that_left_the_delegate_s_group_does_not_hold_up_a_call_that_ends(
         ending.start()
         started = time.monotonic()
         with pytest.raises(Terminated):
-            delegate.run("d", "CHECK", request(tmp_path))
+            delegate.run("d", tmp_path, "CHECK", request())
     assert time.monotonic() - started < 3
 
 
 def test_error_document_with_code_0_is_an_error_all_the_same(tmp_path: Path) -> None:
     executable(tmp_path, "echo '{}'; exit 1")
-    assert fails("d", request(tmp_path)).code == Code.INTERNAL
+    assert fails(tmp_path).code == Code.INTERNAL
 
 
 def test_delegate_has_the_limits_that_we_began_with(
@@ -225,5 +241,5 @@ def test_delegate_has_the_limits_that_we_began_with(
 ) -> None:
     monkeypatch.setattr(delegate, "_DESCRIPTORS", (99, delegate._DESCRIPTORS[1]))
     executable(tmp_path, f"ulimit -Sn > {tmp_path}/limit")
-    delegate.run("d", "CHECK", request(tmp_path))
+    delegate.run("d", tmp_path, "CHECK", request())
     assert (tmp_path / "limit").read_text() == "99\n"

@@ -31,6 +31,7 @@ def in_thread(call: Call, work: Callable[[], object]) -> tuple[threading.Thread,
 
 def test_outside_of_a_call_nothing_has_any_effect() -> None:
     interrupts.checkpoint()
+    interrupts.require_client()
     interrupts.hold()
     with interrupts.held():
         interrupts.checkpoint()
@@ -61,6 +62,36 @@ def test_call_that_is_not_endable_comes_to_its_own_end() -> None:
     with serving(call):
         assert not call.end()
         interrupts.checkpoint()
+
+
+def test_call_whose_client_has_gone_is_not_held() -> None:
+    """Whether or not another thread has noticed, and asked the call to end."""
+    call = Call(endable=True, gone=lambda: True)
+    with serving(call):
+        interrupts.checkpoint()
+        with pytest.raises(Terminated):
+            interrupts.hold()
+        with pytest.raises(Terminated):
+            interrupts.checkpoint()
+
+
+def test_call_that_holds_does_not_need_its_client_any_more() -> None:
+    gone = False
+    call = Call(endable=True, gone=lambda: gone)
+    with serving(call):
+        interrupts.hold()
+        gone = True
+        interrupts.hold()
+        interrupts.checkpoint()
+
+
+def test_call_that_is_not_endable_needs_its_client_to_begin_only() -> None:
+    call = Call(endable=False, gone=lambda: True)
+    with serving(call):
+        with pytest.raises(Terminated):
+            interrupts.require_client()
+        interrupts.checkpoint()
+        interrupts.hold()
 
 
 def test_held_block_is_not_interrupted_and_what_follows_is() -> None:
@@ -99,9 +130,9 @@ def test_delegate_of_a_call_that_is_ended_is_killed_and_its_add_undone(
     for name, content in (("stdout", "{}"), ("stderr", ""), ("exit", "0"), ("sleep", "60")):
         (answers / name).write_text(content)
     environ = {"CNI_CONTAINERID": "c", "CNI_IFNAME": "e", "PATH": "/usr/bin:/bin"}
-    request = Request(command="ADD", path=(str(directory),), environ=environ)
+    request = Request(command="ADD", environ=environ)
     call = Call(endable=True)
-    thread, ended = in_thread(call, lambda: delegate.add("double", request))
+    thread, ended = in_thread(call, lambda: delegate.add("double", directory, request))
     deadline = time.monotonic() + 10
     while not list(directory.glob("calls/*/ADD")):
         assert time.monotonic() < deadline

@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from filelock import FileLock
 
-from cni.attachments import locks
+from cni import locks
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Entry
 from cni.attachments.journal import Journal
 from cni.attachments.matching import Match
 from cni.attachments.requests import attached
 from cni.spec.errors import CNIError
+from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.plugin import Sriov
@@ -159,15 +160,20 @@ def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> 
     ("pod", "whose"),
     [({}, "to container c0"), ({"pod_namespace": "a", "pod_name": "b"}, "to a/b, container c0")],
 )
-def test_device_of_a_living_pod_is_refused_with_the_owners_name(
+def test_device_of_a_living_pod_is_refused_and_only_the_log_names_that_pod(
     claims: Claims, pod: dict[str, Any], whose: str
 ) -> None:  # SC15, SP2, S7
     owner = claims.owned(**pod)
-    refusal = claims.refusal()
+    with collected() as notes:
+        refusal = claims.refusal()
     assert refusal.code == 11
     assert refusal.message == (
-        f'device {VF0} is already allocated: {whose}, interface "net1" of network "fabric", '
-        "since 2026-01-02T03:04:05+00:00"
+        f"device {VF0} is already allocated: another attachment has it since "
+        "2026-01-02T03:04:05+00:00 (the agent's log says which): try again, or name another device"
+    )
+    assert notes.text == (
+        f'device {VF0} is allocated {whose}, interface "net1" of network "fabric", '
+        "since 2026-01-02T03:04:05+00:00\n"
     )
     assert list(claims.journal.holders(VF0)) == [owner]
     assert claims.taken_back == []
@@ -246,7 +252,7 @@ def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
         ends.set()
         refusal = claiming.result(10)
     assert refusal.code == 11
-    assert "is already allocated: to container c0" in refusal.message
+    assert f"device {VF0} is already allocated" in refusal.message
     assert claims.taken_back == []
 
 
@@ -292,11 +298,16 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
     path = claims.journal.path_of(entry.attachment)
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"net1"', b'"net2"'))
-    refusal = claims.refusal()
+    with collected() as notes:
+        refusal = claims.refusal()
     assert refusal.code == 113
     assert refusal.message == (
+        f"device {VF0} may be another attachment's, whose journal file is damaged: the agent's "
+        "log names the file; run DEL for its attachment"
+    )
+    assert notes.text == (
         f"journal file {path} is damaged: its checksum differs, and it names device {VF0}: run "
-        "DEL for its attachment"
+        "DEL for its attachment\n"
     )
     path.write_bytes(content[:-4])
     assert claims.refusal().code == 113
@@ -325,7 +336,8 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
     assert answers[0] == VF0
     (owner,) = claims.journal.holders(VF0)
     assert isinstance(owner, Entry)
-    assert f"already allocated: to container {owner.container_id}" in answers[1]
+    assert f"device {VF0} is already allocated" in answers[1]
+    assert owner.container_id not in answers[1]
 
 
 def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
@@ -361,13 +373,16 @@ def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> 
         assert time.monotonic() - started < 5
 
 
-def test_master_whose_vfs_are_all_taken_names_every_owner(claims: Claims) -> None:
+def test_master_whose_vfs_are_all_taken_notes_every_owner(claims: Claims) -> None:
     claims.owned()
     claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
-    refusal = claims.refusal(**MASTER)
+    with collected() as notes:
+        refusal = claims.refusal(**MASTER)
     assert refusal.code == 11
     for owner in ('container c0, interface "net1"', 'container c9, interface "net2"'):
-        assert owner in refusal.message
+        assert owner in notes.text
+    for text in ("c0", "c9", "net2"):
+        assert text not in refusal.message
 
 
 def test_masters_last_vf_is_waited_for_if_no_other_will_do(claims: Claims) -> None:

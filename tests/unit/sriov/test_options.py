@@ -19,6 +19,7 @@ CONFIGURED = {"mellanox.infiniband.app": "configured"}
 def test_nothing_given_leaves_everything_untouched() -> None:
     assert read() == options.Options(
         device=BDF,
+        device_key="deviceID",
         device_id="",
         masters=(),
         pf_only=False,

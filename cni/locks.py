@@ -1,5 +1,6 @@
 """Locks that need not outlive a boot: a file each, gone when nobody holds it."""
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,12 @@ _SLICE, _SHORT, _LONG = 0.3, 0.01, 0.1  # seconds of waiting, and between two lo
 
 class Busy(Exception):
     """Another call did not end in time."""
+
+
+def key_of(network: str, container_id: str, ifname: str) -> str:
+    """32 hex digits that stand for an attachment in names of files."""
+    text = "\n".join((network, container_id, ifname))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 @contextmanager

@@ -1,0 +1,126 @@
+"""Which files a process for one call works on, and that they are those of the node's agent.
+
+`podfabric install --fallback` writes an installation beside the fallback's scripts: where the
+node's files are, and the identity of the state directory. A fallback goes by that alone. It
+does nothing where it cannot be sure that the agent works on the same state:
+
+- The state directory has the identity that was installed: it is not missing, nor another one.
+- The launcher looked for the agent of this installation, whose locks are the fallback's.
+- In this boot, agent and fallback have worked on one state directory. The first one that is at
+  work writes down which (`claim`), beside the agent's socket. No attachment outlives the boot.
+"""
+
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cni.spec import launcher
+from cni.spec.errors import CNIError, Code
+from host import files
+from host.paths import Paths
+
+MARK = "podfabric fallback"
+NAME = "installation.json"
+_IDENTITY = "identity"
+_AGAIN = "run `podfabric install --fallback` again, with the agent's environment"
+
+
+class Installation(msgspec.Struct, frozen=True):
+    """What the file says: the roots by the names of `Paths`, the state directory's identity."""
+
+    made_for: str
+    roots: dict[str, str]
+    state_identity: str
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The state directory that agent and fallback work on in this boot."""
+
+    state: str
+    identity: str
+
+
+class OtherState(Exception):
+    """It cannot be sure that this is the node's state directory. The text says why."""
+
+
+def describe(paths: Paths) -> bytes:
+    """The content of an installation's file; the state directory is made where it is missing."""
+    roots = {name: str(root.absolute()) for name, root in msgspec.structs.asdict(paths).items()}
+    installation = Installation(MARK, roots, identify(paths.state))
+    return msgspec.json.format(msgspec.json.encode(installation)) + b"\n"
+
+
+def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -> Paths:
+    """The node's files for the fallback `script` of an installation, CNIError 114 if unsure.
+
+    Without a script, which is for development, `environ` says where they are.
+    """
+    if not script:
+        return Paths.from_environ(environ)
+    path = Path(script).with_name(NAME)
+    try:
+        installation = msgspec.json.decode(path.read_bytes(), type=Installation)
+        paths = Paths(**{name: Path(root) for name, root in installation.roots.items()})
+        _require_same(installation, paths, launcher.read(arguments).socket)
+        claim(paths, installation.state_identity)
+    except (OSError, msgspec.MsgspecError, TypeError) as error:
+        raise CNIError(
+            Code.OTHER_STATE,
+            f"the fallback cannot tell which state directory is the node's: {path}: {error}: "
+            f"nothing was done; start the agent, or {_AGAIN}",
+        ) from None
+    except OtherState as other:
+        raise CNIError(Code.OTHER_STATE, f"{other}: nothing was done; {_AGAIN}") from None
+    return paths
+
+
+def identify(state: Path) -> str:
+    """The identity of a state directory, made where it has none. Raises OSError."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.create(state / _IDENTITY, f"{uuid.uuid4().hex}\n".encode())
+    return _identity_of(state)
+
+
+def claim(paths: Paths, identity: str) -> None:
+    """In this boot, agent and fallback work on this state directory. Raises OtherState, OSError."""
+    path = paths.run / f"state-{paths.boot_id()}.json"
+    paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        for earlier in set(paths.run.glob("state-*.json")) - {path}:  # of another boot
+            earlier.unlink(missing_ok=True)
+        files.create(path, msgspec.json.encode(Claim(str(paths.state), identity)))
+        content = path.read_bytes()
+    first = msgspec.json.decode(content, type=Claim)
+    if first.identity != identity:
+        raise OtherState(
+            f"the pods of this boot are recorded in the state directory {first.state}, which is "
+            f"another one than {paths.state} (so says {path})"
+        )
+
+
+def _require_same(installation: Installation, paths: Paths, socket: str) -> None:
+    if socket and os.path.realpath(Path(socket).parent) != os.path.realpath(paths.run):
+        raise OtherState(
+            f"the launcher looked for an agent at {socket}, and the fallback was installed for "
+            f"the agent at {paths.agent_socket}"
+        )
+    try:
+        identity = _identity_of(paths.state)
+    except FileNotFoundError:
+        identity = ""
+    if identity != installation.state_identity:
+        what = "another one" if identity else "missing, empty or not mounted"
+        raise OtherState(
+            f"the state directory {paths.state} is {what}: the fallback was installed for the "
+            f"one with the identity {installation.state_identity}"
+        )
+
+
+def _identity_of(state: Path) -> str:
+    return (state / _IDENTITY).read_text().strip()

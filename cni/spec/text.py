@@ -1,0 +1,36 @@
+"""Texts that others wrote, made fit for a line that a person reads."""
+
+import re
+
+LONGEST = 4000  # characters of a line
+LONGEST_WORD = 200
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+
+
+def printable(text: str) -> str:
+    """Without line ends, escape sequences, or letters that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def line(text: str) -> str:
+    """One printable line, with a long word cut at its end and a long text in its middle.
+
+    The end of an error says what to do, so it stays. JSON makes 6 bytes of a character beyond
+    ASCII: a text that has any may be a sixth as long.
+    """
+    if len(text) <= LONGEST_WORD and text.isprintable():
+        return text
+    text = printable(_without_middle(text, LONGEST))  # first cut, so that all of this is quick
+    text = _LONG_WORD.sub(lambda word: f"{word[0][:LONGEST_WORD]}...", text)
+    return _without_middle(text, LONGEST if text.isascii() else LONGEST // 6)
+
+
+def _without_middle(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    end = longest // 4
+    return f"{text[: longest - end]} ... {text[-end:]}"

@@ -1,0 +1,82 @@
+"""`podfabric-ipam` as it is started: by plugins of others, or by a runtime.
+
+Its calls are one at a time for an attachment. Our interface plugins call the `AddressPlugin`
+itself, under the attachment's lock that they hold already.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cni import locks
+from cni.locks import Busy
+from cni.spec import interrupts
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code
+from cni.spec.interrupts import Terminated
+from cni.spec.request import Request
+from cni.spec.result import Result
+from ipam.delegation import InProcess
+from ipam.plugin import AddressPlugin
+
+
+class Executable:
+    """The plugin. Implements `cni.spec.plugin.Plugin`. `directory` is where locks are."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, addresses: AddressPlugin, directory: Path) -> None:
+        self._addresses = addresses
+        self._directory = directory
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        """Reserve addresses and answer them."""
+        with self._locked(request):
+            if request.unanswered_since is not None:
+                self._addresses.release_since(request, request.unanswered_since)
+            ipam = InProcess(request, self._addresses)
+            try:
+                result = ipam.add()
+                interrupts.hold()  # what is reserved now is answered
+            except Terminated:
+                with interrupts.held():
+                    ipam.undo()
+                raise
+        return result
+
+    def delete(self, request: Request) -> None:
+        """Release whatever the attachment holds; holding nothing is fine."""
+        with self._locked(request):
+            self._addresses.delete(request)
+
+    def check(self, request: Request) -> None:
+        """Compare prevResult's addresses with what the attachment holds."""
+        with self._locked(request):
+            self._addresses.check(request)
+
+    def gc(self, request: Request) -> None:
+        """Release what attachments of this network hold that the runtime does not list."""
+        self._addresses.gc(request)
+
+    def status(self, request: Request) -> None:
+        """CNIError 50 if an ADD would get no address now."""
+        self._addresses.status(request)
+
+    @contextmanager
+    def _locked(self, request: Request) -> Iterator[None]:
+        attachment = (request.network, request.container_id, request.ifname)
+        path = self._directory / f"addresses-{locks.key_of(*attachment)}"
+        whose = f"the addresses of {'/'.join(attachment)}"
+        try:
+            with locks.locked(path, whose):
+                interrupts.require_client()
+                yield
+        except Busy as busy:
+            raise CNIError(Code.TRY_AGAIN, str(busy)) from None
+        except OSError as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
+                "written, by root",
+            ) from None

@@ -1,0 +1,47 @@
+"""The link on which the addresses of a foreign interface plugin are used, as its keys name it.
+
+Whoever is on the same link can hear each other, so its addresses must differ. Our own interface
+plugins know their link and say it. Others start `podfabric-ipam` with their own configuration,
+of which "bridge", "master", "vlan" and "vlanId" are read as far as they are there.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+_NAME = re.compile(r"[!-~]{1,128}")
+_KEYS = ("bridge", "master", "vlan", "vlanid")
+# A key that the plugin itself does not read must not make a link of its own.
+_READ_BY = {
+    "bridge": ("bridge", "vlan"),
+    "ipvlan": ("master",),
+    "macvlan": ("master",),
+    "vlan": ("master", "vlanid"),
+}
+
+
+def of_config(config: bytes) -> str:
+    """Such as "eth0", "br0 vlan 100"; "" where the configuration names no link."""
+    # Go's decoder, which others use, does not tell upper and lower case of keys apart.
+    keys = {
+        key.lower(): value
+        for key, value in msgspec.json.decode(config, type=dict[str, Any]).items()
+    }
+    read = _READ_BY.get(str(keys.get("type")), _KEYS)
+    named = {key: keys[key] for key in read if key in keys}
+    if keys.get("type") == "bridge":
+        named.setdefault("bridge", "cni0")  # the reference plugin's default
+    names = [
+        named[key]
+        for key in ("bridge", "master")
+        if isinstance(named.get(key), str) and _NAME.fullmatch(named[key])
+    ]
+    vlans = [
+        named[key]
+        for key in ("vlan", "vlanid")
+        if type(named.get(key)) is int and 0 < named[key] < 4096
+    ]
+    if not names:
+        return ""
+    return " ".join((*names, *(f"vlan {vlan}" for vlan in vlans)))

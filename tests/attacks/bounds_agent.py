@@ -1,0 +1,11 @@
+"""The agent as it is on a node, with `noop` beside its plugins: `python -m` runs it."""
+
+import os
+import sys
+
+from agent import main as agent
+from host.paths import Paths
+from tests.plugins.noop import Noop
+
+if __name__ == "__main__":
+    sys.exit(agent.run(Paths.from_environ(os.environ), lambda addresses: {"noop": Noop}))

@@ -1,0 +1,120 @@
+"""A small disk that gets full, loses its inodes or becomes read-only; few descriptors or memory."""
+
+import _sqlite3
+import ctypes
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PAGE = os.sysconf("SC_PAGESIZE")
+_DEADLINE = 30.0  # seconds
+
+
+class SmallDisk:
+    """A mounted tmpfs. `directory` on it is for the files under test, `base` for a copy of them."""
+
+    def __init__(self, mount: Path) -> None:
+        self._mount = mount
+        self._filler = mount / "filler"
+        self.directory = mount / "state"
+        self.base = mount / "base"
+
+    def restore(self) -> None:
+        """Make room, and let `directory` be a copy of `base`."""
+        self.make_room()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.copytree(self.base, self.directory)
+
+    def empty(self) -> None:
+        """Make room, and let `directory` be empty."""
+        self.make_room()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir()
+
+    def leave_pages(self, number: int) -> None:
+        """Fill the disk until so many pages are left."""
+        self._filler.mkdir(exist_ok=True)
+        with (self._filler / "pages").open("wb") as file:
+            free = os.statvfs(self._mount).f_bavail
+            if free > number:
+                os.posix_fallocate(file.fileno(), 0, (free - number) * PAGE)
+        assert os.statvfs(self._mount).f_bavail == min(free, number)
+
+    def leave_inodes(self, number: int) -> None:
+        """Make files until so many inodes are left."""
+        self._filler.mkdir(exist_ok=True)
+        while os.statvfs(self._mount).f_favail > number:
+            (self._filler / f"{time.monotonic_ns()}").touch()
+
+    def make_room(self) -> None:
+        """Remove what the disk was filled with."""
+        shutil.rmtree(self._filler, ignore_errors=True)
+
+    def make_read_only(self) -> None:
+        """Remount it read-only, as soon as no file is open for writing (mount(2): EBUSY)."""
+        deadline = time.monotonic() + _DEADLINE
+        while subprocess.run(
+            ["mount", "-o", "remount,ro", self._mount], capture_output=True, check=False
+        ).returncode:
+            assert time.monotonic() < deadline, "a file on it stays open"
+            time.sleep(0.02)
+
+    def make_writable(self) -> None:
+        """Remount it, so that it can be written to."""
+        subprocess.run(["mount", "-o", "remount,rw", self._mount], check=True)
+
+    def files(self) -> set[str]:
+        """The names of all files in `directory`, relative to it."""
+        return {
+            str(path.relative_to(self.directory))
+            for path in self.directory.rglob("*")
+            if path.is_file()
+        }
+
+
+@contextmanager
+def small_disk(pages: int = 256, inodes: int = 100) -> Iterator[SmallDisk]:
+    """A disk of so many pages and inodes, gone at the end."""
+    mount = Path(tempfile.mkdtemp(prefix="podfabric-disk-"))
+    options = f"size={pages * PAGE},nr_inodes={inodes},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount], check=True)
+    try:
+        yield SmallDisk(mount)
+    finally:
+        # Lazily: a file that a failed test has left open must not keep the mount.
+        subprocess.run(["umount", "--lazy", mount], check=True)
+        mount.rmdir()
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """This process may open so many more files at once (RLIMIT_NOFILE), until the end."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = [os.open(os.devnull, os.O_RDONLY) for _ in range(number + 1)]
+    for one in lowest_free:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free[-1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def memory_left(number: int) -> Iterator[None]:
+    """SQLite may use so many bytes more than now in this process, until the end."""
+    library = ctypes.CDLL(_sqlite3.__file__)  # which is linked to it
+    for name in ("sqlite3_memory_used", "sqlite3_hard_heap_limit64"):
+        getattr(library, name).restype = ctypes.c_int64
+    limit = library.sqlite3_memory_used() + number + 1  # 0 would be no limit
+    library.sqlite3_hard_heap_limit64(ctypes.c_int64(limit))
+    try:
+        yield
+    finally:
+        library.sqlite3_hard_heap_limit64(ctypes.c_int64(0))

@@ -1,0 +1,122 @@
+"""A node whose address store is short of something, held against what its answers said."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from cni.spec.errors import CNIError, Code
+from ipam import fsck
+from ipam.opening import PerCall
+from ipam.resident import Resident
+from tests.attacks.full_disk import SmallDisk, small_disk
+from tests.unit.ipam.calls import Calls
+
+RANGES = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}
+WAYS = ("opened for each call", "kept open")
+VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS")
+WRITING = {"ADD", "DEL", "GC"}
+FILES = {"lock", "reservations.db", "reservations.db-wal", "reservations.log"}
+
+
+class Watched:
+    """The verbs of a node; `said` is who holds which address if every answer was true."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        # Not by `calls`, whose files are to be opened by the call under test.
+        before = Calls(PerCall(calls.directory, report=silent))
+        self.said = before.held() if any(calls.directory.glob("*")) else {}
+        self.failures: list[CNIError] = []
+
+    def call(self, verb: str, container_id: str) -> bool:
+        """One verb, for an attachment that it should succeed for; whether it did."""
+        verbs: dict[str, Callable[[str], None]] = {
+            "ADD": self._add,
+            "DEL": self._delete,
+            "CHECK": self._check,
+            "GC": self._gc,
+            "STATUS": self._status,
+        }
+        try:
+            verbs[verb](container_id)
+        except CNIError as error:
+            self._require_clear(error)
+            self.failures.append(error)
+            return False
+        return True
+
+    def require_true(self) -> None:
+        """Who holds what is as the answers said."""
+        assert self.calls.held() == self.said
+
+    def require_that_all_goes_on(self) -> None:
+        """With room again: every verb works, the store is sound, no other file is left."""
+        self.require_true()
+        for verb in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
+            assert self.call(verb, "later"), self.failures[-1]
+            self.require_true()
+        if isinstance(self.calls.files, Resident):
+            self.calls.files.close()
+        assert fsck.check(self.calls.directory, print)
+        assert {path.name for path in self.calls.directory.iterdir()} <= FILES
+
+    def _add(self, container_id: str) -> None:
+        result = self.calls.addresses(RANGES, container_id)
+        for address in (one.partition("/")[0] for one in result):
+            assert address not in self.said, "it has an owner"
+            self.said[address] = container_id
+
+    def _delete(self, container_id: str) -> None:
+        self.calls.delete(RANGES, container_id)
+        self.said = {address: one for address, one in self.said.items() if one != container_id}
+
+    def _check(self, container_id: str) -> None:
+        ips = [
+            {"address": f"{address}/{64 if ':' in address else 24}"}
+            for address, one in self.said.items()
+            if one == container_id
+        ]
+        previous = {"cniVersion": "1.0.0", "ips": ips}
+        self.calls.check(RANGES, container_id, config={"prevResult": previous})
+
+    def _gc(self, container_id: str) -> None:
+        """Everything but the container's is valid."""
+        valid = {one for one in self.said.values() if one != container_id}
+        listed = [{"containerID": one, "ifname": "eth0"} for one in sorted(valid)]
+        self.calls.gc(RANGES, config={"cni.dev/valid-attachments": listed})
+        self.said = {address: one for address, one in self.said.items() if one in valid}
+
+    def _status(self, _: str) -> None:
+        self.calls.status(RANGES)
+
+    def _require_clear(self, error: CNIError) -> None:
+        assert error.code in (Code.IO_FAILURE, Code.UNAVAILABLE), error
+        assert "\n" not in error.message, error
+        assert "nothing was changed" in error.message, error
+        assert "see that" in error.message, error
+        json.dumps(error.message)
+
+
+@contextmanager
+def node_on(directory: Path, way: str, idle: float = 60.0) -> Iterator[Watched]:
+    """A node with its store in `directory`, opened in that way."""
+    if way == "opened for each call":
+        yield Watched(Calls(directory))
+        return
+    with closing(Resident(directory, idle=idle, report=silent)) as kept:
+        yield Watched(Calls(kept))
+
+
+@contextmanager
+def disk_with_store() -> Iterator[SmallDisk]:
+    """A disk whose base is a store in which three pods hold addresses."""
+    with small_disk() as disk:
+        calls = Calls(PerCall(disk.base, report=silent))
+        for number in range(3):
+            calls.add(RANGES, f"c{number}")
+        yield disk
+
+
+def silent(line: str) -> None:
+    """Nobody reads it."""

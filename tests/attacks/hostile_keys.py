@@ -1,0 +1,179 @@
+"""Every key that a configuration of ours can hold, from the types that read it; and hostile values.
+
+A key that is added to a type is attacked from then on, without a change here.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec import inspect
+
+from cni.attachments import matching, requests, results
+from cni.ipoib import options as ipoib
+from cni.spec import config as spec
+from cni.spec import gc, request
+from cni.spec.result import DNS, Interface, IPConfig, Route
+from cni.sriov import options as sriov
+from ipam import options as ipam
+from ipam.range_options import RangeOptions
+
+Key = tuple[str | int, ...]
+
+IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/16"}
+BASES: Mapping[str, Mapping[str, Any]] = {
+    "podfabric-ipam": {"ipam": IPAM},
+    "ipoib": {"master": "none0", "ipam": IPAM},
+    "sriov": {"deviceID": "0000:ff:1f.7", "ipam": IPAM},
+    "rdma": {"prevResult": {"cniVersion": "1.1.0"}},
+}
+"""The least that each plugin needs, so that one hostile key is the only one."""
+
+# What is decoded as a plain object first, by the key that holds it, and what it is read as.
+SECTIONS = {
+    "ipam": ipam._Ipam,
+    "ipRanges": RangeOptions,
+    "ranges": RangeOptions,
+    "addresses": ipam._Static,
+    "routes": Route,
+    "dns": DNS,
+}
+# Objects of others, of which a few keys are read by name.
+FREE: Mapping[Key, tuple[str, ...]] = {
+    ("args", "cni"): ("mac", "guid", "ips", sriov.IB_KUBERNETES_KEY, "other"),
+    ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "other"),
+}
+SHAPES = {
+    "podfabric-ipam": (ipam._Network,),
+    "ipoib": (ipoib._Config, matching._Config),
+    "sriov": (sriov._Config, matching._Config),
+    "rdma": (sriov._OnlyDevice, results._Previous),
+}
+EVERYWHERE = (request._Named, request._Versioned, requests._OnlyIPAM)
+ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
+# These lead to files, until no path that a definition names is opened any more.
+PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
+
+
+def keys_of(plugin: str) -> list[Key]:
+    """Where a value can stand in a configuration of that plugin."""
+    found: set[Key] = set()
+    for shape in (*SHAPES[plugin], request._Named, request._Versioned, requests._OnlyIPAM):
+        found |= set(_keys(inspect.type_info(shape), ()))
+    found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
+    if plugin == "podfabric-ipam":
+        found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
+    for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):
+        found |= {("prevResult", name), *_keys(inspect.type_info(entry), ("prevResult", name, 0))}
+    found |= set(_keys(inspect.type_info(DNS), ("prevResult", "dns")))
+    return sorted(found, key=str)
+
+
+def _keys(shape: inspect.Type, place: Key) -> Iterator[Key]:
+    """The places of all that is of this type, itself first."""
+    if place:
+        yield place
+    if isinstance(shape, inspect.StructType):
+        for field in shape.fields:
+            yield from _keys(field.type, (*place, field.encode_name))
+    elif isinstance(shape, inspect.UnionType):
+        for one in shape.types:
+            yield from _keys(one, place)
+    elif isinstance(shape, inspect.ListType | inspect.VarTupleType):
+        yield from _keys(shape.item_type, (*place, 0))
+    elif isinstance(shape, inspect.DictType):
+        yield from _of_object(place)
+
+
+def _of_object(place: Key) -> Iterator[Key]:
+    if place in FREE:
+        yield from ((*place, key) for key in FREE[place])
+        return
+    name = next(step for step in reversed(place) if isinstance(step, str))
+    section = SECTIONS[name]  # a KeyError: say above what this object is read as
+    yield from _keys(inspect.type_info(section), place)
+
+
+@dataclass(frozen=True)
+class Bait:
+    """Files that no call may touch, in a directory of their own."""
+
+    directory: Path
+    SECRET = "the-secret-of-the-node"
+
+    @classmethod
+    def laid(cls, directory: Path) -> "Bait":
+        (directory / "inside").mkdir(parents=True)
+        (directory / "secret").write_text(f"nameserver 10.0.0.1\nsearch {cls.SECRET}\n")
+        (directory / "link").symlink_to(directory / "secret")
+        os.mkfifo(directory / "fifo")
+        return cls(directory)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        return {
+            "a FIFO": f"{self.directory}/fifo",
+            "a link to a secret": f"{self.directory}/link",
+            "a directory": f"{self.directory}/inside",
+            "a new file": f"{self.directory}/new",
+            "a device": "/dev/zero",
+            "a process's own": "/proc/self/environ",
+            "a way up": f"../../../../../../../../../..{self.directory}/secret",
+        }
+
+
+def values(bait: Bait) -> dict[str, bytes]:
+    """Hostile values, as JSON."""
+    paths = {name: json.dumps(path).encode() for name, path in bait.paths.items()}
+    listed = {f"{name} in a list": b"[%s]" % path for name, path in paths.items()}
+    texts = ("\x1b[31mred", "a\0b", "a\nb", "\u202eevil", "%s%n{x}", "../..", "-", "x" * 16_000)
+    return {
+        **paths,
+        **listed,
+        **{f"text {text[:8]!r}": json.dumps(text).encode() for text in texts},
+        "a lone surrogate": b'"\\ud800x"',
+        "9000 numbers": b"[" + b"1," * 8999 + b"1]",
+        "3000 objects": b"[" + b"{}," * 2999 + b"{}]",
+        "3000 lists": b"[" + b"[[]]," * 2999 + b"[[]]]",
+        "4000 keys": json.dumps({f"k{number}": number for number in range(4000)}).encode(),
+        "30 deep": b"[" * 28 + b"]" * 28,
+        "600 deep": b"[" * 600 + b"]" * 600,
+        "a mebibyte of numbers": b"[" + b"1," * ((1 << 19) - 1000) + b"1]",
+        "a mebibyte of text": b'"' + b"x" * ((1 << 20) - 2000) + b'"',
+        "a huge number": b"9" * 4000,
+        "a huge negative one": b"-1" + b"0" * 400,
+        "beyond a float": b"1e999",
+        **{word: word.encode() for word in ("true", "null", "{}", "[]", "0.5", "-1", '""', "0")},
+    }
+
+
+def with_value(plugin: str, key: Key, value: bytes) -> bytes:
+    """A configuration of the plugin that has the value there."""
+    mark = "@hostile@"
+    whole: dict[str, Any] = {"cniVersion": "1.1.0", "name": "hostile", "type": plugin}
+    whole |= deepcopy(dict(BASES[plugin]))
+    place: Any = whole
+    for step, following in zip(key, (*key[1:], ""), strict=True):
+        inner: Any = mark if following == "" else ([] if isinstance(following, int) else {})
+        if isinstance(place, list):
+            place.append(inner)
+        elif following == "" or not isinstance(place.get(step), type(inner)):
+            place[step] = inner
+        else:
+            inner = place[step]
+        place = inner
+    if plugin == "podfabric-ipam" and key[:2] in (("ipam", "subnet"), ("ipam", "addresses")):
+        del whole["ipam"]["range"]
+    if "ipRanges" in key and key[-1] not in ("range", "subnet", "ipRanges", 0):
+        _holder(whole, key[:-1])["range"] = "10.9.0.0/16"
+    return json.dumps(whole).encode().replace(b'"%s"' % mark.encode(), value)
+
+
+def _holder(whole: Any, key: Key) -> Any:  # noqa: ANN401 - any JSON value
+    for step in key:
+        whole = whole[step]
+    return whole if isinstance(whole, dict) else {}

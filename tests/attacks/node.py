@@ -1,0 +1,84 @@
+"""A node of Kubernetes under attack: its adapters are made up, everything else is real.
+
+Calls go through `cni.spec.dispatch.answer`, to a real network namespace. A device that a call may
+have has no interface in this kernel, so that the ADD fails for that, behind every rule.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cni.ipoib.plugin import IPoIB
+from cni.spec.dispatch import answer
+from cni.spec.notes import collected
+from cni.sriov.plugin import Sriov
+from deviceplugin.claims import Pod
+from host.paths import Paths
+from tests.unit.deviceplugin.holding import Holding
+
+TENANT = Pod("tenant", "attacker", "uid-attacker")
+OTHER = Pod("victims", "victim", "uid-victim")
+PASSED = "has no interface on the host"  # no rule was in the way
+
+
+class Reply(NamedTuple):
+    """The answer to one call, and what was noted for the administrator."""
+
+    code: int
+    text: str
+    notes: str
+
+
+class Attacked(Holding):
+    """The node; `give` and `registered` say what its pods and pools have."""
+
+    def __init__(self, paths: Paths, netns: Path) -> None:
+        super().__init__(paths)
+        boot_id = paths.proc / "sys/kernel/random/boot_id"
+        boot_id.parent.mkdir(parents=True, exist_ok=True)
+        boot_id.write_text("this boot\n")
+        self._netns = netns
+
+    def allow(self, **policy: object) -> None:
+        """Set these rules of the node."""
+        self.paths.etc.mkdir(exist_ok=True)
+        self.paths.config.write_text(json.dumps({"policy": policy}))
+
+    def call(
+        self,
+        command: str = "ADD",
+        plugin: str = "sriov",
+        pod: Pod | None = TENANT,
+        container: str = "attacker",
+        path: str = "/nowhere",
+        **config: Any,  # noqa: ANN401
+    ) -> Reply:
+        """One call for a pod; without one, as cnitool makes it."""
+        whose = (
+            f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
+            if pod is not None
+            else ""
+        )
+        environ = {
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": str(self._netns),
+            "CNI_IFNAME": "net1",
+            "CNI_ARGS": whose,
+            "CNI_PATH": path,
+        }
+        document = {"cniVersion": "1.1.0", "name": "fabric", "type": plugin, **config}
+        stdin = json.dumps(document).encode()
+        kind = Sriov if plugin == "sriov" else IPoIB
+        with collected() as notes:
+            given = answer(lambda: kind(self.paths), environ, lambda: stdin)
+        error = json.loads(given.document or b"{}")
+        return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
+
+    def touched(self) -> list[str]:
+        """What calls left: journal files, locks of devices, claims of pods."""
+        return [
+            str(path.relative_to(self.paths.state.parent))
+            for directory in (self.paths.attachments, self.paths.locks, self.paths.devices / "pods")
+            for path in sorted(directory.glob("*"))
+        ]

@@ -1,0 +1,158 @@
+"""The checkpoint of allocations where a disk or descriptors are lacking: it has what was answered.
+
+A log has room for few lines here, so that its writing fits on a small disk.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from deviceplugin import checkpoint, checkpoint_log
+from deviceplugin.checkpoint import Device, Unreadable
+from deviceplugin.ledger import Key, Ledger
+from host.paths import Paths
+from tests.attacks.full_disk import PAGE, SmallDisk, descriptors_left, small_disk
+
+RESOURCE, OTHER = "rdma/hca", "rdma/other"
+ENOUGH = 12  # pages, or descriptors
+
+Act = Callable[[Ledger], object]
+
+
+def key(number: int) -> Key:
+    return RESOURCE, f"0000:3b:00.0-{number}"
+
+
+def grant(ledger: Ledger, number: int) -> None:
+    """An Allocate of that id."""
+    device = Device(id="0000:3b:00.0", address="0000:3b:00.0", netdevs=("x" * 400,), rdma=())
+    ledger.grant(RESOURCE, {key(number)[1]: (device,)})
+
+
+def allocate(ledger: Ledger) -> None:
+    grant(ledger, 9)
+
+
+def prune(ledger: Ledger) -> None:
+    ledger.drop_unknown([key(0)], age=-60.0)
+
+
+def serve(ledger: Ledger) -> None:
+    """As the pools are offered."""
+    ledger.serve({RESOURCE: (), OTHER: ()})
+
+
+AFTER: dict[Act, list[int]] = {allocate: [0, 1, 9], prune: [0], serve: [0, 1]}
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+    monkeypatch.setattr(checkpoint_log, "ROOM", 2 * PAGE)
+    with small_disk() as disk:
+        yield disk
+
+
+def paths_on(disk: SmallDisk) -> Paths:
+    return Paths(state=disk.directory)
+
+
+def begun(disk: SmallDisk, *, restarted: bool) -> Ledger:
+    """A ledger with two allocations, on a disk that has nothing else."""
+    disk.empty()
+    ledger = ledger_on(disk)
+    ledger.serve({RESOURCE: ()})
+    for number in range(2):
+        grant(ledger, number)
+    return ledger_on(disk) if restarted else ledger
+
+
+def ledger_on(disk: SmallDisk) -> Ledger:
+    return Ledger(paths_on(disk), "this boot", pytest.fail)
+
+
+def on_disk(disk: SmallDisk) -> set[Key]:
+    return {one.key for one in checkpoint.read(paths_on(disk)).allocations}
+
+
+def keys(numbers: list[int]) -> set[Key]:
+    return {key(number) for number in numbers}
+
+
+def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
+    """With room again: the act works without a restart, and no other file is left."""
+    act(ledger)
+    ledger.sync()
+    ledger.settle()
+    assert ledger.keys() == on_disk(disk) == keys(AFTER[act])
+    if act is serve:
+        assert checkpoint.read(paths_on(disk)).resources == (RESOURCE, OTHER)
+    logs = [name for name in disk.files() if name.endswith(".log")]
+    assert len(logs) == 1
+    assert disk.files() == {"devices/checkpoint.json", *logs}
+    assert ledger_on(disk).keys() == ledger.keys()
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same process", "restarted"])
+@pytest.mark.parametrize("act", [allocate, prune, serve])
+@pytest.mark.parametrize("what", ["pages", "inodes", "descriptors"])
+def test_checkpoint_is_as_was_answered(
+    disk: SmallDisk, act: Act, what: str, restarted: bool
+) -> None:
+    answers = []
+    for number in range(ENOUGH):
+        ledger = begun(disk, restarted=restarted)
+        answers.append(False)
+        with suppress(OSError):
+            if what == "descriptors":
+                with descriptors_left(number):
+                    act(ledger)
+            else:
+                (disk.leave_pages if what == "pages" else disk.leave_inodes)(number)
+                act(ledger)
+            answers[-1] = True
+        now = keys(AFTER[act] if answers[-1] else [0, 1])
+        assert ledger.keys() == now
+        assert on_disk(disk) == now
+        disk.make_room()
+        require_that_all_goes_on(disk, ledger, act)
+    assert answers[-1]
+
+
+def test_every_allocation_that_was_answered_is_there_while_the_disk_stays_full(
+    disk: SmallDisk,
+) -> None:
+    ledger = begun(disk, restarted=False)
+    disk.leave_pages(0)
+    answered = {key(0), key(1)}
+    failures = 0
+    for number in range(2, 40):
+        try:
+            grant(ledger, number)
+            answered.add(key(number))
+        except OSError as error:
+            assert error.strerror == "No space left on device"
+            failures += 1
+        assert on_disk(disk) == ledger.keys() == answered
+    assert failures
+    disk.make_room()
+    grant(ledger, 40)
+    assert on_disk(disk) == ledger.keys() == {*answered, key(40)}
+
+
+@pytest.mark.parametrize("act", [allocate, prune, serve])
+def test_read_only_disk_is_an_error_and_nothing_is_lost(disk: SmallDisk, act: Act) -> None:
+    ledger = begun(disk, restarted=False)
+    disk.make_read_only()
+    with pytest.raises(OSError, match="Read-only file system"):
+        act(ledger)
+    assert ledger.keys() == on_disk(disk) == keys([0, 1])
+    disk.make_writable()
+    require_that_all_goes_on(disk, ledger, act)
+
+
+def test_ledger_that_cannot_read_its_checkpoint_now_forgets_nothing(disk: SmallDisk) -> None:
+    begun(disk, restarted=False)
+    with descriptors_left(0), pytest.raises(Unreadable, match="Too many open files"):
+        ledger_on(disk)
+    assert ledger_on(disk).keys() == keys([0, 1])

@@ -1,0 +1,55 @@
+"""`podfabric ipam fsck --rebuild` on a disk that is full: the store stays sound, and is whole."""
+
+import sqlite3
+from contextlib import closing, suppress
+
+from cni.spec.errors import CNIError
+from ipam import fsck
+from ipam.opening import PerCall
+from ipam.recovery import DATABASE, build
+from ipam.tables import Tables
+from tests.attacks.full_disk import small_disk
+from tests.attacks.full_disk_ipam import silent
+from tests.unit.ipam.calls import Calls, reservation
+
+# Their pages are more than those of an empty store.
+RESERVATIONS = [reservation(f"10.0.0.{number}", f"c{number}") for number in range(1, 120)]
+ENOUGH = 50  # pages
+
+
+def test_store_is_whole_after_a_rebuild_however_many_pages_were_left() -> None:
+    rebuilt = []
+    with small_disk() as disk:
+        base = Calls(PerCall(disk.base, report=silent))
+        base.store.load(RESERVATIONS)
+        held = base.held()
+        for pages in range(0, ENOUGH + 1, 2):
+            disk.restore()
+            disk.leave_pages(pages)
+            try:
+                rebuilt.append(fsck.rebuild(disk.directory, silent))
+            except CNIError:
+                rebuilt.append(False)
+            disk.make_room()
+            calls = Calls(PerCall(disk.directory, report=silent))
+            assert calls.held() == held, pages
+            assert fsck.check(disk.directory, print), pages
+    assert rebuilt[-1] and not rebuilt[0]
+
+
+def test_database_is_built_whole_or_not_at_all_however_many_pages_are_left() -> None:
+    built = []
+    with small_disk() as disk:
+        for pages in range(ENOUGH):
+            disk.empty()
+            disk.leave_pages(pages)
+            with suppress(sqlite3.Error, OSError):
+                build(disk.directory / DATABASE, "store", 0, RESERVATIONS)
+            disk.make_room()
+            built.append(disk.files() == {DATABASE})
+            if built[-1]:
+                with closing(Tables(disk.directory / DATABASE)) as tables:
+                    assert len(list(tables.all())) == len(RESERVATIONS)
+            else:
+                assert not disk.files()
+    assert built[-1] and not built[0]

@@ -1,0 +1,147 @@
+"""The journal where a disk or descriptors are lacking: an entry is whole or absent."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from cni.attachments.entry import ADDING, ATTACHED, Damaged, Entry
+from cni.attachments.journal import Journal
+from cni.attachments.requests import explained
+from cni.spec.errors import CNIError
+from host.paths import Paths
+from tests.attacks.full_disk import SmallDisk, descriptors_left, small_disk
+
+DEVICE = "0000:3b:00.2"
+ENOUGH = 6  # pages, or descriptors
+
+Act = Callable[[Journal], None]
+
+
+def entry(container_id: str, phase: str = ADDING) -> Entry:
+    """An entry of some pages."""
+    return Entry(
+        plugin="sriov",
+        network="fabric",
+        container_id=container_id,
+        ifname="net1",
+        netns=f"/run/netns/{container_id}",
+        netns_identity="cookie:1",
+        boot_id="this boot",
+        phase=phase,
+        since="2026-11-22T10:00:00+00:00",
+        config=msgspec.json.encode({"padding": "x" * 9000}).decode(),
+        device=DEVICE,
+    )
+
+
+NEW, BEFORE, AFTER = entry("new"), entry("c1"), entry("c1", ATTACHED)
+
+
+def write_new(journal: Journal) -> None:
+    journal.write(NEW)
+
+
+def replace(journal: Journal) -> None:
+    journal.write(AFTER)
+
+
+def remove(journal: Journal) -> None:
+    journal.remove(BEFORE.attachment)
+
+
+def held(journal: Journal) -> list[Entry]:
+    """Every entry; one that cannot be read is an error."""
+    found = list(journal.entries())
+    entries = [one for one in found if isinstance(one, Entry)]
+    assert entries == found
+    return sorted(entries, key=msgspec.json.encode)
+
+
+def begun(disk: SmallDisk) -> Journal:
+    """A journal with one entry on that disk, and nothing else."""
+    disk.empty()
+    journal = Journal(Paths(state=disk.directory, run=disk.directory / "run"))
+    journal.write(BEFORE)
+    return journal
+
+
+def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done: bool) -> None:
+    """With room again: as the answer said; the act works now, and no other file is left."""
+    afterwards: dict[Act, list[Entry]] = {
+        write_new: [BEFORE, NEW],
+        replace: [AFTER],
+        remove: [],
+    }
+    after = sorted(afterwards[act], key=msgspec.json.encode)
+    assert held(journal) == (after if done else [BEFORE])
+    act(journal)
+    assert held(journal) == after
+    names = {f"attachments/{journal.path_of(one.attachment).name}" for one in after}
+    assert disk.files() == names
+
+
+@pytest.mark.parametrize("act", [write_new, replace, remove])
+@pytest.mark.parametrize("what", ["pages", "inodes", "descriptors"])
+def test_entry_is_whole_or_absent_as_was_answered(act: Act, what: str) -> None:
+    answers = []
+    with small_disk() as disk:
+        for number in range(ENOUGH):
+            journal = begun(disk)
+            answers.append(False)
+            with suppress(OSError):
+                if what == "descriptors":
+                    with descriptors_left(number):
+                        act(journal)
+                else:
+                    (disk.leave_pages if what == "pages" else disk.leave_inodes)(number)
+                    act(journal)
+                answers[-1] = True
+            disk.make_room()
+            require_before_or_after(disk, journal, act, done=answers[-1])
+    assert answers[-1]
+    assert answers[0] is (act is remove and what != "descriptors"), "a removal needs no room"
+
+
+@pytest.mark.parametrize("act", [write_new, replace, remove])
+def test_read_only_disk_is_the_error_and_nothing_changes(act: Act) -> None:
+    with small_disk() as disk:
+        journal = begun(disk)
+        disk.make_read_only()
+        with pytest.raises(OSError, match="Read-only file system"):
+            act(journal)
+        assert held(journal) == [BEFORE]
+        disk.make_writable()
+        require_before_or_after(disk, journal, act, done=False)
+
+
+def test_error_names_the_file_and_says_what_to_do() -> None:
+    with small_disk() as disk:
+        journal = begun(disk)
+        disk.leave_pages(0)
+        with pytest.raises(CNIError) as caught, explained():
+            write_new(journal)
+    assert str(journal.path_of(NEW.attachment)) in caught.value.message
+    assert "No space left on device: see that" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_device_has_no_holders_only_if_the_journal_could_be_read() -> None:
+    with small_disk() as disk:
+        journal = begun(disk)
+        answers = []
+        for number in range(ENOUGH):
+            with descriptors_left(number), suppress(OSError):
+                answers.append(list(journal.holders(DEVICE)))
+        assert answers == [[BEFORE]] * len(answers)
+        assert answers
+
+
+def test_journal_that_cannot_be_read_is_told_and_is_not_empty() -> None:
+    with small_disk() as disk:
+        journal = begun(disk)
+        with descriptors_left(0):
+            (unreadable,) = journal.entries()
+        assert isinstance(unreadable, Damaged)
+        assert "Too many open files" in str(unreadable)

@@ -1,0 +1,155 @@
+"""Every key of every plugin, fed with what hurts: paths, endless lists and texts, wrong types.
+
+Whatever stands there, each call is answered by one JSON document, no file is touched, nothing of
+the node is told, and the agent has all of its workers afterwards.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from inotify_simple import INotify, flags
+
+from tests.attacks.bounds_node import Answer, Node, network, node
+from tests.attacks.hostile_keys import (
+    ARGS,
+    BASES,
+    PATHS,
+    Bait,
+    Key,
+    keys_of,
+    values,
+    with_value,
+)
+from tests.conformance.node import namespace
+
+VERBS = ("ADD", "CHECK", "STATUS", "DEL")
+EVERY = [
+    pytest.param(plugin, key, id=f"{plugin}-{'.'.join(map(str, key))}")
+    for plugin in BASES
+    for key in keys_of(plugin)
+]
+ROWS = [row for row in EVERY if row.values[1] not in PATHS]
+PATH_ROWS = [row for row in EVERY if row.values[1] in PATHS]
+TOUCHED = (
+    flags.ACCESS | flags.ATTRIB | flags.CREATE | flags.DELETE | flags.MODIFY | flags.MOVED_FROM
+    | flags.MOVED_TO | flags.OPEN
+)  # fmt: skip
+
+
+class Attacked:
+    """A node with bait, and a watch over it: who opens a file is seen, whatever comes of that."""
+
+    def __init__(self, attacked: Node, bait: Bait) -> None:
+        self.node = attacked
+        self.bait = bait
+        self._inotify = INotify()
+        self._inotify.add_watch(bait.directory, TOUCHED)
+        self._inotify.add_watch(bait.directory / "inside", TOUCHED)
+
+    def require_unharmed(self, answer: Answer, verb: str) -> None:
+        """One document, no defect of ours, nothing of the node, and nothing was touched."""
+        if answer.exit_code:
+            assert answer.code != 999, answer
+            assert answer.document["msg"].isprintable(), answer
+        elif verb == "ADD":
+            assert answer.document["cniVersion"], answer
+        else:
+            assert answer.stdout == b"", answer
+        assert Bait.SECRET.encode() not in answer.stdout + answer.stderr
+        touched = self._inotify.read(timeout=0)
+        assert not touched, f"{verb} touched {touched}"
+
+    def close(self) -> None:
+        self._inotify.close()
+
+
+@contextmanager
+def attacked_node(root: Path) -> Iterator[Attacked]:
+    """A node that must be well at the end."""
+    with namespace() as netns, node(root / "n", netns=str(netns)) as made:
+        attacked = Attacked(made, Bait.laid(root / "bait"))
+        try:
+            yield attacked
+            made.require_all_workers()
+            log = made.service.log.read_text()
+            assert Bait.SECRET not in log
+            assert "Traceback" not in log
+            assert "a worker is lost" not in log
+        finally:
+            attacked.close()
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    with attacked_node(tmp_path_factory.mktemp("h")) as made:
+        yield made
+
+
+def feed(attacked: Attacked, plugin: str, key: Key) -> None:
+    """Every hostile value at that key, with every verb."""
+    for number, (name, value) in enumerate(values(attacked.bait).items()):
+        raw = with_value(plugin, key, value)
+        for verb in ("ADD", "DEL") if len(raw) > 1 << 19 else VERBS:
+            container = f"c{number}"
+            try:
+                answer = attacked.node.call(plugin, verb, container, raw)
+                attacked.require_unharmed(answer, verb)
+            except Exception as error:
+                error.add_note(f"{verb} with {name}: {raw[:500]!r}")
+                raise
+
+
+@pytest.mark.parametrize(("plugin", "key"), ROWS)
+def test_hostile_value_of_a_key_hurts_nobody(attacked: Attacked, plugin: str, key: Key) -> None:
+    feed(attacked, plugin, key)
+
+
+@pytest.mark.parametrize("key", ARGS)
+@pytest.mark.parametrize("plugin", BASES)
+def test_hostile_value_of_an_argument_hurts_nobody(
+    attacked: Attacked, plugin: str, key: str
+) -> None:
+    config = network("hostile", plugin, **BASES[plugin])
+    texts = [
+        *attacked.bait.paths.values(),
+        *("\x1b[31mred", "a\nb", "\u202eevil", "\udcff", "%s%n{x}", "9" * 5000, ",", "/", "-1"),
+        "10.9.0.1," * 1000,
+        "x" * 100_000,
+    ]
+    for number, text in enumerate(texts):
+        args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;{key}={text}"
+        for verb in VERBS:
+            answer = attacked.node.call(plugin, verb, f"a{number}", config, CNI_ARGS=args)
+            attacked.require_unharmed(answer, verb)
+
+
+@pytest.mark.parametrize("variable", ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_PATH"])
+def test_hostile_variable_hurts_nobody(attacked: Attacked, variable: str) -> None:
+    for text in ("\x1b[31m", "a\nb", "\u202e", "\udcff", "../..", "x" * 100_000, ";id>pwned;#"):
+        for plugin, base in BASES.items():
+            config = network("hostile", plugin, **base)
+            for verb in VERBS:
+                answer = attacked.node.call(plugin, verb, "e1", config, **{variable: text})
+                assert answer.code != 999, answer
+                assert Bait.SECRET.encode() not in answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(("plugin", "key"), ROWS[::9])
+def test_hostile_value_through_a_launcher_is_answered_by_one_document(
+    attacked: Attacked, plugin: str, key: Key
+) -> None:
+    hostile = values(attacked.bait)
+    for name in list(hostile)[::4]:
+        raw = with_value(plugin, key, hostile[name])
+        for verb in VERBS:
+            answer = attacked.node.launch(plugin, verb, "l1", raw)
+            attacked.require_unharmed(answer, verb)
+
+
+@pytest.mark.parametrize(("plugin", "key"), PATH_ROWS)
+def test_path_in_a_definition_leads_to_no_file(tmp_path: Path, plugin: str, key: Key) -> None:
+    """On a node of their own, and last: a FIFO that is opened keeps its worker for ever."""
+    with attacked_node(tmp_path) as attacked:
+        feed(attacked, plugin, key)

@@ -1,0 +1,92 @@
+"""Kill -9 of launchers at random moments, of agents among them: a killed call leaks nothing.
+
+The range is so small that leaks run it full at once. `PODFABRIC_LAUNCHER_KILLS` says how often.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.host.agent.nodes import (
+    environ_of,
+    ip,
+    left,
+    links,
+    namespace,
+    pod_and_device,
+    serving,
+)
+from tests.plugins.service import Service, install_launchers
+from tests.storm import Client, Kills, Seen, kill_launchers
+
+KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
+OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms
+CLIENTS = 16
+DEADLINE = 900.0  # seconds, of a machine that is busy
+IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A namespace that is the agent's host, so that nothing else is seen there."""
+    with namespace("host") as name:
+        yield name
+
+
+@pytest.fixture
+def service(tmp_path: Path, host: str) -> Iterator[Service]:
+    with serving(tmp_path / "agent", host) as agent:
+        yield agent
+
+
+def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> None:
+    install_launchers(tmp_path / "bin", ["podfabric-ipam"])
+    seen, kills = Seen(), Kills(KILLS - OF_INTERFACES)
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "podfabric-ipam", "ipam": IPAM}
+    executable = tmp_path / "bin/podfabric-ipam"
+    clients = [
+        Client(n, executable, config, environ_of(service), seen, kills=kills)
+        for n in range(CLIENTS)
+    ]
+    kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
+    assert seen.wrong == []
+    assert kills.enough
+    assert left(service) == []
+
+
+def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_path: Path) -> None:
+    """Through the code that moves an interface, its journal and its undoing."""
+    install_launchers(tmp_path / "bin", ["moved"])
+    seen, kills = Seen(), Kills(OF_INTERFACES)
+    with ExitStack() as stack:
+        places = [stack.enter_context(pod_and_device(host)) for _ in range(CLIENTS)]
+        before = links(host)
+        clients = [
+            Client(
+                number,
+                tmp_path / "bin/moved",
+                {
+                    "cniVersion": "1.0.0",
+                    "name": "n1",
+                    "type": "moved",
+                    "device": device,
+                    "ipam": IPAM,
+                },
+                environ_of(service),
+                seen,
+                f"/var/run/netns/{pod}",
+                kills=kills,
+            )
+            for number, (pod, device) in enumerate(places)
+        ]
+        kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
+        assert seen.wrong == []
+        assert kills.enough
+        assert links(host) == before
+        inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
+        assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
+    assert left(service) == []

@@ -1,0 +1,86 @@
+"""A host of its own for an agent, pods and devices for it, and what is left there at the end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from tests.plugins.service import Service
+
+IP = "/usr/sbin/ip"
+
+
+def ip(*arguments: str) -> str:
+    done = subprocess.run([IP, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@contextmanager
+def namespace(kind: str) -> Iterator[str]:
+    name = f"{kind}-{uuid4().hex[:8]}"
+    ip("netns", "add", name)
+    try:
+        yield name
+    finally:
+        ip("netns", "delete", name)
+
+
+@contextmanager
+def pod_and_device(host: str) -> Iterator[tuple[str, str]]:
+    """A pod's namespace, and one end of a veth pair on the host; the other end stays there."""
+    mark = uuid4().hex[:8]
+    device, peer = f"d{mark}", f"p{mark}"
+    with namespace("pod") as pod:
+        ip("-n", host, "link", "add", device, "type", "veth", "peer", "name", peer)
+        yield pod, device
+
+
+def links(host: str) -> dict[str, dict[str, object]]:
+    """The host's links, but for their carrier, which follows the other end."""
+    shown = json.loads(ip("-n", host, "-json", "-details", "link"))
+    return {
+        one["ifname"]: {
+            "address": one["address"],
+            "mtu": one["mtu"],
+            "alias": one.get("ifalias"),
+            "up": "UP" in one["flags"],
+        }
+        for one in shown
+    }
+
+
+def left(service: Service) -> list[str]:
+    """What is left of journal, locks and reservations."""
+    found = [str(path) for path in service.root.glob("state/attachments/*")]
+    found += [str(path) for path in service.root.glob("run/lock/*")]
+    environ = {**os.environ, "PODFABRIC_STATE": str(service.root / "state")}
+    podfabric = Path(sys.executable).with_name("podfabric")
+    listed = subprocess.run(
+        [podfabric, "ipam", "list", "--output", "json"],
+        env=environ,
+        check=True,
+        capture_output=True,
+    )
+    return found + [str(one) for one in json.loads(listed.stdout)]
+
+
+def environ_of(service: Service) -> dict[str, str]:
+    return {
+        "PODFABRIC_SOCKET": str(service.socket),
+        "PODFABRIC_TIMEOUT": "30",
+        "PATH": os.environ["PATH"],
+    }
+
+
+@contextmanager
+def serving(root: Path, host: str) -> Iterator[Service]:
+    """An agent in that namespace, which is forked again whenever it is killed."""
+    inside = ("nsenter", f"--net=/var/run/netns/{host}")
+    agent = Service(root, "tests.plugins.nursery", through=inside)
+    agent.wait_until_ready()
+    yield agent
+    agent.stop()

@@ -1,0 +1,78 @@
+"""What a worker knows of its client, without the server's thread."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from agent import framing
+from agent.connections import Connection
+from agent.framing import Request
+from cni.spec.interrupts import Call
+
+REQUEST = Request("ipoib", {}, b"{}")
+
+
+@pytest.fixture
+def client() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as one:
+        yield one
+
+
+@pytest.fixture
+def connection(client: socket.socket) -> Iterator[Connection]:
+    """An accepted connection whose request is whole; nobody polls it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + os.urandom(8).hex())
+        listener.listen()
+        client.connect(listener.getsockname())
+        peer, _ = listener.accept()
+    connection = Connection(peer, 1, 0.0)
+    client.sendall(framing.write_request(REQUEST))
+    request = connection.receive()
+    assert request is not None
+    connection.called(request, Call(endable=True, gone=connection.gone), 0.0)
+    yield connection
+    connection.close()
+
+
+def test_client_that_waits_for_its_answer_is_there(connection: Connection) -> None:
+    assert not connection.gone()
+    assert connection.begin() is not None
+    assert not connection.gone()
+
+
+def test_client_that_was_killed_has_gone(connection: Connection, client: socket.socket) -> None:
+    """From when its parent can see that it has ended."""
+    descriptor = client.fileno()
+    os.set_inheritable(descriptor, True)
+    waits = "import sys; print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", waits],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[descriptor],
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        client.close()
+        assert not connection.gone()
+        process.kill()
+        process.wait()
+        assert connection.gone()
+
+
+def test_call_whose_client_has_gone_is_not_begun(
+    connection: Connection, client: socket.socket
+) -> None:
+    client.close()
+    assert connection.begin() is None
+
+
+def test_connection_that_is_closed_has_no_client(connection: Connection) -> None:
+    connection.close()
+    assert connection.gone()

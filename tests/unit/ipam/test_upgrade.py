@@ -1,0 +1,160 @@
+"""A store that the program before `segment` wrote: its files, made anew of what it left.
+
+version1/reservations.sql is what SQLite's shell would dump of its database; the log is its log.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import Code
+from ipam import fsck, upgrade
+from ipam.log import Log, records_of
+from ipam.opening import PerCall
+from ipam.recovery import DATABASE, LOG
+from ipam.resident import Resident
+from ipam.rows import VERSION, crc_of
+from ipam.sqlite_store import SqliteStore
+from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
+from tests.unit.ipam.test_kills import MODULES, fail, kill_at, lines_of
+
+WRITTEN = Path(__file__).parent / "version1"
+SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
+HELD = {
+    ("", "10.0.0.1", "c0"), ("", "10.0.0.2", "d0"), ("", "10.0.0.3", "c2"),
+    ("", "10.0.0.4", "c3"), ("", "fd00::1", "c0"), ("", "fd00::2", "d0"),
+    ("", "fd00::3", "c2"), ("", "fd00::4", "c3"), ("blue", "10.0.0.1", "c9"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def directory(memory_path: Path) -> Path:
+    """A store of version 1, closed."""
+    directory = memory_path / "ipam"
+    directory.mkdir()
+    with closing(sqlite3.connect(directory / DATABASE, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.executescript((WRITTEN / "reservations.sql").read_text())
+    shutil.copy(WRITTEN / LOG, directory / LOG)
+    return directory
+
+
+def store_in(directory: Path) -> SqliteStore:
+    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
+
+
+def held(directory: Path) -> set[tuple[str, str, str]]:
+    every = store_in(directory).reservations()
+    return {(one.domain, one.address, one.container_id) for one in every}
+
+
+def version_of(directory: Path) -> int:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        ((version,),) = database.execute("SELECT version FROM meta").fetchall()
+    assert isinstance(version, int)
+    return version
+
+
+def test_the_next_call_upgrades_the_store_in_its_place(directory: Path) -> None:
+    store = store_in(directory)
+    grant = store.reserve(owner("new"), SETS, segment="ib0 0x8001")
+    assert [one.reservation.address for one in grant.granted] == ["10.0.0.5", "fd00::5"]
+    assert held(directory) == HELD | {("", "10.0.0.5", "new"), ("", "fd00::5", "new")}
+    segments = {one.container_id: one.segment for one in store.reservations()}
+    assert segments == {**dict.fromkeys(segments, ""), "new": "ib0 0x8001"}
+    assert version_of(directory) == VERSION
+    assert fsck.check(directory, fail)
+    assert store.release(owner("c0").attachment) != []
+
+
+def test_an_agent_upgrades_it_when_it_opens_it(directory: Path) -> None:
+    with closing(Resident(directory)) as kept:
+        store = SqliteStore(kept, BOOT)
+        store.reserve(owner("new"), SETS)
+        assert len(store.reservations()) == len(HELD) + 2
+    assert version_of(directory) == VERSION
+    assert fsck.check(directory, fail)
+
+
+def test_fsck_of_it_finds_it_sound_and_changes_nothing(directory: Path) -> None:
+    assert fsck.check(directory, fail)
+    assert version_of(directory) == 1
+    assert fsck.rebuild(directory, lambda line: None)
+    assert held(directory) == HELD
+    assert version_of(directory) == VERSION
+
+
+def test_a_log_that_is_ahead_is_applied_to_it(directory: Path) -> None:
+    with closing(Log(directory / LOG)) as log:
+        log.append(records_of(7, [reservation("10.0.0.9", "late")]))
+    assert held(directory) == HELD | {("", "10.0.0.9", "late")}
+    assert fsck.check(directory, fail)
+
+
+def test_a_row_that_was_damaged_before_is_damaged_still(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        database.execute("UPDATE reservation SET uid = 'x' WHERE container_id = 'c2'")
+        database.commit()
+    assert error_of(lambda: store_in(directory).reservations()).code == Code.STORE_DAMAGED
+    assert store_in(directory).held_by(owner("c0").attachment) != []
+    assert fsck.rebuild(directory, lambda line: None)
+    assert held(directory) == HELD
+
+
+def test_other_tables_than_version_1_had_are_damage(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        database.execute("DROP INDEX by_uid")
+    error = error_of(lambda: store_in(directory).reservations())
+    assert (error.code, "version 1" in error.message) == (Code.STORE_DAMAGED, True)
+    assert version_of(directory) == 1
+
+
+@pytest.mark.parametrize("act", [store_in, partial(fsck.check, say=print)])
+def test_a_store_of_a_newer_program_is_refused_by_name_and_not_rebuilt(
+    directory: Path, act: Callable[[Path], object]
+) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        ((_, *rest),) = database.execute("SELECT version, store, seq, count FROM meta").fetchall()
+        content = (VERSION + 1, *rest)
+        database.execute("UPDATE meta SET version = ?, crc = ?", (VERSION + 1, crc_of(content)))
+        database.commit()
+
+    def used() -> object:
+        made = act(directory)
+        return made.reservations() if isinstance(made, SqliteStore) else made
+
+    error = error_of(used)
+    assert error.code == Code.STORE_DAMAGED
+    assert "newer podfabric" in error.message
+    assert "fsck" not in error.message
+    rebuilding = error_of(lambda: fsck.rebuild(directory, print, accept_loss=True))
+    assert "newer podfabric" in rebuilding.message
+
+
+def test_a_kill_at_any_line_leaves_version_1_or_this_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.ipam.test_kills.MODULES", MODULES | {upgrade.__file__})
+    base = directory.with_name("base")
+    shutil.copytree(directory, base)
+
+    def fresh() -> Path:
+        shutil.rmtree(directory)
+        shutil.copytree(base, directory)
+        return directory
+
+    seen = set()
+    lines = lines_of(partial(held, fresh()))
+    assert any(name == upgrade.__file__ for name, _ in lines)
+    for line, count in lines.items():
+        kill_at(count, partial(held, fresh()))
+        seen.add(version_of(directory))
+        assert held(directory) == HELD, f"line {line}"
+        assert version_of(directory) == VERSION
+        assert fsck.check(directory, fail), f"line {line}"
+    assert seen == {1, VERSION}
