@@ -9,12 +9,7 @@ from typing import Protocol
 
 from agent import framing
 from agent.framing import ANSWERED
-<<<<<<< HEAD
 from cni.spec import interrupts
-=======
-from agent.logs import fields
-from cni.spec import interrupts, limits
->>>>>>> main
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Call
@@ -102,19 +97,3 @@ def _short_enough(reply: Answer) -> Answer:
         "call DEL, and use a smaller configuration",
     )
     return Answer(error_document(error), 1)
-<<<<<<< HEAD
-=======
-
-
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
-def _network(config: bytes) -> str:
-    """The network's name, as far as it can be read: for the log only."""
-    try:
-        limits.require_readable(config)
-        return msgspec.json.decode(config, type=_Named).name
-    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
->>>>>>> main

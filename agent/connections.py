@@ -134,9 +134,8 @@ class Connection:
             return
         if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
             raise TooLarge(
-                f"the configuration has {header.config} bytes, at most {max_config} are allowed: "
-                'make it smaller, or ask the administrator, who can set "agent.max_config_bytes" '
-                "in config.yaml"
+                f"the configuration has {header.config} bytes, at most {max_config} are allowed on "
+                'this node ("agent.max_config_bytes" in config.yaml): shorten it'
             )
 
     def _drop_buffer(self) -> None:
@@ -209,12 +208,6 @@ class Connection:
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def hung_up(self) -> bool:
-        """Whether the kernel says now that the peer has gone."""
-        look = select.poll()
-        look.register(self._peer, select.POLLRDHUP)
-        return bool(look.poll(0))
-
     def close(self, unregister: Callable[["Connection"], object]) -> None:
         """The server's thread is done with it: nothing of it is kept.
 
@@ -225,12 +218,8 @@ class Connection:
             self._closed = True
             unregister(self)
             self._peer.close()
-<<<<<<< HEAD
-            self._request = None
-            self._drop_buffer()
-=======
             self._request = self.call = None
->>>>>>> main
+            self._drop_buffer()
             if self._netns is not None:
                 os.close(self._netns)
                 self._netns = None

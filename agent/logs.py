@@ -20,6 +20,8 @@ import msgspec
 
 from agent.framing import Request
 from agent.settings import Settings
+from cni.spec import limits
+from cni.spec.errors import CNIError
 from cni.spec.text import printable
 
 MAX_FIELD = 256  # characters
@@ -153,8 +155,9 @@ class _Named(msgspec.Struct):
 def _network(config: bytes) -> str:
     """The network's name, as far as it can be read."""
     try:
+        limits.require_readable(config)
         return msgspec.json.decode(config, type=_Named).name
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
 
 

@@ -207,7 +207,7 @@ class Server:
             self._epoll.modify(connection, select.EPOLLRDHUP)
         # The kernel is asked again: the event may be of a connection that had this number before.
         gone = events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
-        if gone and connection.hung_up():
+        if gone and connection.gone():
             self._hang_up(connection)
 
     def _receive(self, connection: Connection) -> None:
@@ -235,17 +235,9 @@ class Server:
         if self._stopping:
             self._refuse(connection, *STOPPING)
             return
-<<<<<<< HEAD
         deadline = connection.arrived + self.limits.deadline
-        call = Call(endable=request.environ.get("CNI_COMMAND") not in CLEANING_UP)
-        connection.called(request, call, deadline)
-=======
-        connection.called(
-            request,
-            Call(request.environ.get("CNI_COMMAND") not in ("DEL", "GC"), connection.gone),
-            time.monotonic() + self.limits.deadline,
-        )
->>>>>>> main
+        endable = request.environ.get("CNI_COMMAND") not in CLEANING_UP
+        connection.called(request, Call(endable, connection.gone), deadline)
         self._epoll.modify(connection, select.EPOLLRDHUP)
         self._workers.submit(
             Job(

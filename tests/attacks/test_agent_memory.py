@@ -118,7 +118,5 @@ def test_memory_goes_back_after_a_storm(caller: Caller) -> None:
             over.set()
         watching.result()
 
-    print(f"before {before:.1f}, peak {peak:.1f}, behind {memory(pid):.1f} MiB")
     until(lambda: memory(pid) < before + MOST, PATIENCE)
-    print(f"at last {memory(pid):.1f} MiB")
     assert peak < PEAK
