@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
-
 from agent import framing
 from agent.framing import ANSWERED
-from agent.logs import fields
-from cni.spec import interrupts, limits
+from cni.spec import interrupts
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Call
@@ -23,7 +20,6 @@ Loader = Callable[[Mapping[str, str]], Plugin]
 """The plugin for a call with that environment."""
 
 MAX_LINES = 50  # of a call's notes, in the log
-MAX_FIELD = 256  # characters of what a client sent, in each line
 MAX_TEXT = 4096
 
 _log = logging.getLogger(__name__)
@@ -43,23 +39,11 @@ class Calls:
         self._plugins = plugins
         self._observer = observer
 
-    def call(self, request: framing.Request, netns: int | None, call: Call, number: int) -> bytes:
+    def call(self, request: framing.Request, netns: int | None, call: Call) -> bytes:
         """The answer's frame. Whatever happens, it is a result or a CNI error."""
-        environ = request.environ
-        verb = environ.get("CNI_COMMAND", "")
+        verb = request.environ.get("CNI_COMMAND", "")
         started = time.monotonic()
-        with (
-            fields(
-                request=number,
-                plugin=request.name,
-                verb=verb[:MAX_FIELD],
-                container_id=environ.get("CNI_CONTAINERID", "")[:MAX_FIELD],
-                ifname=environ.get("CNI_IFNAME", "")[:MAX_FIELD],
-                network=_network(request.config)[:MAX_FIELD],
-            ),
-            collected() as notes,
-            interrupts.serving(call),
-        ):
+        with collected() as notes, interrupts.serving(call):
             reply = _short_enough(self._answer(request, netns))
             seconds = time.monotonic() - started
             code = self._log(reply, notes.text, seconds)
@@ -113,16 +97,3 @@ def _short_enough(reply: Answer) -> Answer:
         "call DEL, and use a smaller configuration",
     )
     return Answer(error_document(error), 1)
-
-
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
-def _network(config: bytes) -> str:
-    """The network's name, as far as it can be read: for the log only."""
-    try:
-        limits.require_readable(config)
-        return msgspec.json.decode(config, type=_Named).name
-    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""

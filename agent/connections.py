@@ -2,6 +2,9 @@
 
 The server's thread reads and closes; a worker answers. Whoever comes first answers, and only
 once: a call that ends after its deadline finds the answer given.
+
+A small request is read at once. For a large one the server must first have room: then its buffer
+is made, and the rest is read.
 """
 
 import os
@@ -18,7 +21,8 @@ from agent import framing
 from agent.framing import HEADER, BadFrame, Header, Request
 from cni.spec.interrupts import Call
 
-CHUNK = 1 << 18
+SMALL = 8 << 10  # bytes; nearly every request is smaller
+CLEANING_UP = ("DEL", "GC")  # what an ADD of any size left behind, and beside it what it answered
 _UCRED = struct.Struct("3i")
 
 
@@ -26,12 +30,17 @@ class Lost(Exception):
     """A part of a request did not come through. The text says which."""
 
 
+class TooLarge(Exception):
+    """A configuration that is larger than its verb allows. The text is for the client."""
+
+
 class State(Enum):
     """How far a connection is."""
 
     READING = 1
-    CALLED = 2  # the request is whole, and a worker has it or will have it
-    ANSWERED = 3
+    WAITING = 2  # for room for the rest of the request
+    CALLED = 3  # the request is whole, and a worker has it or will have it
+    ANSWERED = 4
 
 
 class Connection:
@@ -40,6 +49,7 @@ class Connection:
     def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
         peer.setblocking(False)
         self.number = number
+        self.arrived = time.monotonic()
         self.state = State.READING
         self.deadline = deadline
         self.call: Call | None = None
@@ -50,7 +60,8 @@ class Connection:
         self._lock = threading.Lock()
         self._closed = False
         self._netns: int | None = None
-        self._received = bytearray()
+        self._buffer = bytearray(SMALL)  # one byte longer than the request, or more
+        self._received = 0
         self._header: Header | None = None
         self._unsent = b""
 
@@ -64,15 +75,17 @@ class Connection:
         uid: int = _UCRED.unpack(ucred)[1]
         return uid
 
-    def receive(self) -> Request | None:
+    def receive(self, max_config: int) -> Request | None:
         """Read what is there. The request once it is whole; EOFError if the peer is gone.
 
-        Raises BadFrame for what no launcher sends, Lost for what did not come through.
+        Raises BadFrame for what no launcher sends, Lost for what did not come through, TooLarge
+        for a configuration above `max_config` bytes that is not to clean up.
         """
         try:
-            chunk, ancillary, flags, _ = self._peer.recvmsg(
-                CHUNK, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
-            )
+            with memoryview(self._buffer) as buffer:
+                count, ancillary, flags, _ = self._peer.recvmsg_into(
+                    [buffer[self._received :]], socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+                )
         except BlockingIOError:
             return None
         except OSError as error:
@@ -80,24 +93,54 @@ class Connection:
         self._keep_descriptor(ancillary)
         if flags & socket.MSG_CTRUNC and self._netns is None:
             raise Lost("the pod's namespace was lost on the way: the agent has too many files open")
-        if not chunk:
+        if not count:
             raise EOFError
-        self._received += chunk
-        if self._header is None:
-            if len(self._received) < HEADER.size:
-                return None
-            self._header = framing.read_header(bytes(self._received[: HEADER.size]))
-        if len(self._received) > self._header.total:
-            raise BadFrame("more follows than its lengths say")
-        if len(self._received) < self._header.total:
+        self._received += count
+        if self._received < HEADER.size:
             return None
-        body, self._received = bytes(self._received[HEADER.size :]), bytearray()
-        return framing.read_request(self._header, body)
+        if self._header is None:
+            self._header = framing.read_header(bytes(self._buffer[: HEADER.size]))
+        if self._received > self._header.total:
+            raise BadFrame("more follows than its lengths say")
+        with memoryview(self._buffer) as buffer:
+            body = buffer[HEADER.size : self._received]
+            self._check_size(self._header, body, max_config)
+            whole = self._received == self._header.total
+            request = framing.read_request(self._header, body) if whole else None
+        if request is not None:
+            self._drop_buffer()
+        return request
 
     @property
-    def buffered(self) -> int:
-        """Bytes of a request that no worker has taken."""
-        return len(self._received) + (len(self._request.config) if self._request else 0)
+    def lacking(self) -> int:
+        """Bytes of the buffer that the request needs and does not have, 0 if it has one."""
+        if self._header is None or self._header.total < len(self._buffer):
+            return 0
+        return self._header.total + 1
+
+    def wait(self, deadline: float) -> None:
+        """Until there is room for the request, nothing more of it is read."""
+        self.state, self.deadline = State.WAITING, deadline
+
+    def make_buffer(self, deadline: float) -> None:
+        """There is room for what is `lacking`: the whole request can be read."""
+        buffer = bytearray(self.lacking)
+        buffer[: self._received] = self._buffer[: self._received]
+        self._buffer = buffer
+        self.state, self.deadline = State.READING, deadline
+
+    def _check_size(self, header: Header, body: memoryview, max_config: int) -> None:
+        if header.config <= max_config or len(body) < header.before_config:
+            return
+        if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
+            raise TooLarge(
+                f"the configuration has {header.config} bytes, at most {max_config} are allowed: "
+                'make it smaller, or ask the administrator, who can set "agent.max_config_bytes" '
+                "in config.yaml"
+            )
+
+    def _drop_buffer(self) -> None:
+        self._buffer, self._received = bytearray(), 0
 
     def called(self, request: Request, call: Call, deadline: float) -> None:
         """The request is whole, and `call` is what becomes of it."""
@@ -162,16 +205,22 @@ class Connection:
 
     def stop_reading(self) -> None:
         """What the peer still sends fails over there, and it turns to its answer."""
-        self._received.clear()
+        self._drop_buffer()
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def close(self) -> None:
-        """The server's thread is done with it: nothing of it is kept."""
+    def close(self, unregister: Callable[["Connection"], object]) -> None:
+        """The server's thread is done with it: nothing of it is kept.
+
+        `unregister` takes it out of the server's epoll set. close(2) does that only for the last
+        copy of an open file, and an executable that a worker starts at this moment has a copy.
+        """
         with self._lock:
             self._closed = True
+            unregister(self)
             self._peer.close()
             self._request = self.call = None
+            self._drop_buffer()
             if self._netns is not None:
                 os.close(self._netns)
                 self._netns = None

@@ -45,9 +45,14 @@ class Header(msgspec.Struct, frozen=True):
     stdin_errno: int
 
     @property
+    def before_config(self) -> int:
+        """Bytes between the header and the configuration."""
+        return self.name + self.environ
+
+    @property
     def total(self) -> int:
         """Bytes of the whole request, header included."""
-        return HEADER.size + self.name + self.environ + self.config
+        return HEADER.size + self.before_config + self.config
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -74,20 +79,23 @@ def read_header(head: bytes) -> Header:
     return Header(name, environ, config, stdin_errno)
 
 
-def read_request(header: Header, body: bytes) -> Request:
-    """The request from all that follows its header. Undecodable bytes become surrogates."""
-    name_end = header.name
-    environ_end = name_end + header.environ
-    pairs = body[name_end:environ_end].decode(errors="surrogateescape").split("\0")
+def read_environ(header: Header, body: bytes | memoryview) -> dict[str, str]:
+    """The environment, from what follows the header, once it is there up to the configuration."""
+    pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if equals and name not in environ:  # as getenv(3) has it: the first one counts
             environ[name] = value
+    return environ
+
+
+def read_request(header: Header, body: bytes | memoryview) -> Request:
+    """The request from all that follows its header. Undecodable bytes become surrogates."""
     return Request(
-        name=body[:name_end].decode(errors="surrogateescape"),
-        environ=environ,
-        config=body[environ_end:],
+        name=str(body[: header.name], "utf-8", "surrogateescape"),
+        environ=read_environ(header, body),
+        config=bytes(body[header.before_config :]),
         stdin_errno=header.stdin_errno,
     )
 

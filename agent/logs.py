@@ -16,8 +16,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import msgspec
+
+from agent.framing import Request
 from agent.settings import Settings
+from cni.spec import limits
+from cni.spec.errors import CNIError
 from cni.spec.text import printable
+
+MAX_FIELD = 256  # characters
 
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 # At our level "debug" they would say how they do what we asked them.
@@ -35,6 +42,19 @@ def fields(**values: object) -> Iterator[None]:
         yield
     finally:
         _fields.reset(token)
+
+
+def of_call(request: Request, number: int) -> dict[str, object]:
+    """The fields that name a call, for `fields`; each is what the client sent, cut short."""
+    environ = request.environ
+    return {
+        "request": number,
+        "plugin": request.name[:MAX_FIELD],
+        "verb": environ.get("CNI_COMMAND", "")[:MAX_FIELD],
+        "container_id": environ.get("CNI_CONTAINERID", "")[:MAX_FIELD],
+        "ifname": environ.get("CNI_IFNAME", "")[:MAX_FIELD],
+        "network": _network(request.config)[:MAX_FIELD],
+    }
 
 
 def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -126,6 +146,19 @@ def _traceback(record: logging.LogRecord) -> str:
 def _time(record: logging.LogRecord) -> str:
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{whole}.{int(record.msecs):03d}Z"
+
+
+class _Named(msgspec.Struct):
+    name: str = ""
+
+
+def _network(config: bytes) -> str:
+    """The network's name, as far as it can be read."""
+    try:
+        limits.require_readable(config)
+        return msgspec.json.decode(config, type=_Named).name
+    except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _is_journal(stream: str) -> bool:

@@ -114,6 +114,7 @@ class Agent:
         self._metrics.watch(
             running=lambda: self._workers.running,
             waiting=lambda: self._workers.waiting,
+            stuck=lambda: self._workers.stuck,
             connections=lambda: self._server.connections,
         )
         self._state = "starting"
@@ -133,7 +134,7 @@ class Agent:
         sys.setswitchinterval(SWITCH)
         gc.collect()
         gc.freeze()  # what is here now stays: no collection looks at it again
-        watchdog = systemd.Watchdog(self._server.lively)
+        watchdog = systemd.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         if self._state == "starting":
             self._state = "serving"
@@ -189,12 +190,26 @@ class Agent:
         self._stack.callback(endpoint.close)
 
     def _alive(self) -> tuple[bool, str]:
-        if self._state == "starting" or self._server.lively():
-            return True, self._state
-        return False, "the serving thread has not come round for 5 seconds"
+        if self._state != "starting" and not self._server.lively():
+            return False, "the serving thread has not come round for 5 seconds: restart the agent"
+        if not self._workers.able:
+            return False, (
+                f"no worker can take a call, {self._workers.stuck} are stuck in calls that do not "
+                "end (the log names them): restart the agent"
+            )
+        return True, self._state
 
     def _ready(self) -> tuple[bool, str]:
-        return self._alive() if self._state == "serving" else (False, self._state)
+        alive, text = self._alive()
+        if not alive or self._state != "serving":
+            return False, text
+        stuck, limit = self._workers.stuck, self._workers.limit
+        if 2 * stuck >= limit:
+            return False, (
+                f"{stuck} workers are stuck in calls that do not end, of {limit} that are set: "
+                "find in the log which calls, and end what they wait for, or restart the agent"
+            )
+        return True, text
 
     def _policy(self) -> Policy:
         return self._settings.policy

@@ -123,12 +123,14 @@ class Metrics:
         self,
         running: Callable[[], int],
         waiting: Callable[[], int],
+        stuck: Callable[[], int],
         connections: Callable[[], int],
     ) -> None:
         """Where a scrape finds how busy the agent is."""
         for name, text, count in (
             ("podfabric_requests_running", "CNI calls that workers are at.", running),
             ("podfabric_requests_waiting", "CNI calls that no worker has begun.", waiting),
+            ("podfabric_workers_stuck", "Workers whose call does not end.", stuck),
             ("podfabric_connections", "Launchers that are connected.", connections),
         ):
             self._computed.add(_gauge(name, text, count))

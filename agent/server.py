@@ -16,10 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from agent import framing
-from agent.connections import Connection, Lost, State
+from agent import framing, logs
+from agent.connections import CLEANING_UP, Connection, Lost, State, TooLarge
 from agent.framing import ANSWERED, REFUSED, BadFrame
-from agent.workers import Workers
+from agent.logs import fields
+from agent.room import Room
+from agent.workers import Job, Workers
 from cni.spec.dispatch import error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Call
@@ -30,7 +32,7 @@ OVERTIME = 5.0  # seconds for a call that is past its deadline and will end by i
 TICK = 0.25  # seconds between two looks at the deadlines
 BACKLOG = 1024
 STOPPING = "stopping", "the agent is stopping"  # a reason for the metrics, one for the client
-MAX_BUFFERED = 128 << 20  # bytes of requests that are not whole yet
+ROOM = 32 << 20  # bytes of large requests, from their reading to the end of their calls
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 class Caller(Protocol):
     """What does the calls."""
 
-    def call(self, request: framing.Request, netns: int | None, call: Call, number: int) -> bytes:
+    def call(self, request: framing.Request, netns: int | None, call: Call) -> bytes:
         """The answer's frame."""
 
 
@@ -51,6 +53,8 @@ class Limits(Protocol):
     def grace(self) -> float: ...
     @property
     def connections(self) -> int: ...
+    @property
+    def max_config_bytes(self) -> int: ...
 
 
 class Server:
@@ -77,6 +81,7 @@ class Server:
         self._handed_over = handed_over
         self._refused = refused
         self._connections: dict[int, Connection] = {}
+        self._room: Room[Connection] = Room(ROOM)
         self._numbers = 0
         self._stopping = False
         self._accepting = False
@@ -112,16 +117,17 @@ class Server:
         self._accept_if_room()
         for connection in list(self._connections.values()):
             # What no worker has begun is refused; a worker that comes to it passes over it.
-            if connection.state is State.CALLED and not connection.begun:
+            called = connection.state is State.CALLED and not connection.begun
+            if called or connection.state is State.WAITING:
                 self._refuse(connection, *STOPPING)
         end = time.monotonic() + self.limits.grace
-        while self._workers.running and time.monotonic() < end:
+        while self._workers.busy and time.monotonic() < end:
             self._round()
         for connection in list(self._connections.values()):
             if connection.call is not None:
                 connection.call.end()
         end = time.monotonic() + OVERTIME
-        while (self._workers.running or self._unsent()) and time.monotonic() < end:
+        while (self._workers.busy or self._unsent()) and time.monotonic() < end:
             self._round()
         for connection in list(self._connections.values()):
             if connection.begun:  # no end of file, which a launcher takes for "nobody is at work"
@@ -141,6 +147,9 @@ class Server:
                 self._accept()
             elif (connection := self._connections.get(descriptor)) is not None:
                 self._attend(connection, events)
+        for connection in self._room.admitted():
+            connection.make_buffer(time.monotonic() + RECEIVE_TIME)
+            self._epoll.modify(connection, select.EPOLLIN | select.EPOLLRDHUP)
         now = time.monotonic()
         if now - self._last_tick >= TICK:
             self._last_tick = now
@@ -189,14 +198,16 @@ class Server:
         if connection.state is State.READING and events & select.EPOLLIN:
             self._receive(connection)
             return
-        if events & select.EPOLLOUT and connection.flush():
+        if events & select.EPOLLOUT and connection.unsent and connection.flush():
             self._epoll.modify(connection, select.EPOLLRDHUP)
-        if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+        # The kernel is asked again: the event may be of a connection that had this number before.
+        gone = events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+        if gone and connection.gone():
             self._hang_up(connection)
 
     def _receive(self, connection: Connection) -> None:
         try:
-            request = connection.receive()
+            request = connection.receive(self.limits.max_config_bytes)
         except EOFError:
             self._close(connection)
             return
@@ -205,41 +216,65 @@ class Server:
             _log.warning("refused a request that no launcher sends: %s", bad)
             self._fail(connection, Code.DECODING_FAILURE, f"the agent cannot read this: {bad}")
             return
+        except TooLarge as large:
+            self._refused("too_large")
+            self._fail(connection, Code.INVALID_CONFIG, str(large))
+            return
         except Lost as lost:
             self._refuse(connection, "no_room", str(lost))
             return
         if request is None:
-            buffered = sum(one.buffered for one in self._connections.values())
-            if buffered > MAX_BUFFERED:
-                self._refuse(connection, "no_room", "the agent has no room for more requests")
+            if connection.lacking:
+                self._find_room(connection)
             return
         if self._stopping:
             self._refuse(connection, *STOPPING)
             return
-        connection.called(
-            request,
-            Call(request.environ.get("CNI_COMMAND") not in ("DEL", "GC"), connection.gone),
-            time.monotonic() + self.limits.deadline,
-        )
+        deadline = connection.arrived + self.limits.deadline
+        endable = request.environ.get("CNI_COMMAND") not in CLEANING_UP
+        connection.called(request, Call(endable, connection.gone), deadline)
         self._epoll.modify(connection, select.EPOLLRDHUP)
-        self._workers.submit(lambda: self._work(connection))
+        self._workers.submit(
+            Job(
+                lambda job: self._work(connection, job),
+                deadline + OVERTIME,
+                # It may never end, and others need the room.
+                stuck=lambda: self._give_back(connection),
+            )
+        )
 
-    def _work(self, connection: Connection) -> None:
+    def _find_room(self, connection: Connection) -> None:
+        """For the rest of a large request; until there is some, nothing more is read."""
+        if self._room.take(connection, connection.lacking):
+            connection.make_buffer(time.monotonic() + RECEIVE_TIME)
+        else:
+            connection.wait(connection.arrived + self.limits.deadline)
+            self._epoll.modify(connection, select.EPOLLRDHUP)
+
+    def _give_back(self, connection: Connection) -> None:
+        """From any thread: the request is not needed any more, and others may have its room."""
+        if self._room.give_back(connection):
+            os.eventfd_write(self._wake, 1)
+
+    def _work(self, connection: Connection, job: Job) -> None:
         """In a worker: the call, and its answer."""
         begun = connection.begin()
         if begun is None:
             return
         request, call, netns = begun
-        try:
-            frame = self._caller.call(request, netns, call, connection.number)
-        except Exception as error:  # noqa: BLE001 - the outermost edge: a client must get an answer
-            _log.exception("a call was not answered by what does the calls")
-            text = f"internal error of the agent: {type(error).__name__} (see its log)"
-            failure = CNIError(Code.INTERNAL, text)
-            frame = framing.write_answer(ANSWERED, 1, b"", error_document(failure))
-        finally:
-            if netns is not None:
-                os.close(netns)
+        job.about = logs.of_call(request, connection.number)
+        with fields(**job.about):
+            try:
+                frame = self._caller.call(request, netns, call)
+            except Exception as error:  # noqa: BLE001 - the outermost edge: a client gets an answer
+                _log.exception("a call was not answered by what does the calls")
+                text = f"internal error of the agent: {type(error).__name__} (see its log)"
+                failure = CNIError(Code.INTERNAL, text)
+                frame = framing.write_answer(ANSWERED, 1, b"", error_document(failure))
+            finally:
+                if netns is not None:
+                    os.close(netns)
+                self._give_back(connection)
         self._answer(connection, frame)
 
     def _hang_up(self, connection: Connection) -> None:
@@ -249,10 +284,12 @@ class Server:
         self._close(connection)
 
     def _expire(self, connection: Connection) -> None:
-        if connection.state is not State.CALLED or connection.call is None:
+        if connection.state is State.WAITING:
+            text = "the agent had no room for a request of this size within the deadline"
+            self._refuse(connection, "no_room", text)
+        elif connection.state is not State.CALLED or connection.call is None:
             self._close(connection)  # a request that does not come, an answer that nobody reads
-            return
-        if not connection.begun:
+        elif not connection.begun:
             self._refuse(connection, "no_worker", "no worker was free within the deadline")
         elif connection.call.end():
             self._fail(connection, Code.TRY_AGAIN, f"{self._late()}; what it did is being undone")
@@ -275,15 +312,16 @@ class Server:
     def _fail(self, connection: Connection, code: int, text: str) -> None:
         document = error_document(CNIError(code, text))
         frame = framing.write_answer(ANSWERED, 1, b"", document)
-        if connection.state is State.READING:
+        if connection.state in (State.READING, State.WAITING):
             self._answer_early(connection, frame)
         else:
             self._answer(connection, frame)
 
     def _answer_early(self, connection: Connection, frame: bytes) -> None:
         """Before a worker has begun, and perhaps before all of the request has come."""
-        if connection.state is State.READING:
+        if connection.state in (State.READING, State.WAITING):
             connection.stop_reading()
+            self._give_back(connection)
             self._epoll.modify(connection, select.EPOLLRDHUP)
         self._answer(connection, frame, unless_begun=True)
 
@@ -297,7 +335,9 @@ class Server:
 
     def _close(self, connection: Connection) -> None:
         self._connections.pop(connection.fileno(), None)
-        connection.close()  # which takes it out of the epoll set
+        connection.close(self._epoll.unregister)
+        if not connection.begun:
+            self._give_back(connection)
         self._accept_if_room()
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from cni.policy import rules
 from cni.policy.rules import Policy
+from cni.spec.limits import MAX_BYTES
 from deviceplugin.pools import config
 from host import documents, watching
 from host.documents import DocumentError
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
     grace: Annotated[float, msgspec.Meta(ge=0, le=600)] = 60.0
     connections: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 512
+    max_config_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=MAX_BYTES)] = MAX_BYTES
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     listen: str = "127.0.0.1:9810"

@@ -1,25 +1,46 @@
 """The threads that do the calls, made when they are needed and kept.
 
 Each may enter a pod's network namespace, and must be home again for the next call: one that
-cannot be brought back ends, and another takes its place.
+cannot be brought back ends, and another takes its place. A thread cannot be ended from outside:
+one whose job does not end in time counts as stuck, and another takes its place until it does.
 """
 
 import logging
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from agent.logs import fields
 from host.namespaces import Home
 
 STACK = 1 << 20  # bytes; a plugin's deepest call needs far less, and there may be many threads
 
-Job = Callable[[], object]
-
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
+class Job:
+    """What a worker does. `does` handles its own failures.
+
+    A worker that is still at it when `due` (monotonic) has passed is stuck, and `stuck` is
+    called. `about` tells the log whose call it is.
+    """
+
+    does: Callable[["Job"], object]
+    due: float = math.inf
+    stuck: Callable[[], object] = lambda: None
+    about: Mapping[str, object] = field(default_factory=dict)
+    begun: float = math.inf
+
+
 class Workers:
-    """At most `limit` threads; jobs beyond that wait in the order they came."""
+    """At most `limit` threads, and one more for each that is stuck, up to twice the limit.
+
+    Jobs beyond that wait in the order they came.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,12 +48,14 @@ class Workers:
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._doing: set[Job] = set()
+        self._stuck: set[Job] = set()
+        self._startable = True
         self._closed = False
 
     @property
     def limit(self) -> int:
-        """How many threads there may be; more or fewer from now on."""
+        """How many threads there may be while none is stuck; more or fewer from now on."""
         return self._limit
 
     @limit.setter
@@ -42,29 +65,63 @@ class Workers:
             self._changed.notify_all()
 
     def tend(self) -> None:
-        """Start the threads that waiting jobs lack, now and then, where `submit` is called.
+        """See which workers are stuck, and start the threads that waiting jobs lack.
 
-        Not in a worker: a thread begins in its maker's namespace, wherever that is.
+        To be called now and then where `submit` is called. Not in a worker: a thread begins in
+        its maker's namespace, wherever that is.
         """
+        now = time.monotonic()
         with self._changed:
-            lacking = min(len(self._jobs) - self._idle, self._limit - len(self._threads))
+            late = [one for one in self._doing - self._stuck if one.due <= now]
+            self._stuck.update(late)
+            count = len(self._stuck)
+            lacking = min(len(self._jobs) - self._idle, self._most - len(self._threads))
             for _ in range(lacking):
                 self._start()
+        for job in late:
+            job.stuck()
+            with fields(**job.about):
+                _log.error(
+                    "the call is still running after %.0f s and cannot be ended: another worker "
+                    "takes the place of its worker (%d stuck workers): find what the call waits "
+                    "for, or restart the agent",
+                    now - job.begun,
+                    count,
+                )
 
     def submit(self, job: Job) -> None:
-        """Have a thread do the job, which handles its own failures."""
+        """Have a thread do the job."""
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
                 self._changed.notify()
-            elif len(self._threads) < self._limit:
+            elif len(self._threads) < self._most:
                 self._start()
 
     @property
     def running(self) -> int:
-        """How many jobs are being done."""
+        """How many jobs are being done, those of stuck workers too."""
         with self._changed:
-            return len(self._threads) - self._idle
+            return len(self._doing)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are being done and are expected to end."""
+        with self._changed:
+            return len(self._doing) - len(self._stuck)
+
+    @property
+    def stuck(self) -> int:
+        """How many workers are stuck."""
+        with self._changed:
+            return len(self._stuck)
+
+    @property
+    def able(self) -> bool:
+        """Whether there is a worker that can take a job, now or when its present one has ended."""
+        with self._changed:
+            most = self._most if self._startable else len(self._threads)
+            return len(self._stuck) < most
 
     @property
     def waiting(self) -> int:
@@ -79,12 +136,23 @@ class Workers:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._threads, timeout)
 
+    @property
+    def _most(self) -> int:
+        return self._limit + min(len(self._stuck), self._limit)
+
+    @property
+    def _idle(self) -> int:
+        return len(self._threads) - len(self._doing)
+
     def _start(self) -> None:
         try:
             self._make_thread()
         except RuntimeError:  # no memory or no pid is left: what waits is looked at again (tend)
+            self._startable = False
             if not self._threads:
                 _log.error("no thread can be started: calls wait")
+        else:
+            self._startable = True
 
     def _make_thread(self) -> None:
         before = threading.stack_size(STACK)
@@ -99,25 +167,41 @@ class Workers:
     def _work(self) -> None:
         while job := self._next():
             try:
-                job()
+                job.does(job)
             except BaseException:  # noqa: BLE001 - the pool must not shrink by a job's mistake
                 _log.exception("a worker's job failed")
-            if not self._home.bring_back():
+            home = self._home.bring_back()
+            self._done(job, keep=home)
+            if not home:
                 _log.error("a worker is lost in a pod's network namespace: it is replaced")
-                break
-        with self._changed:
-            self._threads.discard(threading.current_thread())
-            self._changed.notify_all()
+                return
 
     def _next(self) -> Job | None:
         with self._changed:
-            self._idle += 1
-            try:
-                while not self._jobs:
-                    surplus = len(self._threads) > self._limit
-                    if self._closed or surplus:
-                        return None
-                    self._changed.wait()
-                return self._jobs.popleft()
-            finally:
-                self._idle -= 1
+            while len(self._threads) <= self._most:
+                if self._jobs:
+                    job = self._jobs.popleft()
+                    job.begun = time.monotonic()
+                    self._doing.add(job)
+                    return job
+                if self._closed:
+                    break
+                self._changed.wait()
+            self._leave()
+            return None
+
+    def _done(self, job: Job, *, keep: bool) -> None:
+        with self._changed:
+            self._doing.discard(job)
+            was_stuck = job in self._stuck
+            self._stuck.discard(job)
+            if not keep:
+                self._leave()
+        if was_stuck:
+            with fields(**job.about):
+                seconds = time.monotonic() - job.begun
+                _log.warning("the call that held its worker has ended after %.0f s", seconds)
+
+    def _leave(self) -> None:
+        self._threads.discard(threading.current_thread())
+        self._changed.notify_all()

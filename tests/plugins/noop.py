@@ -32,6 +32,7 @@ class Script(msgspec.Struct):
     versions: tuple[str, ...] = VERSIONS
     prints: str = ""
     sleeps: float = 0.0
+    waits_for: str = ""  # a FIFO: until another process opens it, and without a way to be ended
     killed_by: int = 0
     fails: tuple[int, str] | None = None
     raises: str = ""
@@ -94,6 +95,8 @@ class Noop:
             print(script.prints)  # noqa: T201 - a library that prints
             os.system(f"echo {script.prints}")
         time.sleep(script.sleeps)
+        if script.waits_for:
+            Path(script.waits_for).read_bytes()
         if script.killed_by:
             os.kill(os.getpid(), script.killed_by)
         if script.fails is not None:

@@ -25,6 +25,7 @@ class Limits:
     deadline: float = 20.0
     grace: float = 10.0
     connections: int = 64
+    max_config_bytes: int = 1 << 20
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Scripted:
     begun: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
-    def call(self, request: Request, netns: int | None, call: Call, number: int) -> bytes:
+    def call(self, request: Request, netns: int | None, call: Call) -> bytes:
         container = request.environ.get("CNI_CONTAINERID", "")
         self.begun.append(container)
         try:

@@ -1,7 +1,7 @@
 """The socket and its clients: good ones are served, whatever the others do."""
 
-import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -132,7 +132,7 @@ def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(tmp_path: Pa
         try:
             with ThreadPoolExecutor(8) as pool:
                 replies = list(pool.map(lambda n: serving.ask(f"c{n}"), range(200)))
-            big = serving.ask("big", config=b" " * (10 << 20))
+            big = serving.ask("big", "DEL", b" " * (10 << 20))
         finally:
             stop.set()
             flooding.join()
@@ -156,6 +156,20 @@ def test_client_that_sends_nothing_is_let_go_and_holds_up_nobody(
             assert client.recv(1) == b""
             client.close()
         assert serving.server.connections <= 1
+
+
+@pytest.mark.parametrize("events", [select.EPOLLHUP | select.EPOLLRDHUP, select.EPOLLOUT])
+def test_event_of_an_earlier_connection_of_that_number_does_no_harm(
+    tmp_path: Path, events: int
+) -> None:
+    with server(tmp_path) as serving:
+        client = serving.connect()
+        until(lambda: serving.server.connections == 1)
+        (connection,) = serving.server._connections.values()
+        serving.server._attend(connection, events)
+        send(client, "c", "ADD", b"{}")
+        assert read(client).status == ANSWERED
+        client.close()
 
 
 def test_client_that_goes_away_ends_its_add(tmp_path: Path) -> None:
@@ -261,7 +275,7 @@ def test_stop_ends_what_takes_longer_than_its_grace(tmp_path: Path) -> None:
 
 def test_answer_that_is_not_read_holds_up_nobody(tmp_path: Path) -> None:
     with server(tmp_path, workers=1) as serving:
-        slow = serving.start("slow", config=b"s" * (4 << 20))
+        slow = serving.start("slow", "DEL", b"s" * (4 << 20))
         until(lambda: serving.caller.begun == ["slow"])
         for number in range(20):
             assert serving.ask(f"c{number}").status == ANSWERED
@@ -285,21 +299,109 @@ def test_clients_past_the_limit_wait_for_room(tmp_path: Path) -> None:
             client.close()
 
 
-def test_requests_that_are_not_whole_are_bounded_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "MAX_BUFFERED", 3 << 20)
-    with server(tmp_path) as serving:
-        head = HEADER.pack(REQUEST_MAGIC, 0, 0, 8 << 20, 0)
-        clients = [serving.connect() for _ in range(4)]
-        for client in clients:
-            with contextlib.suppress(OSError):  # it was refused before it had sent all
-                client.sendall(head + b"x" * (1 << 20))
-        until(lambda: "no_room" in serving.refused)
-        for client in clients:
+def large(size: int) -> bytes:
+    """The first bytes of a DEL with a configuration of that size."""
+    environ = b"CNI_COMMAND=DEL\0"
+    return HEADER.pack(REQUEST_MAGIC, 0, len(environ), size, 0) + environ
+
+
+def test_large_requests_wait_for_room_and_small_ones_do_not(tmp_path: Path) -> None:
+    """Two of 16 MiB fill it. They hold it until their calls have ended."""
+    go_on = threading.Event()
+
+    def wait(request: Request, netns: int | None) -> bytes:
+        if len(request.config) > 1 << 20:
+            go_on.wait(60)
+        return b"%d" % len(request.config)
+
+    with server(tmp_path, wait) as serving, ThreadPoolExecutor(4) as pool:
+        size = framing.MAX_CONFIG - 1000
+        first = [pool.submit(serving.ask, f"c{n}", "DEL", b" " * size) for n in range(2)]
+        until(lambda: len(serving.caller.begun) == 2)
+        second = [pool.submit(serving.ask, f"d{n}", "DEL", b" " * (2 << 20)) for n in range(2)]
+        until(lambda: serving.server.connections == 4)
+        assert serving.ask("small").stdout == b"2"
+        assert sorted(serving.caller.begun) == ["c0", "c1", "small"]
+        go_on.set()
+        for reply, expected in zip([*first, *second], (size, size, 2 << 20, 2 << 20), strict=True):
+            assert reply.result().stdout == b"%d" % expected
+    assert serving.refused == []
+
+
+def test_large_request_without_room_is_refused_at_its_deadline(tmp_path: Path) -> None:
+    with server(tmp_path, limits=Limits(deadline=1.0)) as serving:
+        half = [serving.connect() for _ in range(2)]
+        for client in half:  # they have room, and do not send the rest
+            client.sendall(large(framing.MAX_CONFIG - 1000))
+        until(lambda: serving.server.connections == 2)
+        reply = serving.ask("c", "DEL", b" " * (2 << 20))
+        assert (reply.status, code_of(reply)) == (REFUSED, 11)
+        assert serving.refused == ["no_room"]
+        for client in half:
             client.close()
         until(lambda: serving.server.connections == 0)
-        assert serving.ask().status == ANSWERED
+        assert serving.ask("c", "DEL", b" " * (2 << 20)).status == ANSWERED
+
+
+def test_room_of_a_client_that_goes_away_is_free_again(tmp_path: Path) -> None:
+    with server(tmp_path) as serving:
+        for _ in range(3):
+            half = [serving.connect() for _ in range(3)]  # two have room, the third waits for it
+            for client in half:
+                client.sendall(large(framing.MAX_CONFIG - 1000))
+            until(lambda: serving.server.connections == 3)
+            for client in half:
+                client.close()
+            until(lambda: serving.server.connections == 0)
+        assert serving.ask("c", "DEL", b" " * (15 << 20)).status == ANSWERED
+
+
+def test_stop_refuses_what_waits_for_room(tmp_path: Path) -> None:
+    with server(tmp_path) as serving:
+        half = [serving.connect() for _ in range(3)]
+        for client in half:
+            client.sendall(large(framing.MAX_CONFIG - 1000))
+        until(lambda: serving.server.connections == 3)
+        serving.server.stop()
+        assert read(half[2]).status == REFUSED
+        for client in half:
+            client.close()
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK", "STATUS", ""])
+def test_configuration_above_the_limit_is_refused_by_its_first_bytes(
+    tmp_path: Path, command: str
+) -> None:
+    environ = f"CNI_COMMAND={command}\0".encode()
+    head = HEADER.pack(REQUEST_MAGIC, 0, len(environ), (1 << 20) + 1, 0) + environ
+    with server(tmp_path) as serving:
+        with serving.connect() as client:
+            client.sendall(head)
+            reply = read(client)
+        assert (reply.status, code_of(reply)) == (ANSWERED, 7)
+        for part in ("1048577 bytes", "at most 1048576", '"agent.max_config_bytes"'):
+            assert part in reply.stdout.decode().replace('\\"', '"')
+        assert serving.caller.begun == []
+        assert serving.ask("c", command, b" " * (1 << 20)).stdout == b" " * (1 << 20)
+        assert serving.refused == ["too_large"]
+
+
+def test_environment_that_is_read_in_parts_decides_as_well(tmp_path: Path) -> None:
+    environ = b"A=" + b"x" * (100 << 10) + b"\0CNI_COMMAND=ADD\0"
+    with server(tmp_path) as serving:
+        with serving.connect() as client:
+            client.sendall(HEADER.pack(REQUEST_MAGIC, 0, len(environ), 2 << 20, 0) + environ)
+            assert code_of(read(client)) == 7
+        assert serving.refused == ["too_large"]
+
+
+@pytest.mark.parametrize("command", ["DEL", "GC"])
+def test_what_cleans_up_may_be_as_large_as_the_protocol_allows(
+    tmp_path: Path, command: str
+) -> None:
+    with server(tmp_path, lambda request, netns: b"%d" % len(request.config)) as serving:
+        config = b" " * framing.MAX_CONFIG
+        assert serving.ask("c", command, config).stdout == b"%d" % len(config)
 
 
 def test_other_users_are_refused(tmp_path: Path) -> None:

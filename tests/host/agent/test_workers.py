@@ -3,13 +3,14 @@
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from agent.workers import Workers
+from agent.workers import Job, Workers
 from host import namespaces
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
@@ -27,6 +28,10 @@ def namespace() -> Iterator[NetworkNamespace]:
     subprocess.run([IP, "netns", "delete", name], check=True)
 
 
+def submit(workers: Workers, does: Callable[[], object]) -> None:
+    workers.submit(Job(lambda job: does()))
+
+
 def here() -> int:
     return Path("/proc/thread-self/ns/net").stat().st_ino
 
@@ -42,11 +47,11 @@ def test_no_more_threads_than_the_limit_and_than_needed() -> None:
         time.sleep(0.01)
 
     for _ in range(5):
-        workers.submit(job)
-        time.sleep(0.03)
+        submit(workers, job)
+        until(lambda: workers.waiting == workers.running == 0)
     assert len(names) == 1
     for _ in range(30):
-        workers.submit(job)
+        submit(workers, job)
     assert workers.close(10)
     assert len(names) == 3
 
@@ -58,8 +63,8 @@ def test_a_job_that_fails_costs_no_thread(caplog: pytest.LogCaptureFixture) -> N
         raise RuntimeError("boom")
 
     done = threading.Event()
-    workers.submit(fail)
-    workers.submit(done.set)
+    submit(workers, fail)
+    submit(workers, done.set)
     assert done.wait(5)
     assert workers.close(5)
     assert "boom" in caplog.text
@@ -73,8 +78,8 @@ def test_thread_left_in_a_pod_is_brought_home(namespace: NetworkNamespace) -> No
         namespaces._setns(namespace.descriptor, "entering")
         seen.append(here())
 
-    workers.submit(stray)
-    workers.submit(lambda: seen.append(here()))
+    submit(workers, stray)
+    submit(workers, lambda: seen.append(here()))
     assert workers.close(5)
     assert seen == [namespace.inode, here()]
 
@@ -94,9 +99,9 @@ def test_thread_that_cannot_come_home_is_replaced(
         monkeypatch.setattr(namespaces, "_setns", refuse)
         seen.append((threading.get_ident(), here()))
 
-    workers.submit(stray)
-    workers.submit(lambda: seen.append((threading.get_ident(), here())))
-    until(lambda: workers.running == 0)
+    submit(workers, stray)
+    submit(workers, lambda: seen.append((threading.get_ident(), here())))
+    until(lambda: len(seen) == 1 and not workers._threads)
     workers.tend()
     until(lambda: len(seen) == 2)
     assert workers.close(5)
@@ -107,7 +112,7 @@ def test_limit_may_change_while_it_runs() -> None:
     workers = Workers(1)
     go_on = threading.Event()
     for _ in range(4):
-        workers.submit(lambda: go_on.wait(10))
+        submit(workers, lambda: go_on.wait(10))
     until(lambda: workers.running == 1 and workers.waiting == 3)
     workers.limit = 4
     workers.tend()
@@ -127,8 +132,70 @@ def test_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        workers.submit(done.set)
+        submit(workers, done.set)
     assert workers.waiting == 1
     workers.tend()
     assert done.wait(5)
     assert workers.close(5)
+
+
+def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    workers = Workers(2)
+    let_go = threading.Event()
+    told: list[int] = []
+
+    def hang(job: Job) -> None:
+        job.about = {"network": "blue", "container_id": "c1", "ifname": "net1"}
+        let_go.wait(60)
+
+    for number in range(2):
+        workers.submit(Job(hang, due=0.0, stuck=partial(told.append, number)))
+    until(lambda: workers.running == 2)
+    done = threading.Event()
+    submit(workers, done.set)
+    assert not done.wait(0.1)
+    workers.tend()
+    assert done.wait(10)
+    assert (workers.stuck, workers.busy, workers.able, sorted(told)) == (2, 0, True, [0, 1])
+    workers.tend()
+    assert caplog.text.count("cannot be ended") == 2
+    let_go.set()
+    until(lambda: workers.stuck == 0)
+    until(lambda: len(workers._threads) == 2)
+    assert caplog.text.count("has ended after") == 2
+    assert workers.close(10)
+
+
+def test_workers_that_are_stuck_are_replaced_up_to_the_limit_and_no_further() -> None:
+    workers = Workers(2)
+    let_go = threading.Event()
+    for number in range(5):
+        workers.submit(Job(lambda job: let_go.wait(60), due=0.0))
+        until(lambda: workers.running == 4 or workers.waiting == 0)
+        workers.tend()
+        assert workers.able is (number < 3)
+    assert (workers.stuck, workers.waiting, len(workers._threads)) == (4, 1, 4)
+    let_go.set()
+    until(lambda: workers.running == workers.waiting == 0)
+    assert workers.able
+    assert workers.close(10)
+
+
+def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(2)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        submit(workers, lambda: None)
+    able = [workers.able]
+    workers.tend()
+    able.append(workers.able)
+    assert able == [False, True]
+    assert workers.close(10)

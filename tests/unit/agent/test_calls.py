@@ -58,7 +58,7 @@ def called(
     counted = Counted()
     calls = Calls({"noop": lambda environ: Does(does)}, counted)
     request = Request(name, {**ENVIRON, **(more or {})}, CONFIG)
-    frame = calls.call(request, None, Call(endable=False), 1)
+    frame = calls.call(request, None, Call(endable=False))
     _, status, exit_code, stderr, _ = HEADER.unpack(frame[: HEADER.size])
     assert status == framing.ANSWERED
     body = frame[HEADER.size :]

@@ -32,11 +32,11 @@ def connection(client: socket.socket) -> Iterator[Connection]:
         peer, _ = listener.accept()
     connection = Connection(peer, 1, 0.0)
     client.sendall(framing.write_request(REQUEST))
-    request = connection.receive()
+    request = connection.receive(1 << 20)
     assert request is not None
     connection.called(request, Call(endable=True, gone=connection.gone), 0.0)
     yield connection
-    connection.close()
+    connection.close(lambda closed: None)
 
 
 def test_client_that_waits_for_its_answer_is_there(connection: Connection) -> None:
@@ -74,5 +74,5 @@ def test_call_whose_client_has_gone_is_not_begun(
 
 
 def test_connection_that_is_closed_has_no_client(connection: Connection) -> None:
-    connection.close()
+    connection.close(lambda closed: None)
     assert connection.gone()

@@ -93,11 +93,14 @@ def test_how_busy_the_agent_is_is_asked_at_each_scrape() -> None:
     metrics = made()
     assert "podfabric_connections" not in read(metrics)
     counts = [1, 2]
-    metrics.watch(running=lambda: counts.pop(), waiting=lambda: 5, connections=lambda: 9)
+    metrics.watch(
+        running=lambda: counts.pop(), waiting=lambda: 5, stuck=lambda: 3, connections=lambda: 9
+    )
     assert read(metrics)["podfabric_requests_running"] == 2
     found = read(metrics)
     assert found["podfabric_requests_running"] == 1
     assert (found["podfabric_requests_waiting"], found["podfabric_connections"]) == (5, 9)
+    assert found["podfabric_workers_stuck"] == 3
 
 
 def test_a_sweep_is_counted() -> None:
@@ -185,7 +188,7 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
         for name, labels in re.findall(r"^\| `(podfabric_\w+)` \|([^|]*)\|", text, re.MULTILINE)
     }
     metrics = made([RangeUsage("", "10.0.0.0/24", 3, 251)], {("ipoib", "attached"): 1}, [POOL])
-    metrics.watch(running=lambda: 1, waiting=lambda: 1, connections=lambda: 1)
+    metrics.watch(running=lambda: 1, waiting=lambda: 1, stuck=lambda: 1, connections=lambda: 1)
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")
     metrics.swept(removed=1, errors=1)

@@ -1,0 +1,49 @@
+"""How much memory large requests may take together. The others wait, in the order they came."""
+
+import threading
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Who = TypeVar("Who", bound=Hashable)
+
+
+class Room(Generic[Who]):
+    """`size` bytes, for any thread. Nobody may ask for more than that at once."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._lock = threading.Lock()
+        self._held: dict[Who, int] = {}
+        self._waiting: deque[tuple[Who, int]] = deque()
+
+    def take(self, who: Who, size: int) -> bool:
+        """Whether `who` has its bytes now; if not, `admitted` answers it once it has."""
+        with self._lock:
+            if self._waiting or size > self._free:
+                self._waiting.append((who, size))
+                return False
+            self._hold(who, size)
+            return True
+
+    def admitted(self) -> list[Who]:
+        """Those that have waited and have their bytes from now on."""
+        admitted = []
+        with self._lock:
+            while self._waiting and self._waiting[0][1] <= self._free:
+                who, size = self._waiting.popleft()
+                self._hold(who, size)
+                admitted.append(who)
+        return admitted
+
+    def give_back(self, who: Who) -> bool:
+        """`who` needs its bytes no longer, if it had or awaits any. Whether others wait."""
+        with self._lock:
+            self._free += self._held.pop(who, 0)
+            if any(one is who for one, _ in self._waiting):
+                self._waiting = deque(entry for entry in self._waiting if entry[0] is not who)
+            return bool(self._waiting)
+
+    def _hold(self, who: Who, size: int) -> None:
+        self._free -= size
+        self._held[who] = size
