@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from agent.settings import Settings
-from cni.spec.text import printable
+from cni.spec.notes import printable
 
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 # At our level "debug" they would say how they do what we asked them.
