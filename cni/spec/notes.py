@@ -45,18 +45,6 @@ def note(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
 
-def printable(text: str) -> str:
-    """Without line ends, escape sequences, or letters that turn the direction of writing.
-
-    What a pod or a client wrote can then forge no line of a log, and no look of one.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
-
-
 @contextmanager
 def collected() -> Iterator[Notes]:
     """Notes of the block, in this thread, are kept and not written."""

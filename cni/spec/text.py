@@ -2,11 +2,21 @@
 
 import re
 
-from cni.spec.notes import printable
-
 LONGEST = 4000  # characters of a line
 LONGEST_WORD = 200
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+
+
+def printable(text: str) -> str:
+    """Without line ends, escape sequences, or letters that turn the direction of writing.
+
+    What a pod or a client wrote can then forge no line of a log, and no look of one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def line(text: str) -> str:
