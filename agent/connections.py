@@ -134,9 +134,8 @@ class Connection:
             return
         if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
             raise TooLarge(
-                f"the configuration has {header.config} bytes, at most {max_config} are allowed: "
-                'make it smaller, or ask the administrator, who can set "agent.max_config_bytes" '
-                "in config.yaml"
+                f"the configuration has {header.config} bytes, at most {max_config} are allowed on "
+                'this node ("agent.max_config_bytes" in config.yaml): shorten it'
             )
 
     def _drop_buffer(self) -> None:

@@ -1,9 +1,12 @@
 """How much memory large requests may take together. The others wait, in the order they came."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+
+SETTLE = 1.0  # seconds for the calls' threads to drop what they made of the bytes
 
 Who = TypeVar("Who", bound=Hashable)
 
@@ -15,6 +18,7 @@ class Room(Generic[Who]):
         self._free = size
         self._lock = threading.Lock()
         self._held: dict[Who, int] = {}
+        self._left: float | None = None  # when the last one gave back its bytes
         self._waiting: deque[tuple[Who, int]] = deque()
 
     def take(self, who: Who, size: int) -> bool:
@@ -39,11 +43,22 @@ class Room(Generic[Who]):
     def give_back(self, who: Who) -> bool:
         """`who` needs its bytes no longer, if it had or awaits any. Whether others wait."""
         with self._lock:
-            self._free += self._held.pop(who, 0)
+            if who in self._held:
+                self._free += self._held.pop(who)
+                self._left = None if self._held else time.monotonic()
             if any(one is who for one, _ in self._waiting):
                 self._waiting = deque(entry for entry in self._waiting if entry[0] is not who)
             return bool(self._waiting)
 
+    def was_left(self) -> bool:
+        """True once, a moment after nobody holds any bytes any more."""
+        with self._lock:
+            left = self._left is not None and time.monotonic() >= self._left + SETTLE
+            if left:
+                self._left = None
+            return left
+
     def _hold(self, who: Who, size: int) -> None:
         self._free -= size
         self._held[who] = size
+        self._left = None

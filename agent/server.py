@@ -6,6 +6,7 @@ that passes, ends its call where it may end (`cni.spec.interrupts`).
 """
 
 import errno
+import gc
 import logging
 import os
 import select
@@ -25,6 +26,7 @@ from agent.workers import Job, Workers
 from cni.spec.dispatch import error_document
 from cni.spec.errors import CNIError, Code
 from cni.spec.interrupts import Call
+from host import memory
 
 RECEIVE_TIME = 10.0  # seconds for a whole request: a launcher has read its input before
 READ_TIME = 10.0  # seconds for the client to read its answer and close
@@ -32,7 +34,7 @@ OVERTIME = 5.0  # seconds for a call that is past its deadline and will end by i
 TICK = 0.25  # seconds between two looks at the deadlines
 BACKLOG = 1024
 STOPPING = "stopping", "the agent is stopping"  # a reason for the metrics, one for the client
-ROOM = 32 << 20  # bytes of large requests, from their reading to the end of their calls
+ROOM = 48 << 20  # bytes for large requests, from their reading to the end of their calls
 
 _log = logging.getLogger(__name__)
 
@@ -155,6 +157,9 @@ class Server:
             self._last_tick = now
             self._workers.tend()
             self._accept_if_room()
+            if self._room.was_left():
+                gc.collect()
+                memory.give_back()
             for connection in list(self._connections.values()):
                 if now >= connection.deadline:
                     self._expire(connection)
@@ -245,7 +250,7 @@ class Server:
 
     def _find_room(self, connection: Connection) -> None:
         """For the rest of a large request; until there is some, nothing more is read."""
-        if self._room.take(connection, connection.lacking):
+        if self._room.take(connection, _cost(connection.lacking)):
             connection.make_buffer(time.monotonic() + RECEIVE_TIME)
         else:
             connection.wait(connection.arrived + self.limits.deadline)
@@ -339,6 +344,15 @@ class Server:
         if not connection.begun:
             self._give_back(connection)
         self._accept_if_room()
+
+
+def _cost(size: int) -> int:
+    """Bytes of memory that a request of that size may take until its call has ended.
+
+    Its configuration is copied and decoded, and the values that it holds are objects: a size
+    that was measured with the worst of shapes.
+    """
+    return min(3 * size + (2 << 20), ROOM)
 
 
 def listen(path: Path) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The threads that do the calls, made when they are needed and kept.
+"""The threads that do the calls, made when they are needed and kept for a while.
 
 Each may enter a pod's network namespace, and must be home again for the next call: one that
 cannot be brought back ends, and another takes its place. A thread cannot be ended from outside:
@@ -17,6 +17,7 @@ from agent.logs import fields
 from host.namespaces import Home
 
 STACK = 1 << 20  # bytes; a plugin's deepest call needs far less, and there may be many threads
+IDLE_TIME = 30.0  # seconds; then a thread ends, and its stack goes back to the kernel
 
 _log = logging.getLogger(__name__)
 
@@ -186,7 +187,8 @@ class Workers:
                     return job
                 if self._closed:
                     break
-                self._changed.wait()
+                if not self._changed.wait(IDLE_TIME) and not self._jobs:
+                    break
             self._leave()
             return None
 

@@ -10,6 +10,7 @@ from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
+from host import memory
 from host.paths import Paths
 from ipam import commands as ipam_commands
 
@@ -57,6 +58,7 @@ def _ipam(arguments: argparse.Namespace) -> int:
 
 
 def _agent(arguments: argparse.Namespace) -> int:
+    memory.allocate_in_glibc()
     from agent.main import run as serve  # which loads all plugins
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -36,6 +36,7 @@ class Caller:
             "CNI_IFNAME": "net1",
             "CNI_NETNS": "/none",
             "CNI_PATH": str(self.bin_dir),
+            "PODFABRIC_CNI_BIN": str(self.bin_dir),
             **more,
         }
 

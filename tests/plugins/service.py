@@ -18,7 +18,10 @@ START_TIME = 60.0  # seconds; imports are slow in the virtual machine
 
 
 class Service:
-    """`module` as an agent whose files are below `root`; `through` wraps the command."""
+    """`module` as an agent whose files are below `root`; `through` wraps the command.
+
+    `command` is another way to start an agent.
+    """
 
     def __init__(
         self,
@@ -26,11 +29,12 @@ class Service:
         module: str = "tests.plugins.agent",
         environ: Mapping[str, str] | None = None,
         through: Sequence[str] = (),
+        command: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.socket = root / "run/agent.sock"
         self.log = root / "agent.log"
-        self.command = [*through, sys.executable, "-m", module]
+        self.command = list(command) or [*through, sys.executable, "-m", module]
         self._environ = {
             **os.environ,
             "PODFABRIC_RUN": str(root / "run"),

@@ -306,7 +306,7 @@ def large(size: int) -> bytes:
 
 
 def test_large_requests_wait_for_room_and_small_ones_do_not(tmp_path: Path) -> None:
-    """Two of 16 MiB fill it. They hold it until their calls have ended."""
+    """Two of 7 MiB fill it. They hold it until their calls have ended."""
     go_on = threading.Event()
 
     def wait(request: Request, netns: int | None) -> bytes:
@@ -315,7 +315,7 @@ def test_large_requests_wait_for_room_and_small_ones_do_not(tmp_path: Path) -> N
         return b"%d" % len(request.config)
 
     with server(tmp_path, wait) as serving, ThreadPoolExecutor(4) as pool:
-        size = framing.MAX_CONFIG - 1000
+        size = 7 << 20
         first = [pool.submit(serving.ask, f"c{n}", "DEL", b" " * size) for n in range(2)]
         until(lambda: len(serving.caller.begun) == 2)
         second = [pool.submit(serving.ask, f"d{n}", "DEL", b" " * (2 << 20)) for n in range(2)]
@@ -332,7 +332,7 @@ def test_large_request_without_room_is_refused_at_its_deadline(tmp_path: Path) -
     with server(tmp_path, limits=Limits(deadline=1.0)) as serving:
         half = [serving.connect() for _ in range(2)]
         for client in half:  # they have room, and do not send the rest
-            client.sendall(large(framing.MAX_CONFIG - 1000))
+            client.sendall(large(7 << 20))
         until(lambda: serving.server.connections == 2)
         reply = serving.ask("c", "DEL", b" " * (2 << 20))
         assert (reply.status, code_of(reply)) == (REFUSED, 11)

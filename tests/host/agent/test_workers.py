@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent import workers as workers_module
 from agent.workers import Job, Workers
 from host import namespaces
 from host.errors import HostError
@@ -198,4 +199,19 @@ def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
     workers.tend()
     able.append(workers.able)
     assert able == [False, True]
+    assert workers.close(10)
+
+
+def test_threads_that_have_nothing_to_do_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "IDLE_TIME", 0.1)
+    workers = Workers(4)
+    go_on = threading.Event()
+    for _ in range(4):
+        submit(workers, lambda: go_on.wait(30))
+    until(lambda: workers.running == 4)
+    go_on.set()
+    until(lambda: not workers._threads)
+    done = threading.Event()
+    submit(workers, done.set)
+    assert done.wait(10)
     assert workers.close(10)

@@ -36,7 +36,7 @@ def connection(client: socket.socket) -> Iterator[Connection]:
     assert request is not None
     connection.called(request, Call(endable=True, gone=connection.gone), 0.0)
     yield connection
-    connection.close(lambda closed: None)
+    connection.close(lambda _: None)
 
 
 def test_client_that_waits_for_its_answer_is_there(connection: Connection) -> None:
@@ -74,5 +74,5 @@ def test_call_whose_client_has_gone_is_not_begun(
 
 
 def test_connection_that_is_closed_has_no_client(connection: Connection) -> None:
-    connection.close(lambda closed: None)
+    connection.close(lambda _: None)
     assert connection.gone()
