@@ -13,10 +13,11 @@ from typing import Any
 
 from msgspec import inspect
 
-from cni.attachments import matching, requests, results
+from cni.attachments import matching, results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
 from cni.spec import gc, request
+from cni.spec import ipam as spec_ipam
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -53,7 +54,7 @@ SHAPES = {
     "sriov": (sriov._Config, matching._Config),
     "rdma": (sriov._OnlyDevice, results._Previous),
 }
-EVERYWHERE = (request._Named, request._Versioned, requests._OnlyIPAM)
+EVERYWHERE = (request._Named, request._Versioned, spec_ipam._Network)
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
 # These lead to files, until no path that a definition names is opened any more.
 PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
@@ -62,7 +63,7 @@ PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 def keys_of(plugin: str) -> list[Key]:
     """Where a value can stand in a configuration of that plugin."""
     found: set[Key] = set()
-    for shape in (*SHAPES[plugin], request._Named, request._Versioned, requests._OnlyIPAM):
+    for shape in (*SHAPES[plugin], *EVERYWHERE):
         found |= set(_keys(inspect.type_info(shape), ()))
     found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
     if plugin == "podfabric-ipam":
