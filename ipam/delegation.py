@@ -80,7 +80,7 @@ class Delegation:
         """The IPAM plugin for a DEL or a GC; None if there is nothing that it could release.
 
         `added`: whether an ADD ran the very same, by the journal; None if the journal cannot tell.
-        What an ADD ran runs again, whatever the rules say now. What none ran has nothing to
+        What an ADD ran runs again, also where it is not allowed now. What none ran has nothing to
         release: it is passed over where it is not allowed or cannot be started. CNIError where
         that must not be, since the journal cannot tell.
         """

@@ -60,7 +60,7 @@ from ipam.plugin import AddressPlugin
 class _InUse(Exception):
     """Another attachment has the device. `settling`: a call for it is at work.
 
-    Which one is no business of this pod's: it is noted for the administrator.
+    Only the note for the administrator says which one.
     """
 
     def __init__(self, owner: Entry, *, settling: bool) -> None:
