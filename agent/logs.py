@@ -5,12 +5,14 @@
 
 Below systemd's journal, which has the time, a text line begins with its priority instead
 (sd-daemon(3)). What a pod or a client wrote cannot forge a line: characters that are not
-printable are escaped, and a traceback's lines are indented.
+printable are escaped, and a traceback's lines are indented. Nor can it forge a field: of two spaces
+in a row, only those before the fields are left. All of it is cut to a sensible length.
 """
 
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +24,11 @@ from agent.framing import Request
 from agent.settings import Settings
 from cni.spec import limits
 from cni.spec.errors import CNIError
-from cni.spec.text import printable
+from cni.spec.text import printable, without_middle
 
 MAX_FIELD = 256  # characters
+MAX_MESSAGE = 8_000
+MAX_TRACEBACK = 16_000
 
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 # At our level "debug" they would say how they do what we asked them.
@@ -91,7 +95,8 @@ class _Text(logging.Formatter):
         else:
             start = ""
             head = f"{_time(record)} {printable(record.levelname)} "
-        line = f"{head}{printable(_message(record))}{_text_fields(_current(record))}"
+        message = re.sub("  +", " ", printable(_message(record)))
+        line = f"{head}{message}{_text_fields(_current(record))}"
         more = [f"{start}    {printable(text)}" for text in _traceback(record).splitlines()]
         return "\n".join((line, *more))
 
@@ -111,7 +116,11 @@ class _Json(logging.Formatter):
 
 
 def _current(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in (_fields.get() or {}).items() if value not in ("", None)}
+    return {
+        name: value if isinstance(value, int) else str(value)[:MAX_FIELD]
+        for name, value in (_fields.get() or {}).items()
+        if value not in ("", None)
+    }
 
 
 def _text_fields(current: dict[str, object]) -> str:
@@ -125,22 +134,25 @@ def _text_fields(current: dict[str, object]) -> str:
 
 
 def _quoted(value: str) -> str:
-    if any(character in value for character in ' "='):
-        return '"' + printable(value).replace('"', '\\"') + '"'
+    if any(character in value for character in ' "=\\'):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{printable(escaped)}"'
     return printable(value)
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
-        return record.getMessage().rstrip()
+        message = record.getMessage().rstrip()
     except (TypeError, ValueError):  # a library's mistake: what it meant to say is here
-        return f"{record.msg} {record.args}"
+        message = f"{record.msg} {record.args}"
+    return without_middle(message, MAX_MESSAGE)
 
 
 def _traceback(record: logging.LogRecord) -> str:
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)
-    return "\n".join(text for text in (record.exc_text, record.stack_info) if text)
+    texts = (record.exc_text, record.stack_info)
+    return without_middle("\n".join(text for text in texts if text), MAX_TRACEBACK)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -27,7 +27,7 @@ from agent.calls import Calls, Loader
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
 from agent.server import OVERTIME, Server, listen
-from agent.settings import Settings, SettingsError
+from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
 from cni import installation
 from cni.attachments.entry import Damaged
@@ -101,6 +101,7 @@ class Agent:
             attachments=self._attachments,
             devices=self._devices.states,
             allocations=self._devices.held,
+            by_range=given.listen.startswith(UNIX),  # whose readers are root
         )
         listener = stack.enter_context(self._listener())
         self._server = Server(

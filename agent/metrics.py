@@ -1,5 +1,8 @@
 """What an operator's Prometheus reads: calls, connections, the sweep, addresses, attachments.
 
+A pod in the host's network may read it, too, so it names no network and no range of a tenant.
+Only a unix socket, which is for root, tells of each range.
+
 A label's value is one of a known set or "other", so that no client can make series without end.
 What is computed for a scrape and fails is left out of it, and logged.
 """
@@ -9,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import prometheus_client
@@ -42,6 +45,7 @@ class Metrics:
 
     `devices` answers how each pool of the device plugin stands, `allocations` how many ids
     containers hold by resource.
+    `by_range` is for a reader who may know the tenants' networks and ranges.
     `attachments` answers how many there are by plugin and phase; the plugin of a damaged one,
     which nobody can tell, is "".
     """
@@ -53,6 +57,8 @@ class Metrics:
         attachments: Callable[[], Mapping[tuple[str, str], int]],
         devices: Callable[[], "Iterable[State]"] = tuple,
         allocations: Callable[[], Mapping[str, int]] = dict,
+        *,
+        by_range: bool = False,
     ) -> None:
         self._plugins = frozenset(plugins)
         self._reasons: set[str] = set()
@@ -63,9 +69,9 @@ class Metrics:
         self._make_counters(self._registry)
         prometheus_client.ProcessCollector(registry=self._registry)
         prometheus_client.PlatformCollector(registry=self._registry)
-        self._computed.add(lambda: _addresses(usage()))
-        self._computed.add(lambda: self._attachments(attachments()))
-        self._computed.add(lambda: _devices(devices(), allocations()))
+        self._computed.add(lambda: _addresses(tuple(usage()), by_range=by_range))
+        self._computed.add(lambda: [self._attachments(attachments())])
+        self._computed.add(lambda: [_devices(devices(), allocations())])
         self._computed.add(_build)
         self._registry.register(self._computed)
 
@@ -175,12 +181,12 @@ class _Computed:
     """Families that are made anew for each scrape."""
 
     def __init__(self) -> None:
-        self._families: list[Callable[[], Metric]] = []
+        self._families: list[Callable[[], Sequence[Metric]]] = []
         self._failures: dict[int, str] = {}
 
-    def add(self, family: Callable[[], Metric]) -> None:
-        """One more, from the next scrape on."""
-        self._families.append(family)
+    def add(self, families: Callable[[], Sequence[Metric]]) -> None:
+        """Some more, from the next scrape on."""
+        self._families.append(families)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, or the registry would compute them all to learn their names."""
@@ -188,9 +194,9 @@ class _Computed:
 
     def collect(self) -> Iterator[Metric]:
         """What Prometheus' registry calls."""
-        for number, family in enumerate(list(self._families)):
+        for number, families in enumerate(list(self._families)):
             try:
-                made = family()
+                made = families()
             except Exception as error:  # noqa: BLE001 - one family must not cost the others
                 text = f"{type(error).__name__}: {error}"
                 if self._failures.get(number) != text:  # not again for every scrape
@@ -198,14 +204,55 @@ class _Computed:
                 self._failures[number] = text
             else:
                 self._failures.pop(number, None)
-                yield made
+                yield from made
 
 
-def _gauge(name: str, text: str, count: Callable[[], int]) -> Callable[[], Metric]:
-    return lambda: GaugeMetricFamily(name, text, value=count())
+def _gauge(name: str, text: str, count: Callable[[], int]) -> Callable[[], Sequence[Metric]]:
+    return lambda: [GaugeMetricFamily(name, text, value=count())]
 
 
-def _addresses(ranges: Iterable[RangeUsage]) -> Metric:
+def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Metric]:
+    families = [_totals(ranges), _ranges(ranges)]
+    return [*families, _each(ranges)] if by_range else families
+
+
+def _totals(ranges: Iterable[RangeUsage]) -> Metric:
+    tally: Tally[tuple[str, str]] = Tally()
+    for one in ranges:
+        family_name = "ipv6" if ":" in one.range else "ipv4"
+        tally[family_name, "used"] += one.used
+        tally[family_name, "free"] += one.free
+    family = GaugeMetricFamily(
+        "podfabric_ipam_addresses",
+        "Addresses that ranges may hand out, of all ranges together.",
+        labels=("family", "state"),
+    )
+    for labels, count in sorted(tally.items()):
+        family.add_metric(labels, count)
+    return family
+
+
+def _ranges(ranges: Iterable[RangeUsage]) -> Metric:
+    tally = dict.fromkeys(("open", "nearly_full", "full"), 0)
+    for one in ranges:
+        tally[_fullness(one)] += 1
+    family = GaugeMetricFamily(
+        "podfabric_ipam_ranges",
+        "Ranges by how full they are; a range is nearly full with a tenth of its addresses free.",
+        labels=("state",),
+    )
+    for state, count in tally.items():
+        family.add_metric((state,), count)
+    return family
+
+
+def _fullness(one: RangeUsage) -> str:
+    if one.free == 0:
+        return "full"
+    return "nearly_full" if 10 * one.free <= one.used + one.free else "open"
+
+
+def _each(ranges: Iterable[RangeUsage]) -> Metric:
     tally: Tally[tuple[str, str, str]] = Tally()
     for one in ranges:
         # Undecodable bytes of a configuration, as surrogates, would end the whole scrape.
@@ -215,8 +262,8 @@ def _addresses(ranges: Iterable[RangeUsage]) -> Metric:
         tally[domain, range_, "used"] += one.used
         tally[domain, range_, "free"] += one.free
     family = GaugeMetricFamily(
-        "podfabric_ipam_addresses",
-        "Addresses that ranges may hand out.",
+        "podfabric_ipam_range_addresses",
+        "Addresses that a range may hand out.",
         labels=("domain", "range", "state"),
     )
     for labels, count in sorted(tally.items()):
@@ -243,12 +290,12 @@ def _devices(pools: "Iterable[State]", held: Mapping[str, int]) -> Metric:
     return family
 
 
-def _build() -> Metric:
+def _build() -> Sequence[Metric]:
     family = GaugeMetricFamily(
         "podfabric_build_info", "1, for the version that runs.", labels=("version",)
     )
     family.add_metric((_version(),), 1)
-    return family
+    return [family]
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from host.documents import DocumentError
 
 _log = logging.getLogger(__name__)
 
+UNIX = "unix:"
 _MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7))
 
 
@@ -88,8 +89,8 @@ def listen_address(listen: str) -> Path | tuple[str, int] | None:
     """
     if not listen:
         return None
-    if listen.startswith("unix:"):
-        return _socket_path(listen.removeprefix("unix:"))
+    if listen.startswith(UNIX):
+        return _socket_path(listen.removeprefix(UNIX))
     host, colon, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     try:

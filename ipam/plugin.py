@@ -194,6 +194,7 @@ class AddressPlugin:
 
         Cheap enough for every few seconds. CNIError for a store that cannot be read.
         """
+        self._seen.forget_unused(self._usage.ranges)
         self._usage = self._store("").usage(self._seen.all(), self._usage)
         return list(self._usage.ranges)
 

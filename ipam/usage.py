@@ -1,6 +1,7 @@
 """How full ranges are: for the agent's metrics, counted from runs and not from reservations."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,6 +13,7 @@ from ipam.store import RangeUsage
 from ipam.tables import Tables
 
 MOST = 256  # ranges: each becomes some lines of metrics
+IDLE = 300.0  # seconds after which a range that no ADD names and no address is held from is gone
 
 
 class SeenRanges:
@@ -20,15 +22,16 @@ class SeenRanges:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
+        self._ranges: OrderedDict[tuple[object, ...], tuple[Range, float]] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
         """Note the ranges of a network. What was not seen for longest is forgotten."""
+        now = time.monotonic()
         with self._lock:
             for one in sets:
                 for range_ in one.ranges:
                     key = (range_.domain, range_.network, range_.first, range_.last)
-                    self._ranges[key] = range_
+                    self._ranges[key] = range_, now
                     self._ranges.move_to_end(key)
             while len(self._ranges) > self._most:
                 self._ranges.popitem(last=False)
@@ -36,22 +39,32 @@ class SeenRanges:
     def all(self) -> tuple[Range, ...]:
         """Each once."""
         with self._lock:
-            return tuple(self._ranges.values())
+            return tuple(range_ for range_, _ in self._ranges.values())
+
+    def forget_unused(self, usage: Iterable[RangeUsage]) -> None:
+        """Drop what no ADD has named lately, if no address was held from it by that count."""
+        unused = {(one.domain, one.range) for one in usage if one.used == 0}
+        before = time.monotonic() - IDLE
+        with self._lock:
+            for key, (range_, seen) in list(self._ranges.items()):
+                if seen < before and (range_.domain, _spelling(range_)) in unused:
+                    del self._ranges[key]
 
 
 def usage_of(tables: Tables, known: Sequence[Range]) -> tuple[RangeUsage, ...]:
-    """The known ranges, then as whole networks others that reservations are from.
+    """The known ranges, and as whole networks others that reservations are from.
+
+    If there are too many, those without a reservation are left out first.
 
     One step for each run of taken addresses, and one of SQLite for each reservation.
     """
     named = {(one.domain, one.network) for one in known}
     ranges = {(one.domain, _spelling(one)): one for one in known}
     for one in _others(tables, named):
-        if len(ranges) < MOST:
-            ranges.setdefault((one.domain, _spelling(one)), one)
-    return tuple(
-        _usage(tables, range_, spelling) for (_, spelling), range_ in sorted(ranges.items())
-    )
+        ranges.setdefault((one.domain, _spelling(one)), one)
+    counted = [_usage(tables, range_, spelling) for (_, spelling), range_ in ranges.items()]
+    shown = sorted(counted, key=lambda one: one.used == 0)[:MOST]
+    return tuple(sorted(shown, key=lambda one: (one.domain, one.range)))
 
 
 def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:

@@ -27,12 +27,13 @@ def line(text: str) -> str:
     """
     if len(text) <= LONGEST_WORD and text.isprintable():
         return text
-    text = printable(_without_middle(text, LONGEST))  # first cut, so that all of this is quick
+    text = printable(without_middle(text, LONGEST))  # first cut, so that all of this is quick
     text = _LONG_WORD.sub(lambda word: f"{word[0][:LONGEST_WORD]}...", text)
-    return _without_middle(text, LONGEST if text.isascii() else LONGEST // 6)
+    return without_middle(text, LONGEST if text.isascii() else LONGEST // 6)
 
 
-def _without_middle(text: str, longest: int) -> str:
+def without_middle(text: str, longest: int) -> str:
+    """The text, or its beginning and its end where it has more than `longest` characters."""
     if len(text) <= longest:
         return text
     end = longest // 4

@@ -1,5 +1,6 @@
 """Runtimes that call an agent: over its socket, where a process for each call would be too slow."""
 
+import http.client
 import json
 import os
 import socket
@@ -68,6 +69,19 @@ class Caller:
             timeout=PATIENCE,
             check=False,
         )
+
+
+class Endpoint(http.client.HTTPConnection):
+    """A client of the agent's health and metrics, at a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(str(self._path))
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Calls that hang where nobody can end them: others are served, and the health endpoints tell."""
 
-import http.client
 import json
 import os
 import re
@@ -13,25 +12,12 @@ from uuid import uuid4
 
 import pytest
 
-from tests.attacks.agent_clients import Caller, network
+from tests.attacks.agent_clients import Caller, Endpoint, network
 from tests.host.agent.serving import until
 from tests.plugins.service import Service, install_launchers
 
 WORKERS = 4
 LATE = 60.0  # seconds until a call that is past its deadline of 1 second was seen to be stuck
-
-
-class Endpoint(http.client.HTTPConnection):
-    """A client of the agent's health and metrics, at a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
-        self.sock.connect(str(self._path))
 
 
 class Node(Caller):

@@ -230,3 +230,28 @@ def test_a_closed_standard_error_ends_nothing() -> None:
         [sys.executable, "-c", script], capture_output=True, timeout=60, check=False
     )
     assert done.stdout == b"alive"
+
+
+@pytest.mark.parametrize("given_settings", [TEXT, JSON])
+def test_a_record_is_bounded_whatever_is_logged(output: Output, given_settings: Settings) -> None:
+    configure(given_settings)
+    large = "\U0001f600\n" * (1 << 19)
+    with fields(network=large):
+        try:
+            raise ValueError(large)
+        except ValueError:
+            LOG.exception("it failed: %s, see the end", large)
+    lines = output.lines()
+    assert sum(map(len, lines)) < 12 * (logs.MAX_MESSAGE + logs.MAX_TRACEBACK + logs.MAX_FIELD)
+    assert "see the end" in lines[0]
+    assert "Traceback (most recent call last)" in "".join(lines)
+
+
+def test_no_text_makes_a_field_of_a_call(output: Output) -> None:
+    configure(TEXT)
+    with fields(pod='x\\" verb=DEL y="', verb="ADD"):
+        LOG.info("failed  request=9 plugin=ipoib")
+    (line,) = output.lines()
+    message, _, shown = line.partition("  ")
+    assert message.endswith("INFO failed request=9 plugin=ipoib")
+    assert shown == r'pod="x\\\" verb=DEL y=\"" verb=ADD'

@@ -19,6 +19,8 @@ def made(
     usage: Iterable[RangeUsage] = (),
     attachments: Mapping[tuple[str, str], int] | None = None,
     devices: Iterable[State] = (),
+    *,
+    by_range: bool = False,
 ) -> Metrics:
     return Metrics(
         ("ipoib", "podfabric-ipam"),
@@ -26,6 +28,7 @@ def made(
         lambda: attachments or {},
         lambda: devices,
         lambda: {"rdma/hca": 2},
+        by_range=by_range,
     )
 
 
@@ -121,14 +124,38 @@ def test_addresses_are_counted_by_range_however_many() -> None:
             RangeUsage("fabric", "fd00::/64", 1, 2**64 - 2),
             RangeUsage("fabric", "fd00::/64", 1, 0),  # the same labels
             RangeUsage("\udc80", "x", 1, 1),
-        ]
+        ],
+        by_range=True,
     )
     found = read(metrics)
-    assert found["podfabric_ipam_addresses{domain=,range=10.0.0.0/24,state=used}"] == 3
-    assert found["podfabric_ipam_addresses{domain=,range=10.0.0.0/24,state=free}"] == 251
-    assert found["podfabric_ipam_addresses{domain=fabric,range=fd00::/64,state=used}"] == 2
-    assert found["podfabric_ipam_addresses{domain=fabric,range=fd00::/64,state=free}"] == 2.0**64
-    assert found["podfabric_ipam_addresses{domain=?,range=x,state=used}"] == 1
+    assert found["podfabric_ipam_range_addresses{domain=,range=10.0.0.0/24,state=used}"] == 3
+    assert found["podfabric_ipam_range_addresses{domain=,range=10.0.0.0/24,state=free}"] == 251
+    assert found["podfabric_ipam_range_addresses{domain=fabric,range=fd00::/64,state=used}"] == 2
+    assert (
+        found["podfabric_ipam_range_addresses{domain=fabric,range=fd00::/64,state=free}"] == 2.0**64
+    )
+    assert found["podfabric_ipam_range_addresses{domain=?,range=x,state=used}"] == 1
+
+
+def test_a_reader_who_may_be_a_pod_learns_totals_and_no_name_or_range() -> None:
+    metrics = made(
+        [
+            RangeUsage("tenant-blue", "10.1.0.0/24", 3, 251),
+            RangeUsage("tenant-blue", "10.2.0.0/24", 250, 4),
+            RangeUsage("tenant-red", "10.3.0.0/30", 1, 0),
+            RangeUsage("tenant-red", "fd00::/64", 1, 2**64 - 2),
+        ]
+    )
+    found = {key: n for key, n in read(metrics).items() if key.startswith("podfabric_ipam")}
+    assert found == {
+        "podfabric_ipam_addresses{family=ipv4,state=used}": 254,
+        "podfabric_ipam_addresses{family=ipv4,state=free}": 255,
+        "podfabric_ipam_addresses{family=ipv6,state=used}": 1,
+        "podfabric_ipam_addresses{family=ipv6,state=free}": 2.0**64,
+        "podfabric_ipam_ranges{state=open}": 2,
+        "podfabric_ipam_ranges{state=nearly_full}": 1,
+        "podfabric_ipam_ranges{state=full}": 1,
+    }
 
 
 def test_attachments_are_counted_by_plugin_and_phase() -> None:
@@ -187,7 +214,8 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
         name: set(re.findall(r"`(\w+)`", labels))
         for name, labels in re.findall(r"^\| `(podfabric_\w+)` \|([^|]*)\|", text, re.MULTILINE)
     }
-    metrics = made([RangeUsage("", "10.0.0.0/24", 3, 251)], {("ipoib", "attached"): 1}, [POOL])
+    usage, attachments = RangeUsage("", "10.0.0.0/24", 3, 251), {("ipoib", "attached"): 1}
+    metrics = made([usage], attachments, [POOL], by_range=True)
     metrics.watch(running=lambda: 1, waiting=lambda: 1, stuck=lambda: 1, connections=lambda: 1)
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")

@@ -4,6 +4,7 @@ from pathlib import Path
 from unittest import mock
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,37 @@ def test_what_was_not_seen_for_longest_is_forgotten() -> None:
     changed = msgspec.structs.replace(every[0], gateway=every[0].first)
     seen.see([RangeSet((changed,))])
     assert set(seen.all()) == {changed, every[2], every[3]}
+
+
+def test_a_range_without_a_reservation_that_no_add_names_any_more_vanishes(
+    node: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = node.plugin
+    plugin.add(request("ADD", POOL, "c1"))
+    plugin.add(request("ADD", {"range": "10.7.0.8-10.7.0.15/24"}, "c2"))
+    plugin.add(request("ADD", {"range": "10.8.0.0/24"}, "c3"))
+    plugin.delete(request("DEL", None, "c1"))
+    shown = {("", "10.0.0.0/24"), ("", "10.7.0.8-10.7.0.15/24"), ("", "10.8.0.0/24")}
+    assert set(used(*plugin.usage())) == shown
+    monkeypatch.setattr("ipam.usage.IDLE", -1.0)
+    assert set(used(*plugin.usage())) == shown - {("", "10.0.0.0/24")}
+    plugin.delete(request("DEL", None, "c2"))
+    plugin.delete(request("DEL", None, "c3"))
+    plugin.usage()
+    assert plugin.usage() == []
+    plugin.add(request("ADD", POOL, "c1"))
+    assert set(used(*plugin.usage())) == {("", "10.0.0.0/24")}
+
+
+def test_ranges_with_reservations_are_shown_before_those_that_were_only_named(
+    memory_path: Path,
+) -> None:
+    store = SqliteStore(memory_path, BOOT)
+    store.load(scattered(10))
+    named = tuple(range_of(f"10.{n // 200 + 100}.{n % 200}.0/24") for n in range(MOST))
+    answer = store.usage(named, Usage()).ranges
+    assert len(answer) == MOST
+    assert sum(one.used for one in answer) == 10
 
 
 def test_there_are_never_more_ranges_than_metrics_should_have(memory_path: Path) -> None:
