@@ -17,7 +17,6 @@ from cni.attachments import matching, results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
 from cni.spec import gc, request
-from cni.spec import ipam as spec_ipam
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -54,9 +53,9 @@ SHAPES = {
     "sriov": (sriov._Config, matching._Config),
     "rdma": (sriov._OnlyDevice, results._Previous),
 }
-EVERYWHERE = (request._Named, request._Versioned, spec_ipam._Network)
+EVERYWHERE = (request._Named, request._Versioned)
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
-# These lead to files, until no path that a definition names is opened any more.
+# These would lead to files.
 PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 
 
@@ -65,6 +64,7 @@ def keys_of(plugin: str) -> list[Key]:
     found: set[Key] = set()
     for shape in (*SHAPES[plugin], *EVERYWHERE):
         found |= set(_keys(inspect.type_info(shape), ()))
+    found |= {("ipam",), ("ipam", "type")}
     found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
     if plugin == "podfabric-ipam":
         found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
