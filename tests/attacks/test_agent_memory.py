@@ -1,6 +1,7 @@
 """Storms of large configurations: the agent's memory has its bound, and goes back afterwards."""
 
 import itertools
+import json
 import os
 import sys
 import threading
@@ -72,6 +73,18 @@ def configuration(plugin: str, shape: bytes, ipam: bytes = b"") -> bytes:
         b'{"cniVersion":"1.0.0","name":"n","type":"%b"%b,"ipam":{"type":"podfabric-ipam",'
         b'"range":"10.0.0.0/16"%b},%b}' % (plugin.encode(), PLUGINS[plugin], ipam, shape)
     )
+
+
+def test_launcher_is_told_which_size_is_allowed_and_what_was_larger_can_be_removed(
+    caller: Caller,
+) -> None:
+    config = configuration("podfabric-ipam", b'"x":"' + b"a" * (2 << 20) + b'"')
+    done = caller.launch("podfabric-ipam", "ADD", "c1", config)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["code"]) == (1, 7)
+    for part in (f"{len(config)} bytes", "at most 1048576", "agent.max_config_bytes"):
+        assert part in document["msg"]
+    assert caller.launch("podfabric-ipam", "DEL", "c1", config).returncode == 0
 
 
 def test_memory_goes_back_after_a_storm(caller: Caller) -> None:
