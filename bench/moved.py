@@ -69,7 +69,7 @@ class Moved:
             placement.require_free(pod, request.ifname)
             origin = placement.origin_of(device)
             entry = begun("moved", request, namespace, self._paths.boot_id(), origin)
-            ipam = self._ipam(config, request)
+            ipam = self._ipam(request)
             with Undo() as undo:
                 self._journal.write(entry)
                 undo.last(lambda: self._journal.remove(attachment))
@@ -100,7 +100,7 @@ class Moved:
             entry = self._journal.read(attachment)
             if entry is not None:
                 self._take_back(request, entry, attachment, opened)
-            self._ipam(decode(request.config, _Config), request).delete()
+            self._ipam(request).delete()
             self._journal.remove(attachment)
 
     def check(self, request: Request) -> None:
@@ -125,7 +125,7 @@ class Moved:
         origin, mark = entry.undo_as(Origin), Mark(attachment.key)
         placement.bring_back(host, pod, request.ifname, origin, mark)
 
-    def _ipam(self, config: _Config, request: Request) -> Ipam:
-        ipam = self._delegation.of(config.ipam.type, request)
+    def _ipam(self, request: Request) -> Ipam:
+        ipam = self._delegation.of(request)
         assert ipam is not None
         return ipam

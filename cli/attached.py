@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from cni.attachments.entry import Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.requests import ipam_type_of, request_of
+from cni.attachments.requests import ipam_at_add
 from cni.ipoib import child
 from cni.spec.errors import CNIError
 from cni.sriov.record import Record
@@ -35,7 +35,7 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
 
 
 def _of(entry: Entry) -> Iterator[Reservation]:
-    if not entry.addresses or ipam_type_of(request_of(entry)) not in (OURS, TAKEN_OVER):
+    if not entry.addresses or ipam_at_add(entry).type not in (OURS, TAKEN_OVER):
         return
     options = ipam_options.read(entry.config.encode())
     for cidr in entry.addresses:

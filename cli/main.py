@@ -9,6 +9,7 @@ from cli import attached, device_plugin, devices, doctor, explain, install, topo
 from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
+from cni.spec.text import printable
 from cni.sriov.plugin import Sriov
 from host import memory
 from host.paths import Paths
@@ -75,5 +76,5 @@ def _sweep(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1
     for line in done or ["nothing to remove"]:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{printable(line)}\n")
     return 0

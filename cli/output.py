@@ -1,4 +1,8 @@
-"""What commands print: tables for people, JSON or YAML for programs."""
+"""What commands print: tables for people, JSON or YAML for programs.
+
+Tenants name interfaces and networks. A table escapes what is not printable, so that no name can
+command a terminal or turn the direction of writing.
+"""
 
 import argparse
 import shutil
@@ -8,6 +12,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+from cni.spec.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -64,11 +70,15 @@ def show(*parts: Table | str) -> None:
         if number:
             console.print()
         if isinstance(part, str):
-            console.print(Text(part), width=width)
+            console.print(Text(_lines(part)), width=width)
         else:
             console.print(_rich(part), width=width if part.folded else _WIDE)
     for line in text.getvalue().splitlines():
         sys.stdout.write(f"{line.rstrip()}\n")
+
+
+def _lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def _rich(table: Table) -> "RichTable":
@@ -80,5 +90,5 @@ def _rich(table: Table) -> "RichTable":
         made.add_column(Text(header), overflow="fold")
     for row in table.rows:
         cells = (Cell(cell) if isinstance(cell, str) else cell for cell in row)
-        made.add_row(*(Text(cell.text or "-", style=cell.style) for cell in cells))
+        made.add_row(*(Text(printable(cell.text) or "-", style=cell.style) for cell in cells))
     return made

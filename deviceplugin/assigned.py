@@ -42,11 +42,7 @@ def others(paths: Paths, every: Assigned, given: Given) -> Others:
     ids = _Ids(paths)
     own = {ids.device(face.device) for face in given.faces} | set(map(ids.meant, given.ids))
     return Others(
-        held={
-            device: resource
-            for (resource, known), device in every.held.items()
-            if (resource, known) not in given.keys
-        },
+        held={device: key[0] for key, device in every.held.items() if key not in given.keys},
         pooled={device: of for device, of in every.pooled.items() if device not in own},
     )
 
@@ -72,10 +68,10 @@ def assigned(paths: Paths) -> Assigned:
     for resource, adapters in ours.offered.items():
         pooled = dict.fromkeys(filter(None, map(ids.meant, adapters)), resource) | pooled
     if paths.device_plugins.is_dir():
-        given, offered = _of_the_kubelet(paths, ours)
-        held |= {key: ids.meant(key[1]) for key in given if ids.is_whole(key[1])}
-        for resource, known in (*given, *offered):
-            if device := ids.meant(known):
+        allocated, offered = _of_the_kubelet(paths, ours)
+        held |= {key: ids.meant(key[1]) for key in allocated if ids.is_whole(key[1])}
+        for resource, device_id in (*allocated, *offered):
+            if device := ids.meant(device_id):
                 pooled.setdefault(device, resource)
     return Assigned(held, pooled)
 
@@ -83,17 +79,19 @@ def assigned(paths: Paths) -> Assigned:
 def _of_the_kubelet(paths: Paths, ours: Checkpoint) -> tuple[list[Key], list[Key]]:
     """What the kubelet has given to pods, and what can be given. Raises Unknown."""
     try:
-        found = records.written(paths)
-        if found is None:
+        content = records.written(paths)
+        if content is None:
             _require_none(paths, ours)
             return [], []
     except Unreadable as error:
         raise Unknown(
             f"cannot tell which devices of this node are for other pods: {error}"
         ) from None
-    rows, listed = found
-    given = [(row.resource, known) for row in rows for known in row.ids]
-    return given, [(resource, known) for resource, ids in listed.items() for known in ids]
+    rows, listed = content
+    allocated = [(row.resource, device_id) for row in rows for device_id in row.ids]
+    return allocated, [
+        (resource, device_id) for resource in listed for device_id in listed[resource]
+    ]
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
@@ -106,9 +104,8 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
         if not held:
             return
     raise Unreadable(
-        f"{paths.device_plugins} has no checkpoint of the kubelet, though device plugins are "
-        "served: the kubelet writes it with the next list of a device plugin: restart the "
-        "kubelet or the agent"
+        f"{paths.device_plugins} has no checkpoint of the kubelet, though it has device plugins: "
+        "the kubelet writes it with the next list of one: restart the agent, or the device plugin"
     )
 
 

@@ -1,11 +1,12 @@
 """Addresses for pods: ranges, who holds what, and the IPAM plugin `podfabric-ipam`.
 
-From the configuration to the disk: `options` (what a network may say), `ranges` and `allocation`
-(which address is next), `store` (owners, reservations, the interface of a store), `sqlite_store`
-with `tables`, `log` and `recovery` (the store of one node), `plugin` (the five verbs),
-`executable` (the verbs for whoever starts the plugin, one at a time for an attachment),
-`delegation` (how our interface plugins call them), `fsck`, `importing` and `commands` (what an
-operator types). The kernel is none of its business: it hands out numbers.
+From the configuration to the disk: `options` (what a network may say), `ranges`, `allocation` and
+`others` (which address is next), `segments` (the link it is for), `store` (owners, reservations,
+the interface of a store), `sqlite_store` with `tables`, `log`, `recovery` and `upgrade` (the store
+of one node), `plugin` (the five verbs), `executable` (the verbs for whoever starts the plugin, one
+at a time for an attachment), `delegation` (how our interface plugins call them), `fsck`,
+`importing` and `commands` (what an operator types). The kernel is none of its business: it hands
+out numbers.
 """
 
 TYPE_CHECKING = False

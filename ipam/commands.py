@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.text import printable
 from host.paths import Paths
 from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
@@ -117,7 +118,7 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
             "see that it is gone, and add --force",
         )
     store.forget(found[0])
-    sys.stdout.write(f"released {found[0].address}, held by {found[0].holder}\n")
+    _say(f"released {found[0].address}, held by {found[0].holder}")
     return 0
 
 
@@ -197,7 +198,7 @@ def _print(reservations: list[Reservation], output: str, boot: str) -> None:
         sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
         return
     header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
-    rows = [header, *(_row(one, boot) for one in reservations)]
+    rows = [header, *(tuple(map(printable, _row(one, boot))) for one in reservations)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -218,4 +219,4 @@ def _row(one: Reservation, boot: str) -> tuple[str, ...]:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")

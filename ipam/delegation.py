@@ -11,14 +11,17 @@ from typing import Protocol
 from cni.policy import rules
 from cni.spec import delegate, interrupts
 from cni.spec.errors import CNIError, Code
+from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
+from ipam import host_paths
 from ipam.plugin import AddressPlugin
 from ipam.store import Grant
 
 OURS = "podfabric-ipam"
 TAKEN_OVER = "whereabouts"
+_NONE = IpamConfig()
 _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
@@ -52,7 +55,8 @@ class Delegation:
     """The IPAM plugins of one node: ours, and the executables of others in `directory`.
 
     Ours is `plugin`, called in-process: "podfabric-ipam", and "whereabouts" where the directory
-    has no executable of that name but links to ours. Others' run only if `policy` allows the type.
+    has no executable of that name but links to ours. Others' run only if `policy` allows their type
+    and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -60,44 +64,47 @@ class Delegation:
         self._directory = directory
         self._policy = policy
 
-    def of(self, ipam_type: str, request: Request, *, added: str = "") -> Ipam | None:
-        """The IPAM plugin for `ipam.type`; None for "". CNIError 121 if it is not allowed.
+    def of(self, request: Request, *, added: IpamConfig = _NONE) -> Ipam | None:
+        """The IPAM plugin that a request names, if any. CNIError 121 if it is not allowed.
 
-        `added` is the type that the attachment's ADD ran, which was allowed then.
+        `added` is what the attachment's ADD ran, which was allowed then.
         """
-        if not ipam_type or self._is_ours(ipam_type):
-            return InProcess(request, self._plugin) if ipam_type else None
-        if ipam_type != added:
-            self._require_allowed(ipam_type)
-        return _Executable(ipam_type, self._directory, request)
+        config = ipam_of(request)
+        if not config.type or self._is_ours(config.type):
+            return InProcess(request, self._plugin) if config.type else None
+        if config != added:
+            self._require_allowed(config)
+        return _Executable(config.type, self._directory, request)
 
-    def of_removal(self, ipam_type: str, request: Request, added: bool | None) -> Ipam | None:
+    def of_removal(self, request: Request, added: bool | None) -> Ipam | None:
         """The IPAM plugin for a DEL or a GC; None if there is nothing that it could release.
 
-        `added`: whether an ADD ran this type, by the journal; None if the journal cannot tell.
-        What an ADD ran runs again, whatever the rules say now. What none ran has nothing to
+        `added`: whether an ADD ran the very same, by the journal; None if the journal cannot tell.
+        What an ADD ran runs again, also where it is not allowed now. What none ran has nothing to
         release: it is passed over where it is not allowed or cannot be started. CNIError where
         that must not be, since the journal cannot tell.
         """
-        if added or not ipam_type or self._is_ours(ipam_type):
-            return self.of(ipam_type, request, added=ipam_type)
+        config = ipam_of(request)
+        if added or not config.type or self._is_ours(config.type):
+            return self.of(request, added=config)
         try:
-            self._require_allowed(ipam_type)
-            delegate.find(ipam_type, self._directory)
+            self._require_allowed(config)
+            delegate.find(config.type, self._directory)
         except CNIError as error:
             if added is None:
                 raise
-            note(f'IPAM plugin "{ipam_type}" was not asked, since no ADD has run it: {error}')
+            note(f'IPAM plugin "{config.type}" was not asked, since no ADD has run it: {error}')
             return None
-        return _Executable(ipam_type, self._directory, request)
+        return _Executable(config.type, self._directory, request)
 
-    def _require_allowed(self, ipam_type: str) -> None:
-        allowed = self._policy().ipam_types
-        if ipam_type not in allowed:
-            listed = ", ".join(f'"{one}"' for one in (OURS, *allowed))
+    def _require_allowed(self, config: IpamConfig) -> None:
+        policy = self._policy()
+        if config.type not in policy.ipam_types:
+            listed = ", ".join(f'"{name}"' for name in (OURS, *policy.ipam_types))
             raise rules.not_allowed(
-                f'"ipam.type": "{ipam_type}"', "ipam_types", f"use one of {listed}"
+                f'"ipam.type": "{config.type}"', "ipam_types", f"use one of {listed}"
             )
+        host_paths.require_allowed(config.options, policy.ipam_directories)
 
     def _is_ours(self, ipam_type: str) -> bool:
         if ipam_type != TAKEN_OVER:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cni.policy import rules
 from cni.spec.errors import CNIError
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval, Network, parse
 from ipam.ranges import Range
 from ipam.store import Owner, Reservation
 
@@ -31,12 +31,12 @@ class Others:
         self._space = space
         self._segment = segment
         self._boot = boot
-        self._held: dict[tuple[str, Interval], dict[int, Reservation]] = {}
+        self._held: dict[tuple[str, Network, Interval], dict[int, Reservation]] = {}
 
     def held(self, range_: Range) -> Mapping[int, Reservation]:
         """By address, between the first and the last of the range."""
         interval = Interval(range_.first, range_.last)
-        key = (f"{range_.domain} {range_.network}", interval)
+        key = (range_.domain, range_.network, interval)
         if key not in self._held:
             beside = range_.domain_beside
             self._held[key] = {

@@ -6,7 +6,6 @@ of which "bridge", "master", "vlan" and "vlanId" are read as far as they are the
 """
 
 import re
-from typing import Any
 
 import msgspec
 
@@ -24,24 +23,33 @@ _READ_BY = {
 def of_config(config: bytes) -> str:
     """Such as "eth0", "br0 vlan 100"; "" where the configuration names no link."""
     # Go's decoder, which others use, does not tell upper and lower case of keys apart.
-    keys = {
+    written = {
         key.lower(): value
-        for key, value in msgspec.json.decode(config, type=dict[str, Any]).items()
+        for key, value in msgspec.json.decode(config, type=dict[str, msgspec.Raw]).items()
     }
-    read = _READ_BY.get(str(keys.get("type")), _KEYS)
-    named = {key: keys[key] for key in read if key in keys}
-    if keys.get("type") == "bridge":
+    plugin = _value(written.get("type"))
+    read = _READ_BY.get(str(plugin), _KEYS)
+    named = {key: _value(written[key]) for key in read if key in written}
+    if plugin == "bridge":
         named.setdefault("bridge", "cni0")  # the reference plugin's default
     names = [
-        named[key]
+        name
         for key in ("bridge", "master")
-        if isinstance(named.get(key), str) and _NAME.fullmatch(named[key])
+        if isinstance(name := named.get(key), str) and _NAME.fullmatch(name)
     ]
     vlans = [
-        named[key]
+        vlan
         for key in ("vlan", "vlanid")
-        if type(named.get(key)) is int and 0 < named[key] < 4096
+        if type(vlan := named.get(key)) is int and 0 < vlan < 4096
     ]
     if not names:
         return ""
     return " ".join((*names, *(f"vlan {vlan}" for vlan in vlans)))
+
+
+def _value(raw: msgspec.Raw | None) -> str | int | None:
+    """A text or a whole number; None for anything else."""
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=str | int)
+    except msgspec.MsgspecError:
+        return None

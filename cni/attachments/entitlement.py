@@ -1,11 +1,14 @@
 """Whether a pod may have a device. Everything that decides it is here; nothing is changed.
 
-| a device that                                        | is refused | unless the rules allow     |
-|------------------------------------------------------|------------|----------------------------|
-| this pod was given, or that is of no pool            | never      |                            |
-| another pod has for itself                           | 120        | with `match_device` false, |
-|                                                      |            | `unassigned_devices`       |
-| a pool offers or other pods share, taken by `sriov`  | 121        | `unassigned_devices`       |
+| a device that                          | with match_device        | with "match_device": false |
+|----------------------------------------|--------------------------|----------------------------|
+| this pod was given, or is of no pool   | may be attached          | may be attached            |
+| another pod has for itself             | 120                      | 121 (`unassigned_devices`) |
+| a pool offers, or other pods share     | 121                      | may be attached            |
+|                                        | (`unassigned_devices`)   |                            |
+
+121 holds unless the rules have that setting. `ipoib` takes nothing away from the host, so only the
+second line is for it. The pod's own HCA comes before all of it (`Match.refusal`, 120).
 
 A configuration may say `"match_device": false` or `"pfOnly": true` only where the rules allow
 that, too. What pods were given and pools offer is told by `deviceplugin.assigned`.

@@ -12,10 +12,11 @@ import msgspec
 
 from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
 from cni.attachments.journal import Journal
-from cni.attachments.requests import ipam_type_at_add, ipam_type_of, request_of
+from cni.attachments.requests import ipam_at_add, request_of
 from cni.locks import Busy
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
+from cni.spec.ipam import ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
@@ -35,7 +36,7 @@ class Addresses(Protocol):
         """Release what belongs to no valid attachment."""
 
 
-IpamOf = Callable[[str, Request, bool | None], Addresses | None]
+IpamOf = Callable[[Request, bool | None], Addresses | None]
 """The IPAM plugin of a type for a request; whether an ADD ran it, None if that cannot be told."""
 
 
@@ -119,17 +120,16 @@ class Remover:
             note("GC without cni.dev/valid-attachments: nothing is removed")
             return
         failures: list[str] = []
-        added = set()
+        added = []
         for entry in self._journal.entries():
             if isinstance(entry, Damaged):
                 note(f"{entry}")  # whose it was is unknown: a DEL will name it
             elif self._mine(entry, request.network):
-                added.add(ipam_type_at_add(entry))
+                added.append(ipam_at_add(entry))
                 if _key(entry) not in valid:
                     _try(failures, lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
         _try(failures, self._interfaces.remove_strays)
-        ipam_type = ipam_type_of(request)
-        ipam = self._ipam_of(ipam_type, request, ipam_type in added)
+        ipam = self._ipam_of(request, ipam_of(request) in added)
         if ipam is not None:
             _try(failures, ipam.gc)
         if failures:
@@ -166,12 +166,11 @@ class Remover:
     def _release_addresses(
         self, request: Request, entry: Entry | None, damage: Damaged | None
     ) -> None:
-        # The entry knows who gave the addresses, if the request names another plugin by now.
-        ipam_type = ipam_type_of(request)
-        if entry is not None and ipam_type != ipam_type_at_add(entry):
-            request, ipam_type = request_of(entry), ipam_type_at_add(entry)
+        # The entry knows who gave the addresses, if the request says something else by now.
+        if entry is not None and ipam_of(request) != ipam_at_add(entry):
+            request = request_of(entry)
         added = None if damage is not None else entry is not None
-        ipam = self._ipam_of(ipam_type, request, added)
+        ipam = self._ipam_of(request, added)
         if ipam is not None:
             ipam.delete()
 

@@ -11,6 +11,7 @@ from cni.attachments.journal import Journal
 from cni.locks import Busy
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
+from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -18,23 +19,6 @@ from host.addresses import Hop
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.paths import Paths
-
-
-class _IPAM(msgspec.Struct):
-    type: str = ""
-
-
-class _OnlyIPAM(msgspec.Struct):
-    ipam: _IPAM | None = None
-
-
-def ipam_type_of(request: Request) -> str:
-    """Only which IPAM plugin is named, for a DEL that must work with whatever config it gets."""
-    try:
-        written = msgspec.json.decode(request.config, type=_OnlyIPAM)
-    except msgspec.MsgspecError:
-        return ""
-    return written.ipam.type if written.ipam else ""
 
 
 def attachment_of(request: Request) -> Attachment:
@@ -120,18 +104,18 @@ def request_of(entry: Entry) -> Request:
     )
 
 
-def ipam_type_at_add(entry: Entry) -> str:
-    """Which IPAM plugin the ADD of an entry ran, "" for none."""
-    return ipam_type_of(request_of(entry))
+def ipam_at_add(entry: Entry) -> IpamConfig:
+    """The IPAM plugin that the ADD of an entry ran, and its options."""
+    return ipam_of(request_of(entry))
 
 
-def ipam_type_kept(journal: Journal, attachment: Attachment) -> str:
-    """Likewise of an attachment, "" also where the journal cannot tell."""
+def ipam_kept(journal: Journal, attachment: Attachment) -> IpamConfig:
+    """Likewise of an attachment; none also where the journal cannot tell."""
     try:
         entry = journal.read(attachment)
     except Damaged:
-        return ""
-    return ipam_type_at_add(entry) if entry is not None else ""
+        return IpamConfig()
+    return ipam_at_add(entry) if entry is not None else IpamConfig()
 
 
 def hops(answer: Result) -> list[Hop]:

@@ -22,8 +22,7 @@ from cni.attachments.requests import (
     begun,
     explained,
     hops,
-    ipam_type_kept,
-    ipam_type_of,
+    ipam_kept,
     namespace_of,
     require_still_there,
     require_store,
@@ -76,7 +75,7 @@ class IPoIB:
         wanted = options.read(request)
         policy = self._policy()
         require_allowed(policy, match_device=wanted.match_device)
-        ipam = self._ipam.of(ipam_type_of(request), request)
+        ipam = self._ipam.of(request)
         require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
         results.previous_document(request)
         attachment = attachment_of(request)
@@ -131,8 +130,8 @@ class IPoIB:
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment):
             check.check(self._journal, attachment, request)
-            added = ipam_type_kept(self._journal, attachment)
-            ipam = self._ipam.of(ipam_type_of(request), request, added=added)
+            added = ipam_kept(self._journal, attachment)
+            ipam = self._ipam.of(request, added=added)
             if ipam is not None:
                 ipam.check()
 
@@ -152,7 +151,7 @@ class IPoIB:
             wanted = options.read(request)
             require_allowed(self._policy(), match_device=wanted.match_device)
             require_records(self._paths)
-            ipam = self._ipam.of(ipam_type_of(request), request)
+            ipam = self._ipam.of(request)
             with explained(), netlink() as host:
                 plan = parents.choose(host, self._paths, wanted)
                 port = infiniband.port_of(self._paths, plan.parent)

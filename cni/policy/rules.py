@@ -28,6 +28,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     resolv_conf_directories: tuple[str, ...] = ()  # where "resolvConf" may be
     # IPAM plugins of others that may be started, if their executable is installed.
     ipam_types: tuple[str, ...] = ("dhcp", "host-local", "static", "whereabouts")
+    ipam_directories: tuple[str, ...] = ()  # where paths in the options of those may lead
     unmatched_devices: bool = False  # "match_device": false
     whole_pfs: bool = False  # "pfOnly": true
     # A device of a device plugin, named by a configuration whose pod was not given it.
@@ -76,7 +77,7 @@ def of(part: object, name: str) -> Policy:
     shapes = typing.get_type_hints(Policy, include_extras=True)
     where = f"{name}: {PART}"
     values = documents.fields(part, shapes, where)
-    for key in ("log_directories", "resolv_conf_directories"):
+    for key in ("log_directories", "resolv_conf_directories", "ipam_directories"):
         for index, directory in enumerate(values.get(key, ())):
             if not directory.startswith("/") or "\0" in directory:
                 raise DocumentError(

@@ -1,5 +1,6 @@
 """Strict decoding of a plugin's configuration: every error names the key and what to do."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -9,6 +10,8 @@ from cni.spec.errors import CNIError, invalid_config
 from cni.spec.limits import MAX_KEYS
 
 T = TypeVar("T")
+
+_TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
 
 # Keys any network configuration may hold, whoever the plugin is (SPEC.md section 1, libcni,
 # Multus): the runtime and other tools put them there.
@@ -98,10 +101,11 @@ def _folded(key: str) -> str:
 
 def _explained(error: msgspec.MsgspecError, path: str = "$") -> CNIError:
     """msgspec says "Expected `int`, got `str` - at `$.mtu`": put the key first."""
-    text, separator, place = str(error).rpartition(" - at `")
+    said = _TOO_LONG.sub(r"at most \1 entries are allowed: shorten the list", str(error))
+    text, separator, place = said.rpartition(" - at `")
     if not separator:
         if path == "$":
-            return invalid_config(f"invalid configuration: {error}")
-        text, place = str(error), "$`"
+            return invalid_config(f"invalid configuration: {said}")
+        text, place = said, "$`"
     key = (path + place.rstrip("`").removeprefix("$")).removeprefix("$.")
     return invalid_config(f'invalid configuration: "{key}": {text.replace("`", "")}')

@@ -8,7 +8,10 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """Without line ends, escape sequences, or letters that turn the direction of writing."""
+    """Without line ends, escape sequences, or letters that turn the direction of writing.
+
+    What a pod or a client wrote can then forge no line of a log, and no look of one.
+    """
     if text.isprintable():
         return text
     return "".join(

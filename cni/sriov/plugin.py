@@ -24,8 +24,7 @@ from cni.attachments.requests import (
     attachment_of,
     begun,
     explained,
-    ipam_type_kept,
-    ipam_type_of,
+    ipam_kept,
     namespace_of,
     request_of,
     require_still_there,
@@ -61,7 +60,7 @@ from ipam.plugin import AddressPlugin
 class _InUse(Exception):
     """Another attachment has the device. `settling`: a call for it is at work.
 
-    Which one is no business of this pod's: it is noted for the administrator.
+    Only the note for the administrator says which one.
     """
 
     def __init__(self, owner: Entry, *, settling: bool) -> None:
@@ -108,7 +107,7 @@ class Sriov:
         wanted = options.read(request)
         policy = self._policy()
         _require_allowed(policy, wanted)
-        ipam = self._ipam.of(ipam_type_of(request), request)
+        ipam = self._ipam.of(request)
         require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
         results.previous_document(request)
         attachment = attachment_of(request)
@@ -166,8 +165,8 @@ class Sriov:
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment):
             check.check(self._journal, self._paths, attachment, request)
-            added = ipam_type_kept(self._journal, attachment)
-            ipam = self._ipam.of(ipam_type_of(request), request, added=added)
+            added = ipam_kept(self._journal, attachment)
+            ipam = self._ipam.of(request, added=added)
             if ipam is not None:
                 ipam.check()
 
@@ -187,7 +186,7 @@ class Sriov:
             wanted = options.read(request, needs_device=False)
             _require_allowed(self._policy(), wanted)
             require_records(self._paths)
-            ipam = self._ipam.of(ipam_type_of(request), request)
+            ipam = self._ipam.of(request)
             with explained(), netlink() as host:
                 missing = devices.missing(host, self._paths, wanted)
         except CNIError as error:

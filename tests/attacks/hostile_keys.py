@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from cni.attachments import matching, requests, results
+from cni.attachments import matching, results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
 from cni.spec import gc, request
@@ -53,17 +53,18 @@ SHAPES = {
     "sriov": (sriov._Config, matching._Config),
     "rdma": (sriov._OnlyDevice, results._Previous),
 }
-EVERYWHERE = (request._Named, request._Versioned, requests._OnlyIPAM)
+EVERYWHERE = (request._Named, request._Versioned)
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
-# These lead to files, until no path that a definition names is opened any more.
+# These would lead to files.
 PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 
 
 def keys_of(plugin: str) -> list[Key]:
     """Where a value can stand in a configuration of that plugin."""
     found: set[Key] = set()
-    for shape in (*SHAPES[plugin], request._Named, request._Versioned, requests._OnlyIPAM):
+    for shape in (*SHAPES[plugin], *EVERYWHERE):
         found |= set(_keys(inspect.type_info(shape), ()))
+    found |= {("ipam",), ("ipam", "type")}
     found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
     if plugin == "podfabric-ipam":
         found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
@@ -168,6 +169,8 @@ def with_value(plugin: str, key: Key, value: bytes) -> bytes:
         place = inner
     if plugin == "podfabric-ipam" and key[:2] in (("ipam", "subnet"), ("ipam", "addresses")):
         del whole["ipam"]["range"]
+    if key == ("ipam", "log_file"):
+        whole["ipam"]["log_level"] = "debug"  # so that every call has something to write
     if "ipRanges" in key and key[-1] not in ("range", "subnet", "ipRanges", 0):
         _holder(whole, key[:-1])["range"] = "10.9.0.0/16"
     return json.dumps(whole).encode().replace(b'"%s"' % mark.encode(), value)

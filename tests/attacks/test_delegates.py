@@ -90,7 +90,7 @@ def test_type_that_is_not_allowed_is_passed_over_by_a_removal(node: Attacked, co
 
 
 def test_journal_of_another_type_gives_no_leave(node: Attacked) -> None:
-    """The DEL goes by what the ADD ran, whatever the configuration says by now."""
+    """The DEL goes by what the ADD ran, not by what the configuration says now."""
     forbidden = Delegate.install(node.paths.cni_bin, FORBIDDEN)
     _attached(node, ALLOWED)
     assert _call(node, "DEL", FORBIDDEN).code == 104  # host-local's executable is not there

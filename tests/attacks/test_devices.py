@@ -26,7 +26,7 @@ POOL = "rdma/vf"
 
 @pytest.fixture
 def node() -> Iterator[Attacked]:
-    """A card with VFs of which none is anybody's."""
+    """A card with VFs that are all free."""
     with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
         yield Attacked(servers.vfs(Path(root)), netns)
 
@@ -41,7 +41,7 @@ PLACES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_device_of_a_pool_is_refused_wherever_it_is_named(
+def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
     node: Attacked, place: dict[str, Any]
 ) -> None:
     node.registered = {POOL: [VF, SECOND]}
@@ -75,7 +75,7 @@ def test_other_device_plugins_ids_mean_the_same_device(node: Attacked, known: st
     assert PASSED in node.call(deviceID=VF).text
 
 
-def test_id_that_names_no_device_is_held_against_nobody(node: Attacked) -> None:
+def test_id_that_names_no_device_protects_none(node: Attacked) -> None:
     node.registered = {"vendor.example/nic": ["17", "GPU-3b00-00", "some thing"]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
@@ -235,7 +235,7 @@ def test_rules_that_cannot_be_read_give_nothing(node: Attacked) -> None:
     assert node.call("DEL", deviceID=VF).code == 0
 
 
-def test_delete_and_gc_work_whatever_the_rules_say(node: Attacked) -> None:
+def test_delete_and_gc_do_not_ask_the_rules(node: Attacked) -> None:
     node.registered = {POOL: [VF]}
     node.write()
     forbidden: dict[str, Any] = {"deviceID": VF, "match_device": False, "pfOnly": True}

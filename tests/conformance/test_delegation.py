@@ -49,7 +49,7 @@ def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
 
 
 @row("K2", by=[NOOP])
-def test_delegate_is_that_of_the_installation_whatever_cni_path_has(
+def test_delegate_is_that_of_the_installation_and_not_of_cni_path(
     node: Node, tmp_path: Path, delegate: Delegate, subject: Subject
 ) -> None:
     other = Delegate.install(tmp_path / "other", delegate.name)

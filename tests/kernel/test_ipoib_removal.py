@@ -116,10 +116,17 @@ def test_delete_goes_on_when_the_configuration_is_broken_by_now(
 def test_failing_delegate_is_reported_after_our_own_work(node: Node, pods: list[str]) -> None:
     node.add("c1", pods[0])
     node.journal_file("c1").unlink()  # only the request can say who gave the addresses
-    reply = node.call("DEL", "c1", pods[0], ipam={"type": "absent"})
+    config: dict[str, Any] = {"ipam": {"type": "static"}}
+    delegate = node.paths.cni_bin / "static"
+    delegate.parent.mkdir(parents=True, exist_ok=True)
+    delegate.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    delegate.chmod(0o755)
+    reply = node.call("DEL", "c1", pods[0], **config)
     assert reply.document["code"] == 104
-    assert 'failed to find plugin "absent"' in reply.text
+    assert "netplugin failed: broken" in reply.text
     assert link_names(pods[0]) == {"lo"}
+    delegate.unlink()  # no ADD can have run what is not there: the pod's end does not hang on it
+    node.delete("c1", pods[0], **config)
 
 
 def test_addresses_are_released_by_the_plugin_that_gave_them(node: Node, pods: list[str]) -> None:

@@ -187,7 +187,12 @@ def test_private_range_over_the_addresses_of_another_network_on_the_vlan_is_refu
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     before = cards.snapshot()
-    theirs = {"name": "theirs", "deviceID": card.vfs[0], "vlan": 100, "ipam": ipam("10.3.0.0/24")}
+    theirs: dict[str, Any] = {
+        "name": "theirs",
+        "deviceID": card.vfs[0],
+        "vlan": 100,
+        "ipam": ipam("10.3.0.0/24"),
+    }
     evil: dict[str, Any] = {"name": "mine", "ipam": ipam("10.3.0.0/24", network_name="evil")}
     sriov.add("c1", pods[0], **theirs)
     reply = sriov.call("ADD", "c2", pods[1], **evil, deviceID=card.vfs[1], vlan=100)

@@ -135,7 +135,9 @@ def test_hole_s7_second_add_is_told_that_it_is_one(
     again = sriov.call("ADD", "c1", pods[0], **config)
     assert again.document["code"] == 103, again
     other = sriov.call("ADD", "c2", pods[1], **config)
-    assert (other.document["code"], "container c1" in other.text) == (11, True)
+    assert other.document["code"] == 11
+    assert "another attachment has it" in other.text
+    assert "c1" not in other.text  # which one is told in the log
     assert link_in(pods[0]) is not None
     sriov.delete("c2", pods[1], **config)  # as a runtime does after an ADD that failed
     assert link_in(pods[0]) is not None
@@ -160,6 +162,7 @@ def test_hole_s11_missing_ipam_plugin_leaves_nothing(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     before = cards.snapshot()
+    sriov.policy = Policy(ipam_types=("absent",))
     reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], vlan=100, ipam={"type": "absent"})
     assert "absent" in reply.text
     assert cards.snapshot() == before
@@ -361,7 +364,11 @@ def test_dhcp_gets_the_interface_before_it_is_asked(
     assert reply.addresses == ["10.11.0.7"]
     assert "10.11.0.7/24" in run(IP, "-n", pods[0], "address", "show", "dev", "net1")
     assert "10.12.0.0/16 via 10.11.0.1" in run(IP, "-n", pods[0], "route")
+    sriov.policy = Policy(ipam_types=())  # what was allowed once goes on
+    assert sriov.call("CHECK", "c1", pods[0], previous=reply, **config).document == {}
     sriov.delete("c1", pods[0], **config)
+    refused = sriov.refused("c1", pods[0], **config)
+    assert (refused.document["code"], '"policy.ipam_types"' in refused.text) == (121, True)
     assert cards.snapshot() == before
 
 

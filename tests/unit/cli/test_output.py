@@ -71,3 +71,10 @@ def test_documents_are_for_programs(
     document({"a": (1,)}, form)
 
     assert capsys.readouterr().out == text
+
+
+def test_what_is_not_printable_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tenants name interfaces and networks; the table is on an administrator's terminal."""
+    show("a\u202eb\nc", Table(("name",), [("\x1b]0;owned\x07",), (Cell("x\ny"),)]))
+    told = capsys.readouterr().out
+    assert told.splitlines() == ["a\\u202eb", "c", "", "name", "\\x1b]0;owned\\x07", "x\\ny"]

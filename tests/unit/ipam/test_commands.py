@@ -52,6 +52,13 @@ def test_list_and_show_name_the_holder(node: Calls, say: Say) -> None:
     assert say("show", "nonsense")[0] == 1
 
 
+def test_name_that_a_tenant_chose_cannot_command_the_terminal(node: Calls, say: Say) -> None:
+    node.add(POOL, "c1", ifname="\x1b[31mnet")
+    for words in (("list",), ("show", "10.0.0.1"), ("release", "10.0.0.1", "--force")):
+        _, told, _ = say(*words)
+        assert ("\x1b" in told, "\\x1b[31mnet" in told) == (False, True)
+
+
 def test_release_minds_who_may_be_running(node: Calls, say: Say) -> None:
     node.add(POOL, "c1", pod="p1")
     code, _, refusal = say("release", "10.0.0.1")

@@ -10,6 +10,7 @@ import pytest
 
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
+from cni.spec.ipam import ipam_of
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from ipam.delegation import Delegation, Ipam
@@ -50,7 +51,7 @@ def delegation(node: Calls, bin_dir: Path, *allowed: str) -> Delegation:
 
 def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> Ipam:
     """What a node answers that allows the type."""
-    ipam = delegation(node, bin_dir, ipam_type).of(ipam_type, asked(command, ipam_type))
+    ipam = delegation(node, bin_dir, ipam_type).of(asked(command, ipam_type))
     assert ipam is not None
     return ipam
 
@@ -134,7 +135,7 @@ def test_undo_takes_back_what_this_add_reserved_and_gives_back_what_it_took(
     node.boot = BOOT
     node.add(POOL, "other")
     before = node.store.reservations()
-    ipam = delegation(node, bin_dir).of("podfabric-ipam", request("ADD", POOL, "new", pod="p"))
+    ipam = delegation(node, bin_dir).of(request("ADD", POOL, "new", pod="p"))
     assert ipam is not None
     ipam.undo()
     assert node.store.reservations() == before
@@ -151,7 +152,7 @@ def test_type_that_the_rules_do_not_have_is_refused_with_the_rule(
     for command in ("ADD", "CHECK", "STATUS"):
         error = error_of(
             lambda command=command: delegation(node, bin_dir, "static").of(  # type: ignore[misc]
-                "bridge", asked(command, "bridge")
+                asked(command, "bridge")
             )
         )
         assert error.code == Code.NOT_ALLOWED
@@ -161,16 +162,17 @@ def test_type_that_the_rules_do_not_have_is_refused_with_the_rule(
 
 
 def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir: Path) -> None:
-    ours = delegation(node, bin_dir, "static").of("whereabouts", asked("ADD", "whereabouts"))
+    ours = delegation(node, bin_dir, "static").of(asked("ADD", "whereabouts"))
     assert ours is not None
     executable(bin_dir / "whereabouts", RESULT)
-    error = error_of(lambda: delegation(node, bin_dir).of("whereabouts", asked("ADD", "x")))
+    error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "whereabouts")))
     assert (error.code, '"policy.ipam_types"' in error.message) == (Code.NOT_ALLOWED, True)
 
 
 def test_check_of_what_was_allowed_once_goes_on(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere")
-    ipam = delegation(node, bin_dir).of("elsewhere", asked("CHECK", "elsewhere"), added="elsewhere")
+    call = asked("CHECK", "elsewhere")
+    ipam = delegation(node, bin_dir).of(call, added=ipam_of(call))
     assert ipam is not None
     ipam.check()
     assert calls_of(bin_dir / "elsewhere") == ["CHECK"]
@@ -189,13 +191,13 @@ def test_removal_runs_what_an_add_ran_and_nothing_else_that_is_not_allowed(
     policy = Policy if rules_can_be_read else _unreadable
     here = Delegation(node.plugin, bin_dir, policy)
     call = asked(command, "once")
-    ipam = here.of_removal("once", call, True)
+    ipam = here.of_removal(call, True)
     assert ipam is not None
     ipam.delete() if command == "DEL" else ipam.gc()
     with collected() as notes:
-        assert here.of_removal("once", call, False) is None
+        assert here.of_removal(call, False) is None
     assert notes.text.startswith('IPAM plugin "once" was not asked, since no ADD has run it: ')
-    error = error_of(lambda: here.of_removal("once", call, None))  # the journal is damaged
+    error = error_of(lambda: here.of_removal(call, None))  # the journal is damaged
     assert error.code == (Code.NOT_ALLOWED if rules_can_be_read else Code.IO_FAILURE)
     assert calls_of(bin_dir / "once") == [command]
 
@@ -205,8 +207,8 @@ def test_removal_whose_executable_is_gone_fails_only_if_an_add_has_run_it(
 ) -> None:
     here, call = delegation(node, bin_dir, "gone"), asked("DEL", "gone")
     with collected() as notes:
-        assert here.of_removal("gone", call, False) is None
+        assert here.of_removal(call, False) is None
     assert 'failed to find plugin "gone"' in notes.text
-    ipam = here.of_removal("gone", call, True)
+    ipam = here.of_removal(call, True)
     assert ipam is not None
     assert 'failed to find plugin "gone"' in error_of(ipam.delete).message

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.requests import ipam_type_of
 from cni.ipoib import options
 from cni.spec.errors import CNIError
+from cni.spec.ipam import ipam_of
 from cni.spec.request import Request
 
 
@@ -141,4 +141,4 @@ def test_pod_is_taken_from_cni_args() -> None:
     ],
 )
 def test_delete_learns_the_ipam_plugin_from_any_configuration(config: bytes, named: str) -> None:
-    assert ipam_type_of(Request(command="DEL", config=config)) == named
+    assert ipam_of(Request(command="DEL", config=config)).type == named

@@ -21,6 +21,7 @@ def write(tmp_path: Path, content: str) -> Path:
 def test_a_node_without_a_file_allows_nothing_that_is_unsafe(tmp_path: Path) -> None:
     assert rules.load(tmp_path / "config.yaml") == Policy()
     assert Policy().log_directories == Policy().resolv_conf_directories == ()
+    assert Policy().ipam_directories == ()
     assert Policy().ipam_types == ("dhcp", "host-local", "static", "whereabouts")
     for name in ("unmatched_devices", "whole_pfs", "unassigned_devices", "private_ranges"):
         assert getattr(Policy(), name) is False
