@@ -58,7 +58,7 @@ def script(name: str, *, development: bool = False) -> bytes:
     """The executable that runs a plugin by this interpreter."""
     return _SCRIPT.format(
         about=_DEVELOPMENT if development else _INSTALLED,
-        argument="" if development else "__file__",
+        argument=repr(installation.DEVELOPMENT) if development else "__file__",
         python=Path(sys.prefix) / "bin" / "python3",
         mark=_SCRIPT_MARK.decode(),
         name=name,

@@ -11,6 +11,7 @@ does nothing where it cannot be sure that the agent works on the same state:
 """
 
 import os
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from host.paths import Paths
 
 MARK = "podfabric fallback"
 NAME = "installation.json"
+DEVELOPMENT = "development"
+_SCRIPTS = ".podfabric"  # the directory of fallbacks: cli/executables.py
 _IDENTITY = "identity"
 _AGAIN = "run `podfabric install --fallback` again, with the agent's environment"
 
@@ -57,9 +60,16 @@ def describe(paths: Paths) -> bytes:
 def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -> Paths:
     """The node's files for the fallback `script` of an installation, CNIError 114 if unsure.
 
-    Without a script, which is for development, `environ` says where they are.
+    Without an installation, `environ` says where they are: a script for development
+    (DEVELOPMENT), or an executable of a Python environment ("").
     """
-    if not script:
+    if script == "" and Path(sys.argv[0]).parent.name == _SCRIPTS:
+        raise CNIError(
+            Code.OTHER_STATE,
+            f"the fallback {sys.argv[0]} was installed by an older podfabric: nothing was done; "
+            f"{_AGAIN}",
+        )
+    if script in ("", DEVELOPMENT):
         return Paths.from_environ(environ)
     path = Path(script).with_name(NAME)
     try:

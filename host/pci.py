@@ -11,6 +11,7 @@ drivers/base/bus.c.
 import errno
 import os
 import re
+from pathlib import Path
 
 import msgspec
 
@@ -43,6 +44,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     index: int | None  # which VF of its PF
     netdevs: tuple[str, ...]  # sorted
     rdma: tuple[str, ...]  # sorted: those of the hardware, and Soft-RoCE's on a netdev
+    above: str = ""  # address of the PCI function that an auxiliary device is on
 
     @property
     def is_vf(self) -> bool:
@@ -256,8 +258,14 @@ def _read(
         index=index,
         netdevs=netdevs,
         rdma=tuple(sorted(rdma)),
+        above="" if ":" in address else _function_above(device),
     )
     return function if sysfs.exists(device) else None
+
+
+def _function_above(device: str) -> str:
+    above = Path(os.path.realpath(device)).parts[:-1]
+    return next((part for part in reversed(above) if ":" in part and canonical(part)), "")
 
 
 def _bus(paths: Paths, address: str) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cni.policy import rules
 from cni.spec import delegate, interrupts
-from cni.spec.errors import CNIError, Code
+from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -70,7 +70,9 @@ class Delegation:
         `added` is what the attachment's ADD ran, which was allowed then.
         """
         config = ipam_of(request)
-        if not config.type or self._is_ours(config.type):
+        if config != added:
+            _require_plain(config)
+        if not config.type or self._is_ours(config.type, request):
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
             self._require_allowed(config)
@@ -85,9 +87,10 @@ class Delegation:
         that must not be, since the journal cannot tell.
         """
         config = ipam_of(request)
-        if added or not config.type or self._is_ours(config.type):
+        if added or not config.type or self._is_ours(config.type, request):
             return self.of(request, added=config)
         try:
+            _require_plain(config)
             self._require_allowed(config)
             delegate.find(config.type, self._directory)
         except CNIError as error:
@@ -106,17 +109,43 @@ class Delegation:
             )
         host_paths.require_allowed(config.options, policy.ipam_directories)
 
-    def _is_ours(self, ipam_type: str) -> bool:
+    def _is_ours(self, ipam_type: str, request: Request) -> bool:
+        """Whether the type is served by this package. CNIError 101 if that cannot be told."""
         if ipam_type != TAKEN_OVER:
             return ipam_type == OURS
-        path = self._directory / ipam_type
-        try:
-            if not path.is_file() or Path(os.path.realpath(path)).name == OURS:
-                return True
-            with path.open("rb") as file:
-                return _MARK in file.read(_MARK_WITHIN)
-        except OSError:
-            return False  # it cannot be read, so it is not one that we put there
+        here = self._directory / ipam_type
+        if here.is_file():
+            return _is_own(here)
+        for directory in request.path:
+            elsewhere = Path(directory) / ipam_type
+            if elsewhere.is_file() and not _is_own(elsewhere):
+                # It may hold addresses of the whole cluster, of which this node knows nothing.
+                raise CNIError(
+                    Code.DELEGATE,
+                    f'"ipam.type": "{ipam_type}" is {elsewhere} for the runtime, and executables '
+                    f"are started from {self._directory} alone: set PODFABRIC_CNI_BIN of the "
+                    f"agent to {directory}, or remove that file to have podfabric serve the type",
+                )
+        return True
+
+
+def _require_plain(config: IpamConfig) -> None:
+    if config.ambiguous:
+        raise invalid_config(
+            f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
+            "specification does, and once"
+        )
+
+
+def _is_own(path: Path) -> bool:
+    """Whether an executable is one of podfabric."""
+    try:
+        if Path(os.path.realpath(path)).name == OURS:
+            return True
+        with path.open("rb") as file:
+            return _MARK in file.read(_MARK_WITHIN)
+    except OSError:
+        return False  # it cannot be read, so it is not one that we put there
 
 
 class InProcess:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from cni.policy import rules
-from ipam.addresses import parse_interface
+from ipam.addresses import parse, parse_interface
 
 # Keys whose value is a path though it may have no "/": it begins in the plugin's directory then.
 # Go's decoder does not tell upper and lower case of keys apart.
@@ -40,7 +40,7 @@ def _paths(value: object, place: str, *, named: bool = False) -> Iterator[tuple[
     """Every path, or address of a server, with its place in the configuration."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _paths(inner, f"{place}.{key}", named=key.lower() in _KEYS)
+            yield from _paths(inner, f"{place}.{key}", named=key.casefold() in _KEYS)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _paths(inner, f"{place}[{index}]", named=named)
@@ -50,14 +50,16 @@ def _paths(value: object, place: str, *, named: bool = False) -> Iterator[tuple[
 
 def _is_path(text: str) -> bool:
     """A text with "/" that is no network and no range of addresses ("10.0.0.1-10.0.0.9/24")."""
-    first, _, last = text.rpartition("-")
     if "/" not in text:
         return False
+    first, dash, last = text.rpartition("-")
     try:
         parse_interface(last.strip())
+        if dash:
+            parse(first.strip())
     except ValueError:
         return True
-    return "/" in first
+    return False
 
 
 def _is_below(path: str, directories: Collection[str]) -> bool:

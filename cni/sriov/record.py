@@ -31,6 +31,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     driver: str
     pf: str = ""  # address of the PF whose VF this is
+    above: str = ""  # address of the PCI function whose scalable function this is
     origin: Origin | None = None  # the interface on the host, if there is one
     before: VF | None = None
     applied: VF | None = None
@@ -45,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def segment(self) -> str:
         """The link that the device is on: its PF's, and the VLAN or the partition there."""
-        pf = self.pf or self.device
+        pf = self.pf or self.above or self.device
         if self.pkey is not None:
             return f"{pf} {self.pkey | 0x8000:#06x}"  # both members of a partition
         vlan = self.applied.vlan if self.applied is not None else 0
@@ -67,6 +68,7 @@ def record_of(plan: Plan, options: Options) -> Record:
         device=function.address,
         driver=function.driver,
         pf=function.pf,
+        above=function.above,
         origin=_origin(plan),
         before=plan.vf,
         applied=settings.wanted(plan.vf, options) if plan.vf is not None else None,

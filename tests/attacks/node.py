@@ -51,9 +51,10 @@ class Attacked(Holding):
         pod: Pod | None = TENANT,
         container: str = "attacker",
         path: str = "/nowhere",
+        raw: bytes = b"",
         **config: Any,  # noqa: ANN401
     ) -> Reply:
-        """One call for a pod; without one, as cnitool makes it."""
+        """One call for a pod; without one, as cnitool makes it. `raw` is all of its input."""
         whose = (
             f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
             if pod is not None
@@ -68,7 +69,7 @@ class Attacked(Holding):
             "CNI_PATH": path,
         }
         document = {"cniVersion": "1.1.0", "name": "fabric", "type": plugin, **config}
-        stdin = json.dumps(document).encode()
+        stdin = raw or json.dumps(document).encode()
         kind = Sriov if plugin == "sriov" else IPoIB
         with collected() as notes:
             given = answer(lambda: kind(self.paths), environ, lambda: stdin)

@@ -50,6 +50,23 @@ def node() -> Iterator[Attacked]:
         yield attacked
 
 
+def attached(node: Attacked, ipam: str) -> None:
+    """The journal has an attachment of an earlier boot, whose ADD had those options."""
+    Journal(node.paths).write(
+        Entry(
+            plugin="sriov",
+            network=ATTACHMENT.network,
+            container_id=ATTACHMENT.container_id,
+            ifname=ATTACHMENT.ifname,
+            netns="/nowhere/ns",
+            netns_identity="cookie:0",
+            boot_id="another boot",
+            phase=ATTACHED,
+            config=f'{{"name":"fabric","type":"sriov","ipam":{ipam}}}',
+        )
+    )
+
+
 @pytest.mark.parametrize("options", PATHS.values(), ids=list(PATHS))
 def test_path_in_the_options_of_another_ipam_plugin_is_refused(
     node: Attacked, options: dict[str, Any]
@@ -65,6 +82,30 @@ def test_path_in_the_options_of_another_ipam_plugin_is_refused(
     assert node.touched() == []
 
 
+AMBIGUOUS: dict[str, str] = {
+    "options in other letters": '"ipam": {"type": "host-local"}, "IPAM": {"dataDir": "/etc"}',
+    "options twice": '"ipam": {"dataDir": "/etc"}, "ipam": {"type": "host-local"}',
+    "a network's name that is a path": '"ipam": {"type": "host-local"}, "NAME": "../../../etc"',
+    "a letter that folds to another": '"ipam": {"type": "host-local", "re\u017folvConf": "etc"}',
+    "an option twice": '"ipam": {"type": "host-local", "datadir": "a", "dataDir": ""}',
+    "a path that looks like a range": '"ipam": {"type": "host-local", "x": "/etc/x-10.0.0.0/24"}',
+    "only in other letters": '"IPAM": {"type": "host-local", "dataDir": "/etc"}',
+}
+
+
+@pytest.mark.parametrize("keys", AMBIGUOUS.values(), ids=list(AMBIGUOUS))
+def test_key_that_another_reader_takes_for_a_different_one_gets_no_path_past_the_rule(
+    node: Attacked, keys: str
+) -> None:
+    """Go's decoder, which other plugins use, merges what stands under both spellings."""
+    delegate = Delegate.install(node.paths.cni_bin, "host-local")
+    raw = f'{{"cniVersion": "1.1.0", "name": "fabric", "deviceID": "{VF}", {keys}}}'.encode()
+    assert node.call("ADD", raw=raw).code in (7, 121)
+    assert node.call("DEL", raw=raw).code == 0
+    assert delegate.commands == []
+    assert node.touched() == []
+
+
 def test_addresses_are_no_paths_and_an_allowed_directory_is_used(node: Attacked) -> None:
     Delegate.install(node.paths.cni_bin, "host-local")
     ipam = {"type": "host-local", **HARMLESS, "dataDir": "/run/cni/ipam/fabric"}
@@ -74,19 +115,15 @@ def test_addresses_are_no_paths_and_an_allowed_directory_is_used(node: Attacked)
 def test_delete_asks_where_the_add_has_reserved_and_nowhere_else(node: Attacked) -> None:
     """Whatever the definition names by now: the ADD's options were allowed."""
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
-    Journal(node.paths).write(
-        Entry(
-            plugin="sriov",
-            network=ATTACHMENT.network,
-            container_id=ATTACHMENT.container_id,
-            ifname=ATTACHMENT.ifname,
-            netns="/nowhere/ns",
-            netns_identity="cookie:0",
-            boot_id="another boot",
-            phase=ATTACHED,
-            config='{"name":"fabric","type":"sriov","ipam":{"type":"host-local","dataDir":"/a"}}',
-        )
-    )
+    attached(node, '{"type":"host-local","dataDir":"/a"}')
     assert node.call("DEL", ipam={"type": "host-local", "dataDir": "/etc/cron.d"}).code == 0
     assert delegate.commands == ["DEL"]
     assert json.loads(delegate.calls[0].stdin)["ipam"] == {"type": "host-local", "dataDir": "/a"}
+
+
+def test_delete_with_options_in_other_letters_goes_by_those_of_the_add(node: Attacked) -> None:
+    delegate = Delegate.install(node.paths.cni_bin, "host-local")
+    attached(node, '{"type":"host-local"}')
+    reply = node.call("DEL", ipam={"type": "host-local"}, IPAM={"dataDir": "/etc/cron.d"})
+    assert (reply.code, delegate.commands) == (0, ["DEL"])
+    assert "IPAM" not in json.loads(delegate.calls[0].stdin)

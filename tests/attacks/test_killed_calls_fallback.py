@@ -185,6 +185,15 @@ def test_fallback_goes_by_its_installation_and_not_by_its_caller(
     assert not (tmp_path / "other").exists()
 
 
+def test_fallback_of_an_older_podfabric_does_nothing(installed: Installed, tmp_path: Path) -> None:
+    """It would go by its caller's environment, onto whichever state directory that names."""
+    script = installed.executable.parent / ".podfabric/podfabric-ipam"
+    script.write_text(script.read_text().replace("main(__file__)", "main()"))
+    text = refused(installed.call("DEL", PODFABRIC_STATE=str(tmp_path / "other")))
+    assert "podfabric install --fallback" in text
+    assert not (tmp_path / "other").exists()
+
+
 def _agent_of_another_state(one: Installed) -> None:
     other = replace(one, root=one.root / "elsewhere").paths
     identity = installation.identify(other.state)

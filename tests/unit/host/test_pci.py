@@ -202,6 +202,7 @@ def test_scalable_function(tmp_path: Path) -> None:
         index=None,
         netdevs=("enp175s0f1s6",),
         rdma=("mlx5_4",),
+        above=PF,
     )
     assert pci.of_netdev(tree.paths, "enp175s0f1s6") == function
     assert pci.holder_of_rdma(tree.paths, "mlx5_4") == "mlx5_core.sf.6"

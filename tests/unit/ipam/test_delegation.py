@@ -169,6 +169,19 @@ def test_a_whereabouts_that_is_not_ours_needs_the_rule_too(node: Calls, bin_dir:
     assert (error.code, '"policy.ipam_types"' in error.message) == (Code.NOT_ALLOWED, True)
 
 
+def test_a_whereabouts_that_only_the_runtime_has_is_not_replaced_in_silence(
+    node: Calls, bin_dir: Path, tmp_path: Path
+) -> None:
+    """Its addresses are the cluster's; the store of this node would give them out again."""
+    (tmp_path / "runtimes").mkdir()
+    executable(tmp_path / "runtimes/whereabouts", RESULT)
+    for command in ("ADD", "DEL"):
+        call = asked(command, "whereabouts")
+        call = msgspec.structs.replace(call, path=(str(tmp_path / "runtimes"),))
+        error = error_of(lambda call=call: delegation(node, bin_dir).of(call))  # type: ignore[misc]
+        assert (error.code, "PODFABRIC_CNI_BIN" in error.message) == (Code.DELEGATE, True)
+
+
 def test_check_of_what_was_allowed_once_goes_on(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere")
     call = asked("CHECK", "elsewhere")

@@ -146,6 +146,7 @@ def test_scalable_function_has_an_interface_and_its_own_address(ethernet: Node) 
     assert (found.vf, found.link) == (None, ethernet.links["enp175s0f1s0"])
     record = record_of(found, _options("mlx5_core.sf.6", mac="02:00:00:00:00:01"))
     assert (record.mac, record.before, record.pf) == ("02:00:00:00:00:01", None, "")
+    assert record.segment == PF  # all scalable functions of a port are on one link
 
 
 @pytest.mark.parametrize(
