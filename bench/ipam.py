@@ -62,6 +62,7 @@ def reservations(size: int) -> list[Reservation]:
             namespace="ns",
             pod=f"p{number}",
             boot=BOOT,
+            segment="",
         )
         for number in range(size)
     ]

@@ -7,21 +7,24 @@ one that two pods have. What was there before is kept aside, as `*.damaged-<time
 
 import os
 import shutil
+import sqlite3
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from ipam import upgrade
 from ipam.addresses import parse
 from ipam.log import Header, Key, Record, read_all, write_new
 from ipam.opening import locked
 from ipam.recovery import DATABASE, LOG, WAL, build, has_content, unused_aside, verify
-from ipam.rows import COLUMNS, UNREADABLE, Damage, Newer, reservation_of
+from ipam.rows import COLUMNS, UNREADABLE, Damage, Newer, meta_of, reservation_of
 from ipam.store import Reservation
-from ipam.tables import Tables
+from ipam.tables import Tables, connect
 
 Say = Callable[[str], None]
 
@@ -183,12 +186,12 @@ def salvage(path: Path) -> tuple[list[Reservation], int]:
     found: list[Reservation] = []
     seq = -1
     try:
-        tables = Tables(path)
+        connection = connect(path)
     except UNREADABLE:
         return found, seq
     try:
-        seq = tables.meta.seq
-        for row in tables.connection.execute(f"SELECT {COLUMNS}, crc FROM reservation"):
+        version, _, seq, _ = meta_of(connection)
+        for row in _rows(connection, version):
             try:
                 found.append(reservation_of(row))
             except Damage:
@@ -196,8 +199,15 @@ def salvage(path: Path) -> tuple[list[Reservation], int]:
     except UNREADABLE:
         pass
     finally:
-        tables.close()
+        connection.close()
     return found, seq
+
+
+def _rows(connection: sqlite3.Connection, version: int) -> Iterator[tuple[Any, ...]]:
+    """The rows as this version has them. An upgrade would need what cannot be read, too."""
+    if version == upgrade.FORMER:
+        return upgrade.rows_of(connection)
+    return connection.execute(f"SELECT {COLUMNS}, crc FROM reservation")
 
 
 def _read_log(path: Path) -> LogState:

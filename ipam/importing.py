@@ -79,6 +79,7 @@ def host_local(directory: Path, defaults: Defaults, notes: list[str]) -> list[Re
                 ifname=ifname.strip() or defaults.ifname,
                 boot=defaults.boot,
                 since=int(path.stat().st_mtime),
+                segment="",
             )
         )
     return reservations
@@ -150,6 +151,7 @@ def _allocations(pool: _Pool, defaults: Defaults) -> Iterator[Reservation]:
             pod=pod,
             boot=defaults.boot,
             since=defaults.since,
+            segment="",
         )
 
 

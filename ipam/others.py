@@ -12,6 +12,7 @@ from cni.policy import rules
 from cni.spec.errors import CNIError
 from ipam.addresses import Interval, Network, parse
 from ipam.ranges import Range
+from ipam.segments import BEFORE
 from ipam.store import Owner, Reservation
 
 
@@ -21,7 +22,7 @@ class Space(Protocol):
     def of_others(
         self, domain: str, interval: Interval, segment: str, beside: str
     ) -> Iterator[Reservation]:
-        """What domains other than `domain` hold on `segment`, and all that `beside` does."""
+        """What other domains hold on `segment` or BEFORE, and all that `beside` does."""
 
 
 class Others:
@@ -55,7 +56,7 @@ class Others:
         for range_ in ranges:
             for one in self.held(range_).values():
                 if self._is_here(one) and one.network != owner.attachment.network:
-                    raise self._refusal(range_)
+                    raise _refusal(range_, one)
 
     def _counts(self, one: Reservation, range_: Range) -> bool:
         """Whether the address is not to be had here.
@@ -68,11 +69,15 @@ class Others:
         return beside or self._is_here(one)
 
     def _is_here(self, one: Reservation) -> bool:
+        if one.segment == BEFORE:
+            return one.boot == self._boot
         return self._segment != "" and one.segment == self._segment
 
-    def _refusal(self, range_: Range) -> CNIError:
-        return rules.not_allowed(
-            f"{range_.why_private}: a range of its own, while another network uses addresses of "
-            f"{range_} on the same link ({self._segment}),",
-            "private_ranges",
-        )
+
+def _refusal(range_: Range, one: Reservation) -> CNIError:
+    link = "an unknown link" if one.segment == BEFORE else f"the same link ({one.segment})"
+    return rules.not_allowed(
+        f"{range_.why_private}: a range of its own, while another network uses addresses of "
+        f"{range_} on {link},",
+        "private_ranges",
+    )

@@ -116,6 +116,15 @@ def reservation_of(row: tuple[Any, ...]) -> Reservation:
     )
 
 
+def meta_of(connection: sqlite3.Connection) -> tuple[int, str, int, int]:
+    """Version, identity, last sequence number and number of reservations of a database."""
+    rows = connection.execute("SELECT version, store, seq, count, crc FROM meta").fetchall()
+    if len(rows) != 1 or rows[0][-1] != crc_of(rows[0][:-1]):
+        raise Damage("the row that identifies it does not match its checksum")
+    version, store, seq, count, _ = rows[0]
+    return version, store, seq, count
+
+
 def run_row(domain: str, run: Interval) -> tuple[object, ...]:
     content = (domain, key_of(run.first), key_of(run.last))
     return (*content, crc_of(content))

@@ -9,6 +9,13 @@ import re
 
 import msgspec
 
+BEFORE = " any"
+"""The segment of a reservation that version 1 of the store left: unknown, and it may be any link.
+
+It counts as on every link until its pod comes again, or the node starts again. No link has this
+name, and no configuration can say it: that of a link does not begin with a space.
+"""
+
 _NAME = re.compile(r"[!-~]{1,128}")
 _KEYS = ("bridge", "master", "vlan", "vlanid")
 # A key that the plugin itself does not read must not make a link of its own.

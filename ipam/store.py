@@ -12,6 +12,7 @@ import msgspec
 from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range, RangeSet
+from ipam.segments import BEFORE
 
 
 class Attachment(msgspec.Struct, frozen=True, order=True):
@@ -37,7 +38,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     `domain` is where the address is unique, `range` the network it was taken from (CIDR),
     `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
-    it is used on, "" if that is unknown: whoever has the same one can hear each other.
+    it is used on, "" if that is unknown: whoever has the same one can hear each other. BEFORE
+    (`ipam.segments`) counts as every link.
     """
 
     domain: str
@@ -51,7 +53,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
     boot: str = ""
     since: int = 0
-    segment: str = ""
+    segment: str = BEFORE  # a record of version 1 has none
 
     @property
     def attachment(self) -> Attachment:

@@ -22,12 +22,14 @@ from ipam.rows import (
     address_of,
     crc_of,
     key_of,
+    meta_of,
     reservation_of,
     reservation_row,
     run_of,
     run_row,
     runs_of,
 )
+from ipam.segments import BEFORE
 from ipam.store import Attachment, Owner, Reservation
 from ipam.upgrade import FORMER, upgrade
 
@@ -40,6 +42,21 @@ class Meta(NamedTuple):
     held: int
 
 
+def connect(path: Path) -> sqlite3.Connection:
+    """Open an existing database of any version, and read nothing of it yet."""
+    uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
+    # The lock makes it one thread's at a time.
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA cell_size_check = ON")
+        # Nobody else is in: no shared memory, which a truncated file would turn into SIGBUS.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class Tables:
     """An open database. The caller holds the store's lock; sqlite3.Error and Damage are raised."""
 
@@ -49,15 +66,8 @@ class Tables:
         self._open()
 
     def _open(self) -> None:
-        uri = f"file:{self._path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
-        # The lock makes it one thread's at a time.
-        self.connection = sqlite3.connect(
-            uri, uri=True, isolation_level=None, check_same_thread=False
-        )
+        self.connection = connect(self._path)
         try:
-            self._execute("PRAGMA cell_size_check = ON")
-            # Nobody else is in: no shared memory, which a truncated file would turn into SIGBUS.
-            self._execute("PRAGMA locking_mode = EXCLUSIVE")
             self._execute("PRAGMA synchronous = NORMAL")
             # Only `checkpoint` and `close` write to the database.
             self._execute("PRAGMA wal_autocheckpoint = 0")
@@ -193,7 +203,7 @@ class Tables:
     def of_others(
         self, domain: str, interval: Interval, segment: str, beside: str
     ) -> Iterator[Reservation]:
-        """What other domains hold in `interval` on `segment`, and all that `beside` does.
+        """What other domains hold in `interval` on `segment` or BEFORE, and all `beside` does.
 
         An unknown segment ("") is the same as no other. Where `domain` is the only one this
         costs two look-ups.
@@ -208,9 +218,9 @@ class Tables:
         bounds = (key_of(interval.first), key_of(interval.last))
         select = f"SELECT {COLUMNS}, crc FROM reservation"
         on_segment = self._execute(
-            f"{select} INDEXED BY by_segment WHERE segment = ? AND segment != '' "
+            f"{select} INDEXED BY by_segment WHERE segment IN (?, ?) AND segment != '' "
             "AND address BETWEEN ? AND ? AND domain NOT IN (?, ?)",
-            (segment, *bounds, domain, beside),
+            (segment, BEFORE, *bounds, domain, beside),
         )
         of_beside = self._execute(
             f"{select} WHERE domain = ? AND address BETWEEN ? AND ?", (beside, *bounds)
@@ -345,21 +355,14 @@ class Tables:
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
 
-    def _meta_row(self) -> tuple[int, str, int, int]:
-        rows = self._execute("SELECT version, store, seq, count, crc FROM meta").fetchall()
-        if len(rows) != 1 or rows[0][-1] != crc_of(rows[0][:-1]):
-            raise Damage("the row that identifies it does not match its checksum")
-        version, store, seq, count, _ = rows[0]
-        return version, store, seq, count
-
     def _read_version(self) -> int:
-        version = self._meta_row()[0]
+        version = meta_of(self.connection)[0]
         if version > VERSION:
             raise Newer(f"it has version {version}, this program reads {VERSION}")
         return version
 
     def _read_meta(self) -> Meta:
-        return Meta(*self._meta_row()[1:])
+        return Meta(*meta_of(self.connection)[1:])
 
     def _row(self, domain: str, key: bytes) -> Reservation | None:
         row = self._execute(

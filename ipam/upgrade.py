@@ -1,11 +1,13 @@
 """A database of version 1 becomes one of this version, in the place where it is.
 
-Version 1 did not know on which link an address is used: that stays unknown until the pod comes
-again. All of it is one transaction of SQLite: whoever is killed in it leaves version 1, whole.
-The log needs no change, for a record without the new field is one in which it is unknown.
+Version 1 did not know on which link an address is used: it counts as used on every link until its
+pod comes again (`segments.BEFORE`). All of it is one transaction of SQLite: whoever is killed in it
+leaves version 1, whole. The log needs no change, for a record without the new field is read as one
+of BEFORE.
 """
 
 import sqlite3
+from collections.abc import Iterator
 from typing import Any
 
 from ipam.rows import (
@@ -19,6 +21,7 @@ from ipam.rows import (
     Damage,
     crc_of,
 )
+from ipam.segments import BEFORE
 
 FORMER = 1
 _COLUMNS = COLUMNS.removesuffix(", segment")
@@ -34,13 +37,11 @@ def upgrade(connection: sqlite3.Connection) -> None:
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema") if sql}
         if found != set(_SCHEMA):
             raise Damage("its tables are not those of an address store of version 1")
-        rows = connection.execute(f"SELECT {_COLUMNS}, crc FROM reservation").fetchall()
+        rows = list(rows_of(connection))
         connection.execute("DROP TABLE reservation")
         for statement in (RESERVATION, *INDEXES):
             connection.execute(statement)
-        connection.executemany(
-            f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", map(_upgraded, rows)
-        )
+        connection.executemany(f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", rows)
         row = connection.execute("SELECT store, seq, count FROM meta").fetchone()
         content = (VERSION, *row)
         connection.execute(
@@ -52,7 +53,12 @@ def upgrade(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
+def rows_of(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
+    """The reservations of a database of version 1, as the rows that they become."""
+    return map(_upgraded, connection.execute(f"SELECT {_COLUMNS}, crc FROM reservation"))
+
+
 def _upgraded(row: tuple[Any, ...]) -> tuple[object, ...]:
     *content, crc = row
-    new = (*content, "")
+    new = (*content, BEFORE)
     return (*new, crc_of(new) if crc == crc_of(content) else _UNSOUND)

@@ -167,5 +167,6 @@ def reservation(address: str, container_id: str, **how: str | int) -> Reservatio
         ifname="eth0",
         boot=BOOT,
         since=1_700_000_000,
+        segment="",
     )
     return msgspec.structs.replace(usual, **how)

@@ -3,6 +3,7 @@
 version1/reservations.sql is what SQLite's shell would dump of its database; the log is its log.
 """
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam import fsck, upgrade
 from ipam.log import Log, records_of
@@ -19,8 +21,17 @@ from ipam.opening import PerCall
 from ipam.recovery import DATABASE, LOG
 from ipam.resident import Resident
 from ipam.rows import VERSION, crc_of
+from ipam.segments import BEFORE, of_config
 from ipam.sqlite_store import SqliteStore
-from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
+from tests.unit.ipam.calls import (
+    BOOT,
+    Calls,
+    error_of,
+    owner,
+    range_of,
+    reservation,
+    sets_of,
+)
 from tests.unit.ipam.test_kills import MODULES, fail, kill_at, lines_of
 
 WRITTEN = Path(__file__).parent / "version1"
@@ -66,7 +77,7 @@ def test_the_next_call_upgrades_the_store_in_its_place(directory: Path) -> None:
     assert [one.reservation.address for one in grant.granted] == ["10.0.0.5", "fd00::5"]
     assert held(directory) == HELD | {("", "10.0.0.5", "new"), ("", "fd00::5", "new")}
     segments = {one.container_id: one.segment for one in store.reservations()}
-    assert segments == {**dict.fromkeys(segments, ""), "new": "ib0 0x8001"}
+    assert segments == {**dict.fromkeys(segments, BEFORE), "new": "ib0 0x8001"}
     assert version_of(directory) == VERSION
     assert fsck.check(directory, fail)
     assert store.release(owner("c0").attachment) != []
@@ -104,6 +115,101 @@ def test_a_row_that_was_damaged_before_is_damaged_still(directory: Path) -> None
     assert store_in(directory).held_by(owner("c0").attachment) != []
     assert fsck.rebuild(directory, lambda line: None)
     assert held(directory) == HELD
+
+
+LINKS = pytest.mark.parametrize("link", [{"master": "eth0"}, {}])
+POOL = {"range": "10.0.0.0/24"}
+MINE = {**POOL, "network_name": "mine"}
+
+
+@LINKS
+def test_a_private_range_over_addresses_of_before_is_refused_on_every_link(
+    directory: Path, link: dict[str, object]
+) -> None:
+    node = Calls(directory)
+    first = {**MINE, "range_start": "10.0.0.1", "range_end": "10.0.0.1"}
+    for ipam in (MINE, first, {**MINE, "addresses": [{"address": "10.0.0.1/24"}]}):
+        error = error_of(partial(node.add, ipam, "evil", network="mine", config=link))
+        assert error.code == Code.NOT_ALLOWED
+        assert "unknown link" in error.message
+    assert held(directory) == HELD
+
+
+@LINKS
+def test_an_address_of_before_is_passed_over_where_private_ranges_are_allowed(
+    directory: Path, link: dict[str, object]
+) -> None:
+    node = Calls(directory)
+    node.policy = Policy(private_ranges=True)
+    asked = partial(node.add, MINE, "evil", network="mine", config=link)
+    assert error_of(partial(asked, args="IP=10.0.0.1")).code == Code.ADDRESS_TAKEN
+    # 10.0.0.2 is of another boot than this one: its pod is gone.
+    assert [ip.address for ip in asked().ips] == ["10.0.0.2/24"]
+    again = node.addresses(MINE, "evil2", network="mine", config=link)
+    assert again == ["10.0.0.5/24"]
+
+
+def test_an_address_of_before_counts_no_more_when_its_pod_came_again(directory: Path) -> None:
+    node = Calls(directory)
+    node.delete(None, "c9", network="n2")
+    for pod in ("p0", "p2", "p3"):
+        assert node.add(POOL, f"{pod}-again", pod=pod, config={"master": "eth0"})
+    assert node.addresses(MINE, "t", network="mine", config={"master": "eth1"}) == ["10.0.0.1/24"]
+    on_link = partial(node.add, MINE, "t2", network="third", config={"master": "eth0"})
+    assert error_of(on_link).code == Code.NOT_ALLOWED
+
+
+def test_an_address_of_before_and_of_an_earlier_boot_refuses_no_range(directory: Path) -> None:
+    node = Calls(directory, boot="33333333-3333-3333-3333-333333333333")
+    assert node.addresses(MINE, "t", network="mine", config={"master": "eth0"}) == ["10.0.0.1/24"]
+
+
+def test_a_network_of_before_is_not_refused_for_its_own_addresses(directory: Path) -> None:
+    node = Calls(directory)
+    node.delete(None, "c9", network="n2")
+    assert node.addresses(MINE, "t", network="n1", config={"master": "eth0"}) == ["10.0.0.2/24"]
+
+
+def test_a_new_reservation_on_an_unknown_link_is_not_one_of_before(memory_path: Path) -> None:
+    node = Calls(memory_path / "new")
+    node.add(POOL, "c1", network="theirs", config={"type": "other"})
+    assert [one.segment for one in node.store.reservations()] == [""]
+    assert node.addresses(MINE, "t", network="mine", config={"type": "other"}) == ["10.0.0.1/24"]
+
+
+@pytest.mark.parametrize("key", ["bridge", "master"])
+def test_no_configuration_names_the_link_of_before(key: str) -> None:
+    assert of_config(json.dumps({"type": "other", key: BEFORE}).encode()) == ""
+    assert of_config(json.dumps({"type": "other", key: BEFORE.strip()}).encode()) != BEFORE
+
+
+def test_a_log_of_version_1_rebuilds_a_lost_database_as_the_upgrade_would(directory: Path) -> None:
+    (directory / DATABASE).unlink()
+    assert fsck.rebuild(directory, lambda line: None)
+    assert held(directory) == HELD
+    assert {one.segment for one in store_in(directory).reservations()} == {BEFORE}
+
+
+def test_rows_are_salvaged_although_an_index_is_damaged(directory: Path) -> None:
+    damage_index(directory, "by_boot")
+    (directory / LOG).unlink()  # it would know all of them
+    assert error_of(lambda: store_in(directory).reservations()).code == Code.STORE_DAMAGED
+    assert fsck.rebuild(directory, lambda line: None, accept_loss=True)
+    assert held(directory) == HELD
+    assert {one.segment for one in store_in(directory).reservations()} == {BEFORE}
+    assert fsck.check(directory, fail)
+
+
+def damage_index(directory: Path, name: str) -> None:
+    """Overwrite 64 bytes of the page that the index begins with."""
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        ((size,),) = database.execute("PRAGMA page_size").fetchall()
+        ((page,),) = database.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)
+        ).fetchall()
+    with (directory / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 64)
 
 
 def test_other_tables_than_version_1_had_are_damage(directory: Path) -> None:
