@@ -165,3 +165,15 @@ def test_the_error_of_full_ranges_counts_a_few_of_them(
     told = message(MOST)
     assert "and 252 more ranges" in told
     assert told.count("1 addresses held") == 4
+
+
+def test_an_address_that_two_domains_hold_is_not_given_out_while_either_holder_lives(
+    tmp_path: Path,
+) -> None:
+    address = text(FIRST)
+    alive = reservation(address, "c1", domain="a", segment=LINK)
+    stale = reservation(address, "c2", domain="b", segment=LINK, boot=NEXT_BOOT)
+    store = loaded(tmp_path, [alive, stale])
+    full = [RangeSet((evil(end=address),))]
+    error = error_of(lambda: store.reserve(owner("a"), full, segment=LINK))
+    assert error.code == Code.NO_FREE_ADDRESS
