@@ -7,7 +7,7 @@ died with an earlier boot. The cost is a lookup for each gap between exclusions 
 hold, whatever the size of the range and the number of its own reservations.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
@@ -15,6 +15,8 @@ from ipam.addresses import Interval, parse, text
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.store import AddressTaken, Attachment, Owner, Reservation
+
+_DESCRIBED = 4  # ranges of a set in an error
 
 
 class Space(Protocol):
@@ -66,34 +68,15 @@ def choose(
     return [chosen[index] for index in range(len(sets))]
 
 
-def lowest_free(space: Space, range_: Range, avoid: Iterable[int] = ()) -> int | None:
-    """The lowest address that the range allows and nobody holds."""
-    for part in range_.allowed(avoid):
-        run = space.run_at(range_.domain, part.first)
-        if run is None:
-            return part.first
-        # Runs that touch are one run: the address behind it is free.
-        if run.last < part.last:
-            return run.last + 1
-    return None
-
-
-def lowest_stale(
-    space: Space, range_: Range, boot: str, avoid: Iterable[int] = ()
-) -> Reservation | None:
-    """The lowest reservation that the range allows and that is of another boot."""
-    for part in range_.allowed(avoid):
-        stale = space.lowest_stale(range_.domain, part, boot)
-        if stale is not None:
-            return stale
-    return None
-
-
 def held_in(space: Space, range_: Range) -> int:
     """How many of the addresses that the range allows are held, by whomever."""
+    if not range_.parts:
+        return 0
     return sum(
         part.last - part.first + 1
-        for run in space.runs_in(range_.domain, Interval(range_.first, range_.last))
+        for run in space.runs_in(
+            range_.domain, Interval(range_.parts[0].first, range_.parts[-1].last)
+        )
         for part in range_.within(run)
     )
 
@@ -101,11 +84,14 @@ def held_in(space: Space, range_: Range) -> int:
 def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
     """Why the set has no address for a newcomer; "" if it has one."""
     for range_ in one.ranges:
-        if lowest_free(space, range_) is not None:
-            return ""
-        if lowest_stale(space, range_, boot) is not None:
-            return ""
-    return "; ".join(_description(space, range_) for range_ in one.ranges)
+        for part in range_.parts:
+            run = space.run_at(range_.domain, part.first)
+            # Runs that touch are one run: the address behind it is free.
+            if run is None or run.last < part.last:
+                return ""
+            if space.lowest_stale(range_.domain, part, boot) is not None:
+                return ""
+    return _descriptions(space, one.ranges)
 
 
 def _former(space: Space, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
@@ -142,7 +128,7 @@ def _kept(
                     and (held.range == network) is same_range
                     and address not in avoid
                     and range_.allows(address)
-                    and address not in others.alive(range_)
+                    and not others.is_alive(range_, address)
                 ):
                     return Choice(range_, address, held)
     return None
@@ -153,33 +139,44 @@ def _found(
 ) -> Choice:
     used = {choice.address for choice in chosen}
     for range_ in one.ranges:
-        address = lowest_free(space, range_, used.union(others.held(range_)))
+        address = _lowest(range_, used, others.next_free)
         if address is not None:
             return Choice(range_, address)
     # What an earlier boot left comes last: in this domain, and free here but held in another.
     for range_ in one.ranges:
-        avoid = used | others.alive(range_)
-        stale = lowest_stale(space, range_, boot, avoid)
-        if stale is not None:
-            return Choice(range_, parse(stale.address), stale)
-        address = lowest_free(space, range_, avoid)
+        address = _lowest(range_, used, others.next_stale)
+        if address is None:
+            address = _lowest(range_, used, others.next_reusable)
         if address is not None:
-            return Choice(range_, address)
+            return Choice(range_, address, space.at(range_.domain, address))
     if one.fixed:
         raise _taken(space, one.ranges[0], used, others)
     raise CNIError(
         Code.NO_FREE_ADDRESS,
         "Could not allocate IP in range: "
-        + "; ".join(_description(space, range_) for range_ in one.ranges)
+        + _descriptions(space, one.ranges)
         + ". Delete pods that no longer need one, or widen the range",
     )
+
+
+def _lowest(
+    range_: Range, used: Collection[int], next_of: Callable[[Range, int, int], int]
+) -> int | None:
+    """The lowest address that the range allows, `next_of` answers and `used` has not."""
+    for part in range_.parts:
+        address = next_of(range_, part.first, part.last)
+        while address in used:
+            address = next_of(range_, address + 1, part.last)
+        if address <= part.last:
+            return address
+    return None
 
 
 def _taken(space: Space, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
     address = text(range_.first)
     if range_.first in used:
         return AddressTaken(f"{range_.where}: {address} is asked for twice")
-    holder = space.at(range_.domain, range_.first) or others.held(range_).get(range_.first)
+    holder = space.at(range_.domain, range_.first) or others.holder(range_, range_.first)
     return AddressTaken(
         f"{range_.where}: address {address} is in use by another attachment: nothing was "
         "reserved; ask for another address",
@@ -187,8 +184,22 @@ def _taken(space: Space, range_: Range, used: Collection[int], others: Others) -
     )
 
 
-def _description(space: Space, range_: Range) -> str:
-    held = held_in(space, range_)
+def _descriptions(space: Space, ranges: Sequence[Range]) -> str:
+    """A few ranges, as counting takes time under the store's lock."""
+    held: dict[tuple[str, tuple[Interval, ...]], int] = {}
+    texts = []
+    for range_ in ranges[:_DESCRIBED]:
+        key = (range_.domain, range_.parts)
+        if key not in held:
+            held[key] = held_in(space, range_)
+        texts.append(_description(range_, held[key]))
+    more = len(ranges) - _DESCRIBED
+    if more > 0:
+        texts.append(f"and {more} more range{'s' if more > 1 else ''}")
+    return "; ".join(texts)
+
+
+def _description(range_: Range, held: int) -> str:
     excluded = " ".join(
         text(hole.first) if hole.first == hole.last else f"{text(hole.first)}-{text(hole.last)}"
         for hole in range_.excluded

@@ -5,68 +5,193 @@ range private by an option, and says nothing of its link by that. So the link de
 is not handed out if another domain holds it on the same segment.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from cni.policy import rules
 from cni.spec.errors import CNIError
-from ipam.addresses import Interval, Network, parse
-from ipam.ranges import Range
+from ipam.addresses import Interval, parse
+from ipam.ranges import Range, merged
 from ipam.segments import BEFORE
 from ipam.store import Owner, Reservation
+from ipam.walk import Walk
+
+_TRIED = 8  # ranges, to name the one that is used in an error
+
+
+class Holding(NamedTuple):
+    """As much of a reservation as the search for an address needs."""
+
+    address: int
+    domain: str
+    range: str
+    boot: str
 
 
 class Space(Protocol):
     """What this needs to know of a store."""
 
+    def is_only(self, domain: str) -> bool:
+        """Whether no other domain holds an address."""
+
+    def run_at(self, domain: str, address: int) -> Interval | None:
+        """The run of taken addresses that `address` is in, None if it is free."""
+
+    def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
+        """The lowest reservation in `interval` of another boot than `boot`."""
+
+    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[Holding]:
+        """What any domain holds on a segment, from `address` on, lowest first.
+
+        With what has been held since BEFORE in this `boot`; "" is an unknown segment.
+        """
+
+    def in_domain(self, domain: str, address: int) -> Iterator[Holding]:
+        """What the domain holds from `address` on, lowest first."""
+
     def of_others(
-        self, domain: str, interval: Interval, segment: str, beside: str
+        self, domain: str, address: int, segment: str, beside: str
     ) -> Iterator[Reservation]:
-        """What other domains hold on `segment` or BEFORE, and all that `beside` does."""
+        """Who holds `address` on `segment` or BEFORE in another domain, and in `beside`."""
+
+    def segment_of_another(
+        self, domain: str, interval: Interval, segment: str, network: str, boot: str
+    ) -> str | None:
+        """`segment`, or BEFORE, if another network and domain hold some of `interval` there."""
 
 
 class Others:
-    """Reservations of other domains, looked up once for each range. `segment` "" is unknown."""
+    """Finds what is free in a range's own domain and in the others, for one request.
+
+    `segment` "" is unknown. The caller changes nothing in the store meanwhile.
+    """
 
     def __init__(self, space: Space, segment: str, boot: str) -> None:
         self._space = space
         self._segment = segment
         self._boot = boot
-        self._held: dict[tuple[str, Network, Interval], dict[int, Reservation]] = {}
+        self._only: dict[str, bool] = {}
+        self._walks: dict[tuple[str, str, str], Walk] = {}
+        self._alive: dict[tuple[str, str, int], bool] = {}
 
-    def held(self, range_: Range) -> Mapping[int, Reservation]:
-        """By address, between the first and the last of the range."""
-        interval = Interval(range_.first, range_.last)
-        key = (range_.domain, range_.network, interval)
-        if key not in self._held:
-            beside = range_.domain_beside
-            self._held[key] = {
-                parse(one.address): one
-                for one in self._space.of_others(range_.domain, interval, self._segment, beside)
-                if self._counts(one, range_)
-            }
-        return self._held[key]
+    def next_free(self, range_: Range, address: int, last: int) -> int:
+        """The lowest address from `address` on that no domain holds; behind `last` if none is."""
+        return self._free(range_, alive=False).next(address, last)
 
-    def alive(self, range_: Range) -> set[int]:
-        """The addresses among them that were given out in this boot."""
-        return {address for address, one in self.held(range_).items() if one.boot == self._boot}
+    def next_reusable(self, range_: Range, address: int, last: int) -> int:
+        """As `next_free`, also where another domain's holder died with an earlier boot."""
+        return self._free(range_, alive=True).next(address, last)
+
+    def next_stale(self, range_: Range, address: int, last: int) -> int:
+        """As `next_free`, for what this domain alone holds, from an earlier boot."""
+        key = (range_.domain, str(range_.network), "stale")
+        if key not in self._walks:
+            self._walks[key] = Walk(partial(self._not_stale, range_))
+        return self._walks[key].next(address, last)
+
+    def is_alive(self, range_: Range, address: int) -> bool:
+        """Whether another domain has given the address out in this boot."""
+        key = (range_.domain, str(range_.network), address)
+        if key not in self._alive:
+            held = self._at(range_, address)
+            self._alive[key] = any(one.boot == self._boot for one in held)
+        return self._alive[key]
+
+    def holder(self, range_: Range, address: int) -> Reservation | None:
+        """Another domain's reservation of the address."""
+        return next(self._at(range_, address), None)
 
     def require_absent(self, owner: Owner, ranges: Sequence[Range]) -> None:
         """CNIError 121 if another network holds an address of these ranges on the segment."""
+        domains: dict[str, list[Range]] = {}
         for range_ in ranges:
-            for one in self.held(range_).values():
-                if self._is_here(one) and one.network != owner.attachment.network:
-                    raise _refusal(range_, one)
+            domains.setdefault(range_.domain, []).append(range_)
+        for domain, some in domains.items():
+            for interval in merged(Interval(one.first, one.last) for one in some):
+                segment = self._used_on(owner, domain, interval)
+                if segment is not None:
+                    raise _refusal(self._first_used(owner, interval, some), segment)
 
-    def _counts(self, one: Reservation, range_: Range) -> bool:
-        """Whether the address is not to be had here.
+    def _first_used(self, owner: Owner, interval: Interval, ranges: Iterable[Range]) -> Range:
+        """For the error: the first of the ranges that `interval` joins which is used."""
+        parts = [one for one in ranges if interval.first <= one.first <= interval.last]
+        used = (
+            one
+            for one in parts[:_TRIED]
+            if self._used_on(owner, one.domain, Interval(one.first, one.last)) is not None
+        )
+        return next(used, parts[0])
 
-        A network of the very same range and the other `enable_overlapping_ranges` is on the same
-        wire, whatever is known of the link: the option is about *other* ranges, and whereabouts
-        keeps one pool for both.
+    def _used_on(self, owner: Owner, domain: str, interval: Interval) -> str | None:
+        network = owner.attachment.network
+        return self._space.segment_of_another(domain, interval, self._segment, network, self._boot)
+
+    def _free(self, range_: Range, *, alive: bool) -> Walk:
+        """Two walks: networks of one domain share the longer one, over what is on the link."""
+        domain, name = range_.domain, "alive" if alive else "held"
+        link = self._walks.setdefault(
+            (domain, "", name), Walk(partial(self._taken_on_link, domain, alive))
+        )
+        if self._is_only(domain):
+            return link
+        return self._walks.setdefault(
+            (domain, str(range_.network), name),
+            Walk(partial(self._taken_beside, link, range_, alive)),
+        )
+
+    def _taken_on_link(self, domain: str, alive: bool, address: int, last: int) -> int | None:
+        run = self._space.run_at(domain, address)
+        if run is not None:
+            return run.last
+        if self._is_only(domain):
+            return None
+        held = self._space.on_segment(self._segment, address, self._boot)
+        return _end(
+            address, ((one.address, one.domain != domain and self._is(one, alive)) for one in held)
+        )
+
+    def _taken_beside(
+        self, link: Walk, range_: Range, alive: bool, address: int, last: int
+    ) -> int | None:
+        """A network of the very same range and the other `enable_overlapping_ranges`.
+
+        It is on the same wire, whatever is known of the link: the option is about *other* ranges,
+        and whereabouts keeps one pool for both.
         """
-        beside = one.domain == range_.domain_beside and one.range == str(range_.network)
-        return beside or self._is_here(one)
+        behind = link.next(address, last)
+        if behind > address:
+            return behind - 1
+        cidr = str(range_.network)
+        held = self._space.in_domain(range_.domain_beside, address)
+        return _end(
+            address, ((one.address, one.range == cidr and self._is(one, alive)) for one in held)
+        )
+
+    def _is(self, one: Holding, alive: bool) -> bool:
+        return not alive or one.boot == self._boot
+
+    def _not_stale(self, range_: Range, address: int, last: int) -> int | None:
+        stale = self._space.lowest_stale(range_.domain, Interval(address, last), self._boot)
+        if stale is None:
+            return last
+        held = parse(stale.address)
+        if held > address:
+            return held - 1
+        return address if self.is_alive(range_, address) else None
+
+    def _is_only(self, domain: str) -> bool:
+        if domain not in self._only:
+            self._only[domain] = self._space.is_only(domain)
+        return self._only[domain]
+
+    def _at(self, range_: Range, address: int) -> Iterator[Reservation]:
+        if self._is_only(range_.domain):
+            return
+        beside, cidr = range_.domain_beside, str(range_.network)
+        for one in self._space.of_others(range_.domain, address, self._segment, beside):
+            if self._is_here(one) or (one.domain == beside and one.range == cidr):
+                yield one
 
     def _is_here(self, one: Reservation) -> bool:
         if one.segment == BEFORE:
@@ -74,10 +199,21 @@ class Others:
         return self._segment != "" and one.segment == self._segment
 
 
-def _refusal(range_: Range, one: Reservation) -> CNIError:
-    link = "an unknown link" if one.segment == BEFORE else f"the same link ({one.segment})"
+def _refusal(range_: Range, segment: str) -> CNIError:
+    link = "an unknown link" if segment == BEFORE else f"the same link ({segment})"
     return rules.not_allowed(
         f"{range_.why_private}: a range of its own, while another network uses addresses of "
         f"{range_} on {link},",
         "private_ranges",
     )
+
+
+def _end(address: int, held: Iterable[tuple[int, bool]]) -> int | None:
+    """The end of the stretch from `address` on whose addresses count, of sorted ones."""
+    end = address - 1
+    for other, counts in held:
+        if other > end + 1:
+            break
+        if counts:
+            end = other
+    return end if end >= address else None

@@ -4,7 +4,7 @@
 docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
@@ -57,18 +57,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     def allows(self, address: int) -> bool:
         """Whether `address` may be handed out from this range."""
         return any(True for _ in self.within(Interval(address, address)))
-
-    def allowed(self, avoid: Iterable[int] = ()) -> Iterator[Interval]:
-        """What may be handed out, lowest first: the range without its exclusions and `avoid`."""
-        holes = sorted(set(avoid))
-        for part in self.parts:
-            cursor = part.first
-            for hole in holes[bisect_left(holes, part.first) : bisect_right(holes, part.last)]:
-                if hole > cursor:
-                    yield Interval(cursor, hole - 1)
-                cursor = hole + 1
-            if cursor <= part.last:
-                yield Interval(cursor, part.last)
 
     def within(self, interval: Interval) -> Iterator[Interval]:
         """What of `interval` may be handed out, lowest first; found without going through all."""

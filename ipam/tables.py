@@ -7,11 +7,11 @@ the reservations. A row of either that fails its checksum, or the two differing,
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from ipam.addresses import Interval, parse, text
+from ipam.other_domains import OtherDomains
 from ipam.rows import (
     COLUMNS,
     RESERVATION_MARKS,
@@ -29,7 +29,6 @@ from ipam.rows import (
     run_row,
     runs_of,
 )
-from ipam.segments import BEFORE
 from ipam.store import Attachment, Owner, Reservation
 from ipam.upgrade import FORMER, upgrade
 
@@ -57,7 +56,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-class Tables:
+class Tables(OtherDomains):
     """An open database. The caller holds the store's lock; sqlite3.Error and Damage are raised."""
 
     def __init__(self, path: Path) -> None:
@@ -179,12 +178,15 @@ class Tables:
         while True:
             # One step for each boot that left something behind, not one for each reservation.
             row = self._execute(
-                "SELECT boot FROM reservation INDEXED BY by_boot WHERE boot >= ? AND boot != ? "
+                "SELECT boot FROM reservation INDEXED BY by_boot WHERE boot >= ? "
                 "ORDER BY boot LIMIT 1",
-                (other, boot),
+                (other,),
             ).fetchone()
             if row is None:
                 break
+            other = f"{row[0]}\0"
+            if row[0] == boot:
+                continue
             found = self._execute(
                 "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
                 "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
@@ -192,41 +194,12 @@ class Tables:
             ).fetchone()
             if found is not None and (lowest is None or found[0] < lowest):
                 lowest = found[0]
-            other = f"{row[0]}\0"
         if lowest is None:
             return None
         stale = self._existing(domain, lowest)
         if stale.boot == boot:
             raise Damage("the index of boots does not match the reservations")
         return stale
-
-    def of_others(
-        self, domain: str, interval: Interval, segment: str, beside: str
-    ) -> Iterator[Reservation]:
-        """What other domains hold in `interval` on `segment` or BEFORE, and all `beside` does.
-
-        An unknown segment ("") is the same as no other. Where `domain` is the only one this
-        costs two look-ups.
-        """
-        ((others,),) = self._execute(
-            "SELECT EXISTS (SELECT 1 FROM run WHERE domain < ?1) "
-            "OR EXISTS (SELECT 1 FROM run WHERE domain > ?1)",
-            (domain,),
-        ).fetchall()
-        if not others:
-            return
-        bounds = (key_of(interval.first), key_of(interval.last))
-        select = f"SELECT {COLUMNS}, crc FROM reservation"
-        on_segment = self._execute(
-            f"{select} INDEXED BY by_segment WHERE segment IN (?, ?) AND segment != '' "
-            "AND address BETWEEN ? AND ? AND domain NOT IN (?, ?)",
-            (segment, BEFORE, *bounds, domain, beside),
-        )
-        of_beside = self._execute(
-            f"{select} WHERE domain = ? AND address BETWEEN ? AND ?", (beside, *bounds)
-        )
-        for row in chain(on_segment, of_beside):
-            yield reservation_of(row)
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
         """What the attachment holds, by domain and address."""

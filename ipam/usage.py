@@ -86,7 +86,7 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
 
 
 def _usage(tables: Tables, range_: Range, spelling: str) -> RangeUsage:
-    size = sum(part.last - part.first + 1 for part in range_.allowed())
+    size = sum(part.last - part.first + 1 for part in range_.parts)
     used = held_in(tables, range_)
     return RangeUsage(range_.domain, spelling, used, size - used)
 
