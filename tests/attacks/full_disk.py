@@ -2,14 +2,16 @@
 
 import _sqlite3
 import ctypes
+import errno
 import os
 import resource
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -104,6 +106,33 @@ def descriptors_left(number: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def calls_left(number: int) -> Iterator[None]:
+    """The kernel has memory for so many more calls that change files, until the end.
+
+    It answers ENOMEM to all later ones, which this kernel cannot be made to do: so the answer is
+    made here, for the calls that need some (open(2), write(2), rename(2), fallocate(2)).
+    """
+    names = ("open", "pwrite", "write", "replace", "posix_fallocate")
+    before = {name: getattr(os, name) for name in names}
+    left = number
+
+    def limited(call: Callable[..., object], *arguments: object, **more: object) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return call(*arguments, **more)
+
+    try:
+        for name, call in before.items():
+            setattr(os, name, partial(limited, call))
+        yield
+    finally:
+        for name, call in before.items():
+            setattr(os, name, call)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from cni.attachments.journal import Journal
 from cni.attachments.requests import explained
 from cni.spec.errors import CNIError
 from host.paths import Paths
-from tests.attacks.full_disk import SmallDisk, descriptors_left, small_disk
+from tests.attacks.full_disk import SmallDisk, calls_left, descriptors_left, small_disk
 
 DEVICE = "0000:3b:00.2"
+LEFT = {"descriptors": descriptors_left, "memory": calls_left}
 ENOUGH = 6  # pages, or descriptors
 
 Act = Callable[[Journal], None]
@@ -83,7 +84,7 @@ def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done
 
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])
-@pytest.mark.parametrize("what", ["pages", "inodes", "descriptors"])
+@pytest.mark.parametrize("what", ["pages", "inodes", "descriptors", "memory"])
 def test_entry_is_whole_or_absent_as_was_answered(act: Act, what: str) -> None:
     answers = []
     with small_disk() as disk:
@@ -91,8 +92,8 @@ def test_entry_is_whole_or_absent_as_was_answered(act: Act, what: str) -> None:
             journal = begun(disk)
             answers.append(False)
             with suppress(OSError):
-                if what == "descriptors":
-                    with descriptors_left(number):
+                if what in LEFT:
+                    with LEFT[what](number):
                         act(journal)
                 else:
                     (disk.leave_pages if what == "pages" else disk.leave_inodes)(number)
@@ -101,7 +102,7 @@ def test_entry_is_whole_or_absent_as_was_answered(act: Act, what: str) -> None:
             disk.make_room()
             require_before_or_after(disk, journal, act, done=answers[-1])
     assert answers[-1]
-    assert answers[0] is (act is remove and what != "descriptors"), "a removal needs no room"
+    assert answers[0] is (act is remove and what not in LEFT), "a removal needs no room"
 
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])
