@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from cni.spec import limits
+from cni.spec.errors import CNIError
 from cni.spec.request import Request
 
 # What an IPAM plugin reads of a configuration, as the specification spells it.
@@ -31,15 +33,15 @@ class IpamConfig(msgspec.Struct, frozen=True):
 def ipam_of(request: Request) -> IpamConfig:
     """The part of a request. What cannot be read, in a DEL or GC, is as if it were not there.
 
-    An ADD's configuration has been read already, with an error for what is wrong with it.
+    An ADD's configuration has been read already, with an error for what is wrong with it. One
+    beyond the limits of an ADD, which a DEL may have, is not decoded: it is ambiguous.
     """
     try:
-        # Not msgspec: it refuses numbers beyond a float, which others' plugins may take.
-        network = json.loads(
-            request.config, object_pairs_hook=_Object, parse_int=str, parse_float=str
-        )
-    except (ValueError, RecursionError):
-        return IpamConfig()
+        limits.require_moderate(request.config)
+    except CNIError:
+        return IpamConfig(_type_in(request.config), ambiguous="ipam")
+    # Not msgspec: it refuses numbers beyond a float, which others' plugins may take.
+    network = json.loads(request.config, object_pairs_hook=_Object, parse_int=str, parse_float=str)
     if not isinstance(network, _Object):
         return IpamConfig()
     options = network.get("ipam")
@@ -47,6 +49,22 @@ def ipam_of(request: Request) -> IpamConfig:
     if not isinstance(options, dict) or not isinstance(options.get("type"), str):
         return IpamConfig(ambiguous=ambiguous)
     return IpamConfig(options["type"], options, ambiguous)
+
+
+def _type_in(config: bytes) -> str:
+    try:
+        part = msgspec.json.decode(config, type=_Network).ipam
+    except msgspec.MsgspecError:
+        return ""
+    return part.type if part is not None else ""
+
+
+class _Named(msgspec.Struct):
+    type: str = ""
+
+
+class _Network(msgspec.Struct):
+    ipam: _Named | None = None
 
 
 class _Object(dict[str, Any]):
