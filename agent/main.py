@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import FrameType
 
-import msgspec
 from filelock import FileLock, Timeout
 
 from agent import logs, settings, systemd
@@ -288,8 +287,8 @@ def _claim(paths: Paths) -> None:
             f"{other}: set PODFABRIC_STATE to that directory, or remove that file once no pod of "
             "this boot has an interface of podfabric"
         ) from None
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
         raise Unable(
-            f"cannot write down in {paths.run} which state directory is in use: {error}: see "
-            "that it can be written, by root"
+            f"cannot write down in {paths.run} which state directory is in use: "
+            f"{error.filename}: {error.strerror}: see that root can write there"
         ) from None

@@ -91,8 +91,8 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
     with executables.locked(bin_dir):
         _refuse_foreign(fallback, contents, force=arguments.force)
         if arguments.fallback:
+            contents[fallback / installation.NAME] = _describe(bin_dir)
             fallback.mkdir(mode=0o755, exist_ok=True)
-            contents[fallback / installation.NAME] = installation.describe(_paths(bin_dir))
         executables.place(contents)
         yield from (f"installed {path}" for path in contents)
         if not arguments.fallback:
@@ -109,10 +109,13 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
         sync_directory(bin_dir)
 
 
-def _paths(bin_dir: Path) -> Paths:
+def _describe(bin_dir: Path) -> bytes:
     """The node's files, as this command's environment says; the fallback goes by nothing else."""
-    paths = Paths.from_environ(os.environ)
-    return msgspec.structs.replace(paths, cni_bin=bin_dir)
+    paths = msgspec.structs.replace(Paths.from_environ(os.environ), cni_bin=bin_dir)
+    try:
+        return installation.describe(paths)
+    except installation.OtherState as other:
+        raise Refused(f"{other}: remove that file, or name another PODFABRIC_STATE") from None
 
 
 def _plugins(given: str) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -
 
 
 def identify(state: Path) -> str:
-    """The identity of a state directory, made where it has none. Raises OSError."""
+    """The identity of a state directory, made where it has none. Raises OSError, OtherState."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.create(state / _IDENTITY, f"{uuid.uuid4().hex}\n".encode())
     return _identity_of(state)
@@ -106,7 +106,13 @@ def claim(paths: Paths, identity: str) -> None:
             earlier.unlink(missing_ok=True)
         files.create(path, msgspec.json.encode(Claim(str(paths.state), identity)))
         content = path.read_bytes()
-    first = msgspec.json.decode(content, type=Claim)
+    try:
+        first = msgspec.json.decode(content, type=Claim)
+    except msgspec.MsgspecError as error:
+        raise OtherState(
+            f"{path} should say which state directory the pods of this boot are recorded in, and "
+            f"cannot be read: {error}"
+        ) from None
     if first.identity != identity:
         raise OtherState(
             f"the pods of this boot are recorded in the state directory {first.state}, which is "
@@ -133,4 +139,7 @@ def _require_same(installation: Installation, paths: Paths, socket: str) -> None
 
 
 def _identity_of(state: Path) -> str:
-    return (state / _IDENTITY).read_text().strip()
+    identity = (state / _IDENTITY).read_text().strip()
+    if not identity:
+        raise OtherState(f"{state / _IDENTITY} is empty, so the state directory may be any")
+    return identity

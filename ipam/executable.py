@@ -5,7 +5,7 @@ itself, under the attachment's lock that they hold already.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,16 @@ class Executable:
         attachment = (request.network, request.container_id, request.ifname)
         path = self._directory / f"addresses-{locks.key_of(*attachment)}"
         whose = f"the addresses of {'/'.join(attachment)}"
-        try:
-            with locks.locked(path, whose):
-                interrupts.require_client()
-                yield
-        except Busy as busy:
-            raise CNIError(Code.TRY_AGAIN, str(busy)) from None
-        except OSError as error:
-            raise CNIError(
-                Code.IO_FAILURE,
-                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
-                "written, by root",
-            ) from None
+        with ExitStack() as held:
+            try:
+                held.enter_context(locks.locked(path, whose))
+            except Busy as busy:
+                raise CNIError(Code.TRY_AGAIN, str(busy)) from None
+            except OSError as error:
+                raise CNIError(
+                    Code.IO_FAILURE,
+                    f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
+                    "written, by root",
+                ) from None
+            interrupts.require_client()
+            yield

@@ -5,42 +5,20 @@ The range is so small that leaks run it full at once. `PODFABRIC_LAUNCHER_KILLS`
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
-from tests.host.agent.nodes import (
-    environ_of,
-    ip,
-    left,
-    links,
-    namespace,
-    pod_and_device,
-    serving,
-)
+from tests.host.agent.nodes import environ_of, host, ip, left, links, pod_and_device, service
 from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Kills, Seen, kill_launchers
+
+__all__ = ["host", "service"]
 
 KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
 OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms
 CLIENTS = 16
 DEADLINE = 900.0  # seconds, of a machine that is busy
 IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}
-
-
-@pytest.fixture
-def host() -> Iterator[str]:
-    """A namespace that is the agent's host, so that nothing else is seen there."""
-    with namespace("host") as name:
-        yield name
-
-
-@pytest.fixture
-def service(tmp_path: Path, host: str) -> Iterator[Service]:
-    with serving(tmp_path / "agent", host) as agent:
-        yield agent
 
 
 def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from host.paths import Paths
 from ipam.executable import Executable
 from ipam.plugin import AddressPlugin
 from ipam.sqlite_store import SqliteStore
-from tests.host.agent.nodes import environ_of, left, namespace, serving
+from tests.host.agent.nodes import environ_of, host, left, service
 from tests.host.launcher.fake import Agent, Outcome, Peer
 from tests.plugins.service import LAUNCHER, Service
 from tests.storm import Client, Kills, Seen, kill_launchers
+
+__all__ = ["host", "service"]
 
 KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000")) // 40  # an interpreter each
 CLIENTS = 8
@@ -105,18 +107,6 @@ def installed(tmp_path: Path) -> Installed:
     (tmp_path / "run").mkdir()
     install(tmp_path)
     return Installed(tmp_path, tmp_path / "run/agent.sock")
-
-
-@pytest.fixture
-def host() -> Iterator[str]:
-    with namespace("host") as name:
-        yield name
-
-
-@pytest.fixture
-def service(tmp_path: Path, host: str) -> Iterator[Service]:
-    with serving(tmp_path / "agent", host) as agent:
-        yield agent
 
 
 def refused(outcome: Outcome) -> str:
@@ -218,9 +208,29 @@ def _not_installed(one: Installed) -> None:
     (one.root / "bin/.podfabric" / installation.NAME).unlink()
 
 
+def _installation_cut(one: Installed) -> None:
+    _cut(one.root / "bin/.podfabric" / installation.NAME)
+
+
+def _identity_empty(one: Installed) -> None:
+    (one.paths.state / "identity").write_text("")
+
+
+def _claim_cut(one: Installed) -> None:
+    installation.claim(one.paths, installation.identify(one.paths.state))
+    _cut(next(one.paths.run.glob("state-*.json")))
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:20])
+
+
 @pytest.mark.parametrize(
     "change",
-    [_agent_of_another_state, _not_mounted, _missing, _of_another_node, _not_installed],
+    [
+        *(_agent_of_another_state, _not_mounted, _missing, _of_another_node, _not_installed),
+        *(_installation_cut, _identity_empty, _claim_cut),
+    ],
 )
 def test_call_that_cannot_be_sure_of_the_state_directory_fails(
     installed: Installed, change: Callable[[Installed], None]
@@ -243,13 +253,29 @@ def test_agent_does_not_start_beside_a_fallback_of_another_state_directory(
     installed: Installed, tmp_path: Path
 ) -> None:
     assert installed.call("ADD").exit_code == 0
+    told = _refused_start(installed.paths.run, tmp_path / "other")
+    assert f"recorded in the state directory {installed.paths.state}" in told
+    assert "set PODFABRIC_STATE" in told
+
+
+@pytest.mark.parametrize("change", [_identity_empty, _claim_cut])
+def test_agent_does_not_start_on_a_state_directory_that_may_be_any(
+    installed: Installed, change: Callable[[Installed], None]
+) -> None:
+    change(installed)
+    told = _refused_start(installed.paths.run, installed.paths.state)
+    assert "remove that file once no pod of this boot" in told
+
+
+def _refused_start(run: Path, state: Path) -> str:
+    """What an agent says that does not start."""
     done = subprocess.run(
         [Path(sys.executable).with_name("podfabric"), "agent"],
         env={
             **os.environ,
-            "PODFABRIC_RUN": str(installed.paths.run),
-            "PODFABRIC_STATE": str(tmp_path / "other"),
-            "PODFABRIC_ETC": str(tmp_path / "etc"),
+            "PODFABRIC_RUN": str(run),
+            "PODFABRIC_STATE": str(state),
+            "PODFABRIC_ETC": str(state / "etc"),
         },
         capture_output=True,
         text=True,
@@ -257,8 +283,7 @@ def test_agent_does_not_start_beside_a_fallback_of_another_state_directory(
         check=False,
     )
     assert done.returncode == 1
-    assert f"recorded in the state directory {installed.paths.state}" in done.stderr
-    assert "set PODFABRIC_STATE" in done.stderr
+    return done.stderr
 
 
 # Both at once.

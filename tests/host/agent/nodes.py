@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from tests.plugins.service import Service
 
 IP = "/usr/sbin/ip"
@@ -76,11 +78,20 @@ def environ_of(service: Service) -> dict[str, str]:
     }
 
 
-@contextmanager
-def serving(root: Path, host: str) -> Iterator[Service]:
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A namespace that is the agent's host, so that nothing else is seen there."""
+    with namespace("host") as name:
+        yield name
+
+
+@pytest.fixture
+def service(tmp_path: Path, host: str) -> Iterator[Service]:
     """An agent in that namespace, which is forked again whenever it is killed."""
     inside = ("nsenter", f"--net=/var/run/netns/{host}")
-    agent = Service(root, "tests.plugins.nursery", through=inside)
-    agent.wait_until_ready()
-    yield agent
-    agent.stop()
+    agent = Service(tmp_path / "agent", "tests.plugins.nursery", through=inside)
+    try:
+        agent.wait_until_ready()
+        yield agent
+    finally:
+        agent.stop()

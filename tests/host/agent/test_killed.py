@@ -5,40 +5,18 @@
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
-from tests.host.agent.nodes import (
-    environ_of,
-    ip,
-    left,
-    links,
-    namespace,
-    pod_and_device,
-    serving,
-)
+from tests.host.agent.nodes import environ_of, host, ip, left, links, pod_and_device, service
 from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Seen, kill_often
+
+__all__ = ["host", "service"]
 
 KILLS = int(os.environ.get("PODFABRIC_KILLS", "40"))
 CLIENTS = 16
 IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/24"}
-
-
-@pytest.fixture
-def host() -> Iterator[str]:
-    """A namespace that is the agent's host, so that nothing else is seen there."""
-    with namespace("host") as name:
-        yield name
-
-
-@pytest.fixture
-def service(tmp_path: Path, host: str) -> Iterator[Service]:
-    with serving(tmp_path / "agent", host) as agent:
-        yield agent
 
 
 def test_killed_agent_loses_and_doubles_no_address(service: Service, tmp_path: Path) -> None:

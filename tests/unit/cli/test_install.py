@@ -120,6 +120,17 @@ def test_state_directory_keeps_its_identity(bin_dir: Path, state: Path) -> None:
     assert (state / "identity").read_text() == before
 
 
+def test_state_directory_that_may_be_any_gets_no_fallback(
+    bin_dir: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state.mkdir()
+    (state / "identity").write_text("")
+    assert _install(bin_dir, "--fallback") == 1
+    assert f"{state / 'identity'} is empty" in capsys.readouterr().err
+    assert _tree(bin_dir) == []
+    assert not (bin_dir / FALLBACK).exists()
+
+
 def test_fallback_goes_with_an_installation_without_it(bin_dir: Path) -> None:
     assert _install(bin_dir, "--fallback") == 0
     assert _install(bin_dir) == 0
