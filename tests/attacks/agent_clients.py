@@ -104,4 +104,4 @@ class Tally:
 
 def network(name: str, plugin: str, **more: Any) -> bytes:  # noqa: ANN401 - any JSON value
     """A network configuration."""
-    return json.dumps({"cniVersion": "1.0.0", "name": name, "type": plugin, **more}).encode()
+    return json.dumps({"cniVersion": "1.1.0", "name": name, "type": plugin, **more}).encode()

@@ -2,8 +2,8 @@
 
 import json
 import os
+import select
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent import framing
-from agent.framing import Request
-from tests.host.agent.serving import read
+from tests.attacks.agent_clients import PATIENCE, Caller, network
+from tests.host.agent.serving import read, until
 from tests.plugins.service import Service, install_launchers
 
-PATIENCE = 40.0  # seconds for one answer
+__all__ = ["Answer", "Node", "network", "node"]
+
 PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
 
 
@@ -43,78 +43,61 @@ class Answer:
 
 
 @dataclass
-class Node:
-    """A runtime's view of it. CNI_NETNS is `netns`."""
+class Node(Caller):
+    """A node whose agent has so few `workers`. CNI_NETNS is `netns`."""
 
-    service: Service
-    bin_dir: Path
-    workers: int
+    workers: int = 4
     netns: str = "/none"
 
-    def environ(self, verb: str, container: str, **more: str) -> dict[str, str]:
-        return {
-            "PODFABRIC_SOCKET": str(self.service.socket),
-            "PODFABRIC_STATE": str(self.service.root / "noop"),
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": self.netns,
-            "CNI_PATH": str(self.bin_dir),
-            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={container}",
-            **more,
-        }
-
-    def start(
-        self, plugin: str, verb: str, container: str, config: bytes, **more: str
-    ) -> socket.socket:
-        """Send a request over the socket; the answer is still to be read."""
-        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.settimeout(PATIENCE)
-        client.connect(str(self.service.socket))
-        request = Request(plugin, self.environ(verb, container, **more), config)
-        client.sendall(framing.write_request(request))
-        return client
+    def environ(self, verb: str, container: str, more: Mapping[str, str]) -> dict[str, str]:
+        pod = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={container}"
+        return super().environ(verb, container, {"CNI_NETNS": self.netns, "CNI_ARGS": pod, **more})
 
     def call(self, plugin: str, verb: str, container: str, config: bytes, **more: str) -> Answer:
         """One call over the socket."""
         started = time.monotonic()
-        with self.start(plugin, verb, container, config, **more) as client:
-            reply = read(client)
+        reply = self.ask(plugin, verb, container, config, **more)
         return Answer(reply.exit_code, reply.stdout, reply.stderr, time.monotonic() - started)
 
-    def launch(self, plugin: str, verb: str, container: str, config: bytes, **more: str) -> Answer:
+    def call_by_launcher(
+        self, plugin: str, verb: str, container: str, config: bytes, **more: str
+    ) -> Answer:
         """One call through the launcher, as a runtime makes it."""
         started = time.monotonic()
-        done = subprocess.run(
-            [self.bin_dir / plugin],
-            input=config,
-            env=self.environ(verb, container, **more),
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = self.launch(plugin, verb, container, config, **more)
         return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
 
     def require_all_workers(self) -> None:
         """As many calls as there are workers are at work at the same time."""
-        state = self.service.root / "noop"
-        before = len(list(state.glob("DEL-*")))
+        before = len(list(self.state.glob("DEL-*")))
+        fifo = self.service.root / "until-all-are-here"
+        os.mkfifo(fifo)
+        script = json.dumps({"waits_for": str(fifo)})
         config = network("workers", "noop")
-        script = json.dumps({"sleeps": 5.0})
         clients = [
             self.start("noop", "DEL", f"w{number}", config, NOOP=script)
             for number in range(self.workers)
         ]
         try:
-            deadline = time.monotonic() + 4.0
-            while len(list(state.glob("DEL-*"))) < before + self.workers:
-                assert time.monotonic() < deadline, "a worker is lost"
-                time.sleep(0.02)
-            for client in clients:
-                assert read(client).exit_code == 0
+            until(lambda: len(list(self.state.glob("DEL-*"))) >= before + self.workers, PATIENCE)
         finally:
-            for client in clients:
-                client.close()
+            _let_go(fifo, clients)
+            fifo.unlink()
+
+
+def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
+    """End the calls that read the FIFO to its end, and read their answers."""
+    deadline = time.monotonic() + PATIENCE
+    while clients:
+        assert time.monotonic() < deadline, "a call does not end"
+        # A call that opens the FIFO only now finds nobody at its other end, and waits for the next.
+        writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        time.sleep(0.02)
+        os.close(writer)
+        for client in select.select(clients, [], [], 0.1)[0]:
+            clients.remove(client)
+            with client:
+                assert read(client).exit_code == 0
 
 
 @contextmanager
@@ -129,19 +112,6 @@ def node(root: Path, workers: int = 4, netns: str = "/none") -> Iterator[Node]:
     service = Service(root, "tests.attacks.bounds_agent", environ)
     try:
         service.wait_until_ready()
-        yield Node(service, root / "bin", workers, netns)
+        yield Node(service, root / "bin", root / "noop", workers, netns)
     finally:
         service.stop()
-
-
-def network(name: str, plugin: str, **more: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """A network configuration."""
-    return json.dumps({"cniVersion": "1.1.0", "name": name, "type": plugin, **more}).encode()
-
-
-def environment_limit() -> int:
-    """Bytes that one variable of a process may have (execve(2), MAX_ARG_STRLEN)."""
-    return 32 * os.sysconf("SC_PAGE_SIZE") - 1
-
-
-Config = Mapping[str, Any]

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cni.attachments.entry import ATTACHED, Attachment, Entry
+from cni.attachments.journal import Journal
 from cni.ipoib.plugin import IPoIB
 from cni.spec.dispatch import answer
 from cni.spec.notes import collected
@@ -18,6 +20,7 @@ from tests.unit.deviceplugin.holding import Holding
 
 TENANT = Pod("tenant", "attacker", "uid-attacker")
 OTHER = Pod("victims", "victim", "uid-victim")
+ATTACHMENT = Attachment("fabric", "attacker", "net1")
 PASSED = "has no interface on the host"  # no rule was in the way
 
 
@@ -75,6 +78,22 @@ class Attacked(Holding):
             given = answer(lambda: kind(self.paths), environ, lambda: stdin)
         error = json.loads(given.document or b"{}")
         return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
+
+    def has_attached(self, ipam: str) -> None:
+        """The journal has an attachment of an earlier boot, whose ADD had that `ipam` (JSON)."""
+        Journal(self.paths).write(
+            Entry(
+                plugin="sriov",
+                network=ATTACHMENT.network,
+                container_id=ATTACHMENT.container_id,
+                ifname=ATTACHMENT.ifname,
+                netns="/nowhere/ns",
+                netns_identity="cookie:0",
+                boot_id="another boot",
+                phase=ATTACHED,
+                config=f'{{"name":"fabric","type":"sriov","ipam":{ipam}}}',
+            )
+        )
 
     def touched(self) -> list[str]:
         """What calls left: journal files, locks of devices, claims of pods."""

@@ -302,7 +302,7 @@ def fresh(tmp_path: Path) -> Iterator[Node]:
 def test_limits_hold_without_an_agent_in_the_way(fresh: Node) -> None:
     """Through launchers, as a runtime calls: one document, and one line in it."""
     for one in LISTS[:6]:
-        answer = fresh.launch(one.plugin, "ADD", "attacker", one.of(one.limit + 1))
+        answer = fresh.call_by_launcher(one.plugin, "ADD", "attacker", one.of(one.limit + 1))
         assert answer.code == 7
         assert answer.document["msg"].isprintable()
         assert len(answer.stdout) < 5000

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import ATTACHED, Attachment, Entry
 from cni.attachments.journal import Journal
-from tests.attacks.node import Attacked, Reply
+from tests.attacks.node import ATTACHMENT, Attacked, Reply
 from tests.conformance.node import Delegate, namespace
 from tests.unit.host import servers
 
 VF = servers.VFS_ETHERNET[0]
 ALLOWED, FORBIDDEN = "host-local", "bridge"
-ATTACHMENT = Attachment("fabric", "attacker", "net1")
 VALID = "cni.dev/valid-attachments"
 
 
@@ -37,19 +35,7 @@ def _call(node: Attacked, command: str, ipam_type: str, path: str = "/nowhere") 
 
 
 def _attached(node: Attacked, ipam_type: str) -> None:
-    """The journal has an attachment of an earlier boot, whose ADD ran that IPAM plugin."""
-    entry = Entry(
-        plugin="sriov",
-        network=ATTACHMENT.network,
-        container_id=ATTACHMENT.container_id,
-        ifname=ATTACHMENT.ifname,
-        netns="/nowhere/ns",
-        netns_identity="cookie:0",
-        boot_id="another boot",
-        phase=ATTACHED,
-        config=f'{{"name":"fabric","type":"sriov","ipam":{{"type":"{ipam_type}"}}}}',
-    )
-    Journal(node.paths).write(entry)
+    node.has_attached(f'{{"type":"{ipam_type}"}}')
 
 
 @pytest.mark.parametrize("plugin", ["sriov", "ipoib"])

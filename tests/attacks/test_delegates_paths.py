@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import ATTACHED, Attachment, Entry
-from cni.attachments.journal import Journal
 from tests.attacks.node import PASSED, Attacked
 from tests.conformance.node import Delegate, namespace
 from tests.unit.host import servers
 
 VF = servers.VFS_ETHERNET[0]
-ATTACHMENT = Attachment("fabric", "attacker", "net1")
 PATHS: dict[str, dict[str, Any]] = {
     "host-local": {"dataDir": "/etc/cron.d"},
     "host-local, another case": {"DATADIR": "/etc/cron.d"},
@@ -48,23 +45,6 @@ def node() -> Iterator[Attacked]:
         attacked.paths.cni_bin.mkdir(mode=0o755)
         attacked.allow(ipam_directories=["/run/cni/ipam"])
         yield attacked
-
-
-def attached(node: Attacked, ipam: str) -> None:
-    """The journal has an attachment of an earlier boot, whose ADD had those options."""
-    Journal(node.paths).write(
-        Entry(
-            plugin="sriov",
-            network=ATTACHMENT.network,
-            container_id=ATTACHMENT.container_id,
-            ifname=ATTACHMENT.ifname,
-            netns="/nowhere/ns",
-            netns_identity="cookie:0",
-            boot_id="another boot",
-            phase=ATTACHED,
-            config=f'{{"name":"fabric","type":"sriov","ipam":{ipam}}}',
-        )
-    )
 
 
 @pytest.mark.parametrize("options", PATHS.values(), ids=list(PATHS))
@@ -115,7 +95,7 @@ def test_addresses_are_no_paths_and_an_allowed_directory_is_used(node: Attacked)
 def test_delete_asks_where_the_add_has_reserved_and_nowhere_else(node: Attacked) -> None:
     """Whatever the definition names by now: the ADD's options were allowed."""
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
-    attached(node, '{"type":"host-local","dataDir":"/a"}')
+    node.has_attached('{"type":"host-local","dataDir":"/a"}')
     assert node.call("DEL", ipam={"type": "host-local", "dataDir": "/etc/cron.d"}).code == 0
     assert delegate.commands == ["DEL"]
     assert json.loads(delegate.calls[0].stdin)["ipam"] == {"type": "host-local", "dataDir": "/a"}
@@ -123,7 +103,7 @@ def test_delete_asks_where_the_add_has_reserved_and_nowhere_else(node: Attacked)
 
 def test_delete_with_options_in_other_letters_goes_by_those_of_the_add(node: Attacked) -> None:
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
-    attached(node, '{"type":"host-local"}')
+    node.has_attached('{"type":"host-local"}')
     reply = node.call("DEL", ipam={"type": "host-local"}, IPAM={"dataDir": "/etc/cron.d"})
     assert (reply.code, delegate.commands) == (0, ["DEL"])
     assert "IPAM" not in json.loads(delegate.calls[0].stdin)

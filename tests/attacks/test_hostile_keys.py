@@ -147,7 +147,7 @@ def test_hostile_value_through_a_launcher_is_answered_by_one_document(
     for name in list(hostile)[::4]:
         raw = with_value(plugin, key, hostile[name])
         for verb in VERBS:
-            answer = attacked.node.launch(plugin, verb, "l1", raw)
+            answer = attacked.node.call_by_launcher(plugin, verb, "l1", raw)
             attacked.require_unharmed(answer, verb)
 
 
