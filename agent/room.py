@@ -12,7 +12,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class Room(Generic[Who]):
-    """`size` bytes, for any thread. Nobody may ask for more than that at once."""
+    """`size` bytes for requests, from any thread. A request may ask for at most all of them."""
 
     def __init__(self, size: int) -> None:
         self._free = size
@@ -22,7 +22,7 @@ class Room(Generic[Who]):
         self._waiting: deque[tuple[Who, int]] = deque()
 
     def take(self, who: Who, size: int) -> bool:
-        """Whether `who` has its bytes now; if not, `admitted` answers it once it has."""
+        """Whether `who` has its bytes now. If not, it waits until `admitted` answers it."""
         with self._lock:
             if self._waiting or size > self._free:
                 self._waiting.append((who, size))
@@ -41,7 +41,7 @@ class Room(Generic[Who]):
         return admitted
 
     def give_back(self, who: Who) -> bool:
-        """`who` needs its bytes no longer, if it had or awaits any. Whether others wait."""
+        """Take back the bytes that `who` has or waits for. Answers whether others wait."""
         with self._lock:
             if who in self._held:
                 self._free += self._held.pop(who)
@@ -51,7 +51,7 @@ class Room(Generic[Who]):
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """True once, a moment after nobody holds any bytes any more."""
+        """True once, SETTLE seconds after the last bytes came back."""
         with self._lock:
             left = self._left is not None and time.monotonic() >= self._left + SETTLE
             if left:

@@ -30,18 +30,18 @@ class Assigned(msgspec.Struct, frozen=True):
     pooled: Mapping[str, str]  # a pool offers the device, or some pod was given it: the resource
 
 
-class Others(msgspec.Struct, frozen=True):
+class OfOtherPods(msgspec.Struct, frozen=True):
     """Devices that are for other pods than one, each with the resource that it is of."""
 
     held: Mapping[str, str] = _NONE  # another pod has it for itself
     pooled: Mapping[str, str] = _NONE  # a pool offers it, or another pod was given it
 
 
-def others(paths: Paths, every: Assigned, given: Given) -> Others:
+def others(paths: Paths, every: Assigned, given: Given) -> OfOtherPods:
     """What of the devices that are assigned is for other pods than the one with these."""
     ids = _Ids(paths)
     own = {ids.device(face.device) for face in given.faces} | set(map(ids.meant, given.ids))
-    return Others(
+    return OfOtherPods(
         held={device: key[0] for key, device in every.held.items() if key not in given.keys},
         pooled={device: of for device, of in every.pooled.items() if device not in own},
     )

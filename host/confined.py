@@ -66,7 +66,7 @@ def _placed(directories: Iterable[str], path: str) -> tuple[str, list[str]] | No
 
 
 def _names(path: str) -> list[str] | None:
-    """The components of an absolute path; None for one with "..", or that is no path."""
+    """The components of an absolute path; None for a text with "..", or one that is not a path."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:  # half a surrogate pair

@@ -146,10 +146,11 @@ class Others:
             return run.last
         if self._is_only(domain):
             return None
-        held = self._space.on_segment(self._segment, address, self._boot)
-        return _end(
-            address, ((one.address, one.domain != domain and self._is(one, alive)) for one in held)
+        held = (
+            (one.address, one.domain != domain and self._counts(one, alive))
+            for one in self._space.on_segment(self._segment, address, self._boot)
         )
+        return _end(address, held)
 
     def _taken_beside(
         self, link: Walk, range_: Range, alive: bool, address: int, last: int
@@ -165,10 +166,11 @@ class Others:
         cidr = str(range_.network)
         held = self._space.in_domain(range_.domain_beside, address)
         return _end(
-            address, ((one.address, one.range == cidr and self._is(one, alive)) for one in held)
+            address, ((one.address, one.range == cidr and self._counts(one, alive)) for one in held)
         )
 
-    def _is(self, one: Holding, alive: bool) -> bool:
+    def _counts(self, one: Holding, alive: bool) -> bool:
+        """All holders count, or those of this boot alone."""
         return not alive or one.boot == self._boot
 
     def _not_stale(self, range_: Range, address: int, last: int) -> int | None:

@@ -21,7 +21,7 @@ import msgspec
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from deviceplugin.assigned import Others
+from deviceplugin.assigned import OfOtherPods
 
 _OWN = "have the pod request a device of its own (resources.limits)"
 
@@ -45,7 +45,7 @@ class Denied(msgspec.Struct, frozen=True):
 class Entitlement(msgspec.Struct, frozen=True):
     """What one attachment of a pod may have."""
 
-    others: Others = Others()  # what is for other pods than this one
+    others: OfOtherPods = OfOtherPods()  # what is for other pods than this one
     policy: Policy = Policy()
     match_device: bool = True
 

@@ -198,9 +198,8 @@ def tell(paths: Paths, request: Request, interface: Interface) -> None:
         node = Node(interface.uverbs, major, minor)
         devinfo.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
     except (OSError, KeyError, ValueError) as error:
-        note(
-            printable(f"device information {path}: {error}")
-        )  # the attachment is as good without it
+        # The attachment is as good without it.
+        note(printable(f"device information {path}: {error}"))
 
 
 def _device_information(request: Request) -> str:

@@ -186,8 +186,8 @@ static bool rewind_stdin(const struct request *request)
            lseek(memory, 0, SEEK_SET) == 0 && dup2(memory, STDIN_FILENO) == STDIN_FILENO;
 }
 
-/* Returns if there is no fallback, or if it cannot be run, which `why` then tells too. An agent
- * that died may have done the call since `unanswered`, if that is not 0. */
+/* Become the fallback. Returns if there is none, or if it cannot be run: `why` then says so too.
+ * If `unanswered` is not 0, an agent that died may have done the call since then. */
 static void fall_back(const char *name, char *started_as, const struct agent *agent,
                       time_t unanswered, const struct request *request, struct text *why)
 {

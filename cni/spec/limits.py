@@ -53,7 +53,7 @@ def require_readable(raw: bytes) -> None:
 def require_moderate(raw: bytes) -> None:
     """Raise CNIError 7 for what is beyond the limits above, or for a key that stands twice.
 
-    CNIError 6 for what is no JSON.
+    CNIError 6 if it is not JSON.
     """
     if len(raw) > MAX_BYTES:
         raise invalid_config(
