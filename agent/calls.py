@@ -9,10 +9,10 @@ from typing import Protocol
 
 from agent import framing
 from agent.framing import ANSWERED
-from cni.spec import interrupts
+from base import interrupts
+from base.interrupts import Call
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Call
 from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 
@@ -39,7 +39,7 @@ class Calls:
         self._plugins = plugins
         self._observer = observer
 
-    def call(self, request: framing.Request, netns: int | None, call: Call) -> bytes:
+    def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
         """The answer's frame. Whatever happens, it is a result or a CNI error."""
         verb = request.environ.get("CNI_COMMAND", "")
         started = time.monotonic()
@@ -51,7 +51,7 @@ class Calls:
         stderr = notes.text.encode(errors="backslashreplace")
         return framing.write_answer(ANSWERED, reply.exit_code, stderr, reply.document)
 
-    def _answer(self, request: framing.Request, netns: int | None) -> Answer:
+    def _answer(self, request: framing.LauncherRequest, netns: int | None) -> Answer:
         load = self._plugins.get(request.name)
         if load is None:
             known = ", ".join(sorted(self._plugins))

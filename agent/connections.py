@@ -18,8 +18,8 @@ from contextlib import suppress
 from enum import Enum
 
 from agent import framing
-from agent.framing import HEADER, BadFrame, Header, Request
-from cni.spec.interrupts import Call
+from agent.framing import HEADER, BadFrame, LauncherRequest, RequestHeader
+from base.interrupts import Call
 
 SMALL = 8 << 10  # bytes; nearly every request is smaller
 CLEANING_UP = ("DEL", "GC")  # what an ADD of any size left behind, and beside it what it answered
@@ -34,7 +34,7 @@ class TooLarge(Exception):
     """A configuration that is larger than its verb allows. The text is for the client."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """How far a connection is."""
 
     READING = 1
@@ -43,18 +43,20 @@ class State(Enum):
     ANSWERED = 4
 
 
-class Connection:
+class LauncherConnection:
     """A launcher that has connected. `deadline` (monotonic) is when its present state ends."""
 
     def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
         peer.setblocking(False)
         self.number = number
         self.arrived = time.monotonic()
-        self.state = State.READING
+        self.state = ConnectionState.READING
         self.deadline = deadline
         self.call: Call | None = None
         self.begun = False  # by a worker
-        self._request: Request | None = None  # from when it is whole until a worker takes it
+        self._request: LauncherRequest | None = (
+            None  # from when it is whole until a worker takes it
+        )
         self.overtime = False
         self._peer = peer
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class Connection:
         self._netns: int | None = None
         self._buffer = bytearray(SMALL)  # one byte longer than the request, or more
         self._received = 0
-        self._header: Header | None = None
+        self._header: RequestHeader | None = None
         self._unsent = b""
 
     def fileno(self) -> int:
@@ -75,7 +77,7 @@ class Connection:
         uid: int = _UCRED.unpack(ucred)[1]
         return uid
 
-    def receive(self, max_config: int) -> Request | None:
+    def receive(self, max_config: int) -> LauncherRequest | None:
         """Read what is there. The request once it is whole; EOFError if the peer is gone.
 
         Raises BadFrame for what no launcher sends, Lost for what did not come through, TooLarge
@@ -120,16 +122,16 @@ class Connection:
 
     def wait(self, deadline: float) -> None:
         """Until there is room for the request, nothing more of it is read."""
-        self.state, self.deadline = State.WAITING, deadline
+        self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
         """There is room for what is `lacking`: the whole request can be read."""
         buffer = bytearray(self.lacking)
         buffer[: self._received] = self._buffer[: self._received]
         self._buffer = buffer
-        self.state, self.deadline = State.READING, deadline
+        self.state, self.deadline = ConnectionState.READING, deadline
 
-    def _check_size(self, header: Header, body: memoryview, max_config: int) -> None:
+    def _check_size(self, header: RequestHeader, body: memoryview, max_config: int) -> None:
         if header.config <= max_config or len(body) < header.before_config:
             return
         if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
@@ -141,19 +143,24 @@ class Connection:
     def _drop_buffer(self) -> None:
         self._buffer, self._received = bytearray(), 0
 
-    def called(self, request: Request, call: Call, deadline: float) -> None:
+    def called(self, request: LauncherRequest, call: Call, deadline: float) -> None:
         """The request is whole, and `call` is what becomes of it."""
         self._request = request
-        self.call, self.state, self.deadline = call, State.CALLED, deadline
+        self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
 
-    def begin(self) -> tuple[Request, Call, int | None] | None:
+    def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
         """A worker takes the call up, and its namespace, which is the worker's to close.
 
         None if it has been answered or given up already, or if the client has gone.
         """
         with self._lock:
             request, self._request = self._request, None
-            if self.state is not State.CALLED or not request or not self.call or self._gone():
+            if (
+                self.state is not ConnectionState.CALLED
+                or not request
+                or not self.call
+                or self._gone()
+            ):
                 return None
             self.begun = True
             netns, self._netns = self._netns, None
@@ -181,9 +188,13 @@ class Connection:
         the socket's buffer: then `flush` sends more of it.
         """
         with self._lock:
-            if self.state is State.ANSWERED or self._closed or (unless_begun and self.begun):
+            if (
+                self.state is ConnectionState.ANSWERED
+                or self._closed
+                or (unless_begun and self.begun)
+            ):
                 return False
-            self.state = State.ANSWERED
+            self.state = ConnectionState.ANSWERED
             self.deadline = time.monotonic() + patience
             self._unsent = frame
             self._send()
@@ -208,7 +219,7 @@ class Connection:
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def close(self, unregister: Callable[["Connection"], object]) -> None:
+    def close(self, unregister: Callable[["LauncherConnection"], object]) -> None:
         """The server's thread is done with it: nothing of it is kept.
 
         `unregister` takes it out of the server's epoll set. close(2) does that only for the last

@@ -36,7 +36,7 @@ class BadFrame(Exception):
     """Bytes that no launcher sends. The text says which."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class RequestHeader(msgspec.Struct, frozen=True):
     """The lengths of a request's parts, in bytes, within their limits."""
 
     name: int
@@ -55,7 +55,7 @@ class Header(msgspec.Struct, frozen=True):
         return HEADER.size + self.before_config + self.config
 
 
-class Request(msgspec.Struct, frozen=True):
+class LauncherRequest(msgspec.Struct, frozen=True):
     """What a launcher was started with."""
 
     name: str
@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     stdin_errno: int = 0
 
 
-def read_header(head: bytes) -> Header:
+def read_header(head: bytes) -> RequestHeader:
     """The header from its 20 bytes. Raises BadFrame."""
     magic, name, environ, config, stdin_errno = HEADER.unpack(head)
     if magic != REQUEST_MAGIC:
@@ -76,10 +76,10 @@ def read_header(head: bytes) -> Header:
     ):
         if length > limit:
             raise BadFrame(f"its {what} has {length} bytes, at most {limit} are allowed")
-    return Header(name, environ, config, stdin_errno)
+    return RequestHeader(name, environ, config, stdin_errno)
 
 
-def read_environ(header: Header, body: bytes | memoryview) -> dict[str, str]:
+def read_environ(header: RequestHeader, body: bytes | memoryview) -> dict[str, str]:
     """The environment, from what follows the header, once it is there up to the configuration."""
     pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
@@ -90,9 +90,9 @@ def read_environ(header: Header, body: bytes | memoryview) -> dict[str, str]:
     return environ
 
 
-def read_request(header: Header, body: bytes | memoryview) -> Request:
+def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherRequest:
     """The request from all that follows its header. Undecodable bytes become surrogates."""
-    return Request(
+    return LauncherRequest(
         name=str(body[: header.name], "utf-8", "surrogateescape"),
         environ=read_environ(header, body),
         config=bytes(body[header.before_config :]),
@@ -100,7 +100,7 @@ def read_request(header: Header, body: bytes | memoryview) -> Request:
     )
 
 
-def write_request(request: Request) -> bytes:
+def write_request(request: LauncherRequest) -> bytes:
     """The bytes that a launcher would send: for tests, and for callers in Python."""
     name = request.name.encode(errors="surrogateescape")
     environ = b"".join(

@@ -20,11 +20,11 @@ from contextvars import ContextVar
 
 import msgspec
 
-from agent.framing import Request
+from agent.framing import LauncherRequest
 from agent.settings import Settings
+from base.text import printable, without_middle
 from cni.spec import limits
 from cni.spec.errors import CNIError
-from cni.spec.text import printable, without_middle
 
 MAX_FIELD = 256  # characters
 MAX_MESSAGE = 8_000
@@ -48,7 +48,7 @@ def fields(**values: object) -> Iterator[None]:
         _fields.reset(token)
 
 
-def of_call(request: Request, number: int) -> dict[str, object]:
+def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
     """The fields that name a call, for `fields`; each is what the client sent, cut short."""
     environ = request.environ
     return {
@@ -160,7 +160,7 @@ def _time(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
-class _Named(msgspec.Struct):
+class _NetworkName(msgspec.Struct):
     name: str = ""
 
 
@@ -168,7 +168,7 @@ def _network(config: bytes) -> str:
     """The network's name, as far as it can be read."""
     try:
         limits.require_readable(config)
-        return msgspec.json.decode(config, type=_Named).name
+        return msgspec.json.decode(config, type=_NetworkName).name
     except (CNIError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
 

@@ -28,8 +28,10 @@ from agent.metrics import Lasting, Metrics
 from agent.server import OVERTIME, Server, listen
 from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
+from base import msgspec_warmup
+from base.paths import Paths
 from cni import installation
-from cni.attachments.entry import Damaged
+from cni.attachments.entry import JournalDamaged
 from cni.attachments.journal import Journal
 from cni.attachments.removal import sweep_all
 from cni.installation import OtherState
@@ -40,10 +42,8 @@ from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from deviceplugin.pools import config as pools
 from deviceplugin.service import Service
-from host import decoders
-from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.executable import Executable
+from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 
@@ -65,7 +65,7 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
     try:
         given = settings.load(paths.config)
         logs.configure(given)
-        decoders.build()
+        msgspec_warmup.build()
         _allow_descriptors()
         with ExitStack() as stack:
             stack.enter_context(_only_one(paths))
@@ -124,7 +124,7 @@ class Agent:
         """Until SIGTERM or SIGINT: then what runs is finished, and the rest refused."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
-        watched = settings.Watched(self._paths.config, self._settings, self._take)
+        watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
         self._stack.callback(watched.close)
         self._devices.start()
         if self._settings.sweep:
@@ -145,7 +145,7 @@ class Agent:
         _log.info("stopped")
 
     def _plugins(self) -> dict[str, Loader]:
-        ipam = Executable(self._addresses, self._paths.locks)
+        ipam = IpamExecutable(self._addresses, self._paths.locks)
         return {
             "ipoib": lambda environ: self._ipoib,
             "sriov": lambda environ: self._sriov,
@@ -245,7 +245,7 @@ class Agent:
         """How many journal entries there are, by plugin and phase."""
         counted: Counter[tuple[str, str]] = Counter()
         for entry in Journal(self._paths).entries():
-            if isinstance(entry, Damaged):
+            if isinstance(entry, JournalDamaged):
                 counted["", "damaged"] += 1
             else:
                 counted[entry.plugin, entry.phase] += 1

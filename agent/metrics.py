@@ -24,7 +24,7 @@ from cni.spec.errors import Code
 from ipam.store import RangeUsage
 
 if TYPE_CHECKING:
-    from deviceplugin.kubelet.server import State
+    from deviceplugin.kubelet.server import PoolState
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
 PHASES = frozenset((ADDING, ATTACHED, LEAVING, "damaged"))
@@ -55,7 +55,7 @@ class Metrics:
         plugins: Collection[str],
         usage: Callable[[], Iterable[RangeUsage]],
         attachments: Callable[[], Mapping[tuple[str, str], int]],
-        devices: Callable[[], "Iterable[State]"] = tuple,
+        devices: Callable[[], "Iterable[PoolState]"] = tuple,
         allocations: Callable[[], Mapping[str, int]] = dict,
         *,
         by_range: bool = False,
@@ -271,7 +271,7 @@ def _each(ranges: Iterable[RangeUsage]) -> Metric:
     return family
 
 
-def _devices(pools: "Iterable[State]", held: Mapping[str, int]) -> Metric:
+def _devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
     family = GaugeMetricFamily(
         "podfabric_devices",
         "Device ids of a resource: healthy and unhealthy ones, those that containers hold, and "

@@ -2,7 +2,7 @@
 
 Nothing that a client does or leaves undone costs a worker: one gets a request when it is whole,
 and an answer that a client does not read waits here. A client that goes away, or a deadline
-that passes, ends its call where it may end (`cni.spec.interrupts`).
+that passes, ends its call where it may end (`base.interrupts`).
 """
 
 import errno
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Protocol
 
 from agent import framing, logs
-from agent.connections import CLEANING_UP, Connection, Lost, State, TooLarge
+from agent.connections import CLEANING_UP, ConnectionState, LauncherConnection, Lost, TooLarge
 from agent.framing import ANSWERED, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
 from agent.workers import Job, Workers
+from base import memory
+from base.interrupts import Call
 from cni.spec.dispatch import error_document
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Call
-from host import memory
 
 RECEIVE_TIME = 10.0  # seconds for a whole request: a launcher has read its input before
 READ_TIME = 10.0  # seconds for the client to read its answer and close
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class Caller(Protocol):
     """What does the calls."""
 
-    def call(self, request: framing.Request, netns: int | None, call: Call) -> bytes:
+    def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
         """The answer's frame."""
 
 
@@ -82,8 +82,8 @@ class Server:
         self._workers = workers
         self._handed_over = handed_over
         self._refused = refused
-        self._connections: dict[int, Connection] = {}
-        self._room: Room[Connection] = Room(ROOM)
+        self._connections: dict[int, LauncherConnection] = {}
+        self._room: Room[LauncherConnection] = Room(ROOM)
         self._numbers = 0
         self._stopping = False
         self._accepting = False
@@ -119,8 +119,8 @@ class Server:
         self._accept_if_room()
         for connection in list(self._connections.values()):
             # What no worker has begun is refused; a worker that comes to it passes over it.
-            called = connection.state is State.CALLED and not connection.begun
-            if called or connection.state is State.WAITING:
+            called = connection.state is ConnectionState.CALLED and not connection.begun
+            if called or connection.state is ConnectionState.WAITING:
                 self._refuse(connection, *STOPPING)
         end = time.monotonic() + self.limits.grace
         while self._workers.busy and time.monotonic() < end:
@@ -175,7 +175,7 @@ class Server:
             self._accepting = False
             return
         self._numbers += 1
-        connection = Connection(peer, self._numbers, time.monotonic() + RECEIVE_TIME)
+        connection = LauncherConnection(peer, self._numbers, time.monotonic() + RECEIVE_TIME)
         self._connections[connection.fileno()] = connection
         self._epoll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
         uid = connection.peer_uid
@@ -199,8 +199,8 @@ class Server:
             self._epoll.unregister(self._listener)
         self._accepting = room
 
-    def _attend(self, connection: Connection, events: int) -> None:
-        if connection.state is State.READING and events & select.EPOLLIN:
+    def _attend(self, connection: LauncherConnection, events: int) -> None:
+        if connection.state is ConnectionState.READING and events & select.EPOLLIN:
             self._receive(connection)
             return
         if events & select.EPOLLOUT and connection.unsent and connection.flush():
@@ -210,7 +210,7 @@ class Server:
         if gone and connection.gone():
             self._hang_up(connection)
 
-    def _receive(self, connection: Connection) -> None:
+    def _receive(self, connection: LauncherConnection) -> None:
         try:
             request = connection.receive(self.limits.max_config_bytes)
         except EOFError:
@@ -248,7 +248,7 @@ class Server:
             )
         )
 
-    def _find_room(self, connection: Connection) -> None:
+    def _find_room(self, connection: LauncherConnection) -> None:
         """For the rest of a large request; until there is some, nothing more is read."""
         if self._room.take(connection, _cost(connection.lacking)):
             connection.make_buffer(time.monotonic() + RECEIVE_TIME)
@@ -256,12 +256,12 @@ class Server:
             connection.wait(connection.arrived + self.limits.deadline)
             self._epoll.modify(connection, select.EPOLLRDHUP)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: LauncherConnection) -> None:
         """From any thread: the request is not needed any more, and others may have its room."""
         if self._room.give_back(connection):
             os.eventfd_write(self._wake, 1)
 
-    def _work(self, connection: Connection, job: Job) -> None:
+    def _work(self, connection: LauncherConnection, job: Job) -> None:
         """In a worker: the call, and its answer."""
         begun = connection.begin()
         if begun is None:
@@ -282,17 +282,17 @@ class Server:
                 self._give_back(connection)
         self._answer(connection, frame)
 
-    def _hang_up(self, connection: Connection) -> None:
+    def _hang_up(self, connection: LauncherConnection) -> None:
         """The client has gone: what it wanted is not wanted any more, if it can still end."""
-        if connection.state is State.CALLED and connection.call is not None:
+        if connection.state is ConnectionState.CALLED and connection.call is not None:
             connection.call.end()
         self._close(connection)
 
-    def _expire(self, connection: Connection) -> None:
-        if connection.state is State.WAITING:
+    def _expire(self, connection: LauncherConnection) -> None:
+        if connection.state is ConnectionState.WAITING:
             text = "the agent had no room for a request of this size within the deadline"
             self._refuse(connection, "no_room", text)
-        elif connection.state is not State.CALLED or connection.call is None:
+        elif connection.state is not ConnectionState.CALLED or connection.call is None:
             self._close(connection)  # a request that does not come, an answer that nobody reads
         elif not connection.begun:
             self._refuse(connection, "no_worker", "no worker was free within the deadline")
@@ -307,30 +307,32 @@ class Server:
     def _late(self) -> str:
         return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
-    def _refuse(self, connection: Connection, reason: str, why: str) -> None:
+    def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
         """Nothing was begun: the launcher may go another way."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
         frame = framing.write_answer(REFUSED, 1, b"", error_document(error))
         self._answer_early(connection, frame)
 
-    def _fail(self, connection: Connection, code: int, text: str) -> None:
+    def _fail(self, connection: LauncherConnection, code: int, text: str) -> None:
         document = error_document(CNIError(code, text))
         frame = framing.write_answer(ANSWERED, 1, b"", document)
-        if connection.state in (State.READING, State.WAITING):
+        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
             self._answer_early(connection, frame)
         else:
             self._answer(connection, frame)
 
-    def _answer_early(self, connection: Connection, frame: bytes) -> None:
+    def _answer_early(self, connection: LauncherConnection, frame: bytes) -> None:
         """Before a worker has begun, and perhaps before all of the request has come."""
-        if connection.state in (State.READING, State.WAITING):
+        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
             connection.stop_reading()
             self._give_back(connection)
             self._epoll.modify(connection, select.EPOLLRDHUP)
         self._answer(connection, frame, unless_begun=True)
 
-    def _answer(self, connection: Connection, frame: bytes, *, unless_begun: bool = False) -> None:
+    def _answer(
+        self, connection: LauncherConnection, frame: bytes, *, unless_begun: bool = False
+    ) -> None:
         """From any thread. The epoll set may be changed from any thread, too."""
 
         def wait_for_room() -> None:
@@ -338,7 +340,7 @@ class Server:
 
         connection.answer(frame, READ_TIME, wait_for_room, unless_begun=unless_begun)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: LauncherConnection) -> None:
         self._connections.pop(connection.fileno(), None)
         connection.close(self._epoll.unregister)
         if not connection.begun:

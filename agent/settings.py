@@ -20,12 +20,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from base import documents, watching
+from base.documents import DocumentError
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.limits import MAX_BYTES
 from deviceplugin.pools import config
-from host import documents, watching
-from host.documents import DocumentError
 
 _log = logging.getLogger(__name__)
 
@@ -108,10 +108,10 @@ def listen_address(listen: str) -> Path | tuple[str, int] | None:
     return str(address), number
 
 
-class Watched:
+class WatchedSettings:
     """Calls `changed` with new settings whenever the file says something else than before.
 
-    `host.watching.Watched` looks, until `close`. A file that is wrong is logged, and the
+    `base.watching.Watched` looks, until `close`. A file that is wrong is logged, and the
     settings before it stay in force.
     """
 
@@ -126,7 +126,7 @@ class Watched:
         self._current = current
         self._changed = changed
         self._wrong = ""
-        self._watched = watching.Watched(path, self._take, look_every)
+        self._watched = watching.WatchedFile(path, self._take, look_every)
 
     def close(self) -> None:
         """No call of `changed` begins after this."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from host.paths import Paths
+from base.paths import Paths
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LAUNCHER = CHECKOUT / "build/cni/launcher"

@@ -27,11 +27,11 @@ from typing import TypeVar
 import grpc
 import msgspec
 
+from base.paths import Paths
 from bench.processes import quantile
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.checkpoint_log import Log
-from host.paths import Paths
 from tests.kubelet import Kubelet
 from tests.unit.host import servers
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from bench.processes import interleaved, row
 from cni.spec.arguments import Pod
+from cni.spec.attachment import Attachment
 from ipam.addresses import parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, of_network
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Owner, Reservation
+from ipam.store import Owner, Reservation
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 MILLION = 1_000_000

@@ -10,7 +10,9 @@ from contextlib import ExitStack
 
 import msgspec
 
-from cni.attachments.entry import ATTACHED, Attachment, Entry
+from base import interrupts
+from base.paths import Paths
+from cni.attachments.entry import ATTACHED, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import (
     attachment_of,
@@ -22,18 +24,17 @@ from cni.attachments.requests import (
 )
 from cni.attachments.undo import Undo
 from cni.policy.rules import Policy
-from cni.spec import interrupts
+from cni.spec.attachment import Attachment
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from host import announce, links, placement
+from host import announce, links, netdev_move
 from host.addresses import add_routes
 from host.errors import NamespaceGone
+from host.netdev_move import Mark, Origin
 from host.netlink import Rtnetlink, netlink
-from host.paths import Paths
-from host.placement import Mark, Origin
-from ipam.delegation import Delegation, Ipam
+from ipam.delegation import Delegation, IpamCall
 from ipam.plugin import AddressPlugin
 
 
@@ -66,8 +67,8 @@ class Moved:
             host = opened.enter_context(netlink())
             pod = opened.enter_context(netlink(namespace))
             device = links.require(host, config.device)
-            placement.require_free(pod, request.ifname)
-            origin = placement.origin_of(device)
+            netdev_move.require_free(pod, request.ifname)
+            origin = netdev_move.origin_of(device)
             entry = begun("moved", request, namespace, self._paths.boot_id(), origin)
             ipam = self._ipam(request)
             with Undo() as undo:
@@ -78,10 +79,10 @@ class Moved:
                 cidrs = [ip.address for ip in answer.ips]
                 undo.register(
                     "the move",
-                    lambda: placement.bring_back(host, pod, request.ifname, origin, mark),
+                    lambda: netdev_move.bring_back(host, pod, request.ifname, origin, mark),
                 )
-                moved = placement.move_in(host, pod, namespace, device, request.ifname, mark)
-                ready, given = placement.configure(pod, namespace, moved, cidrs)
+                moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
+                ready, given = netdev_move.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
                     announce.announce(namespace, ready, given)
                 add_routes(pod, ready, hops(answer))
@@ -113,7 +114,7 @@ class Moved:
         """Not measured."""
 
     def _take_back(
-        self, request: Request, entry: Entry, attachment: Attachment, opened: ExitStack
+        self, request: Request, entry: JournalEntry, attachment: Attachment, opened: ExitStack
     ) -> None:
         host = opened.enter_context(netlink())
         pod: Rtnetlink | None = None
@@ -123,9 +124,9 @@ class Moved:
         except NamespaceGone:
             pass
         origin, mark = entry.undo_as(Origin), Mark(attachment.key)
-        placement.bring_back(host, pod, request.ifname, origin, mark)
+        netdev_move.bring_back(host, pod, request.ifname, origin, mark)
 
-    def _ipam(self, request: Request) -> Ipam:
+    def _ipam(self, request: Request) -> IpamCall:
         ipam = self._delegation.of(request)
         assert ipam is not None
         return ipam

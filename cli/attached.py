@@ -3,17 +3,17 @@
 import sys
 from collections.abc import Iterator
 
-from cni.attachments.entry import Damaged, Entry
+from base.paths import Paths
+from cni.attachments.entry import JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import ipam_at_add
 from cni.ipoib import child
 from cni.spec.errors import CNIError
-from cni.sriov.record import Record
-from host.paths import Paths
+from cni.sriov.record import DeviceRecord
 from ipam import options as ipam_options
 from ipam.addresses import Network, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.options import Options
+from ipam.options import IpamOptions
 from ipam.store import Reservation
 
 
@@ -24,7 +24,7 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
     """
     found: list[Reservation] = []
     for entry in Journal(paths).entries():
-        if isinstance(entry, Damaged):
+        if isinstance(entry, JournalDamaged):
             sys.stderr.write(f"{entry}\n")
             continue
         try:
@@ -34,7 +34,7 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
     return tuple(found)
 
 
-def _of(entry: Entry) -> Iterator[Reservation]:
+def _of(entry: JournalEntry) -> Iterator[Reservation]:
     if not entry.addresses or ipam_at_add(entry).type not in (OURS, TAKEN_OVER):
         return
     options = ipam_options.read(entry.config.encode())
@@ -56,19 +56,19 @@ def _of(entry: Entry) -> Iterator[Reservation]:
         )
 
 
-def _segment(entry: Entry) -> str:
+def _segment(entry: JournalEntry) -> str:
     """The link of the interface, "" where the journal does not tell it."""
     try:
         if entry.plugin == "ipoib":
-            return entry.undo_as(child.Record).segment
+            return entry.undo_as(child.ChildRecord).segment
         if entry.plugin == "sriov":
-            return entry.undo_as(Record).segment
-    except Damaged as damage:
+            return entry.undo_as(DeviceRecord).segment
+    except JournalDamaged as damage:
         sys.stderr.write(f"{damage}: the link of its addresses is unknown\n")
     return ""
 
 
-def _network(options: Options, address: int, own: Network) -> Network:
+def _network(options: IpamOptions, address: int, own: Network) -> Network:
     """The range that the address was taken from; its own network for one that was asked for."""
     for one in (*options.sets, *options.static):
         for range_ in one.ranges:

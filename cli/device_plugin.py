@@ -23,10 +23,10 @@ docs/pools.md.
 def run(given: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import logs, settings
+    from base.paths import Paths
     from deviceplugin.pools.config import ConfigError
     from deviceplugin.pools.flags import parse_command_line
     from deviceplugin.service import Service
-    from host.paths import Paths
 
     paths = Paths.from_environ(os.environ)
     if any(flag in given for flag in ("-h", "-help", "--help")):

@@ -1,4 +1,4 @@
-"""`podfabric devices`: every adapter of the node, which pools offer it, and why others do not."""
+"""`podfabric devices`: every HCA of the node, which pools offer it, and why others do not."""
 
 import argparse
 import os
@@ -9,41 +9,41 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from base.paths import Paths
 from cli import output
 from cli.arguments import file
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, numa_text
-from deviceplugin import fitness
-from deviceplugin.checkpoint import Damaged
+from deviceplugin import availability
+from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
-from host.adapters import Adapter
-from host.paths import Paths
+from host.discovery import HCA
 
 if TYPE_CHECKING:
     Parts = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """What a pool makes of an adapter."""
+    """What a pool makes of an HCA."""
 
     resource: str
-    ids: int  # device ids that its holders get this adapter by
+    ids: int  # device ids that its holders get this HCA by
     held: int  # of these, by the checkpoint
     unfit: dict[str, int]  # of these, those that may not be handed out, by the reason
 
 
 class NotOffered(msgspec.Struct, frozen=True):
-    """That a pool does not take an adapter."""
+    """That a pool does not take an HCA."""
 
     resource: str
     why: str
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter with what the pools make of it."""
+class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
+    """An HCA with what the pools make of it."""
 
-    adapter: Adapter
+    hca: HCA
     present: bool  # false of one that a container holds and that is gone
     fault: str  # "" of one that is well, as far as the pools that offer it need that
     offered: tuple[Offered, ...]
@@ -53,7 +53,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 def add_commands(parts: "Parts") -> None:
     """The command of this module."""
     parser = parts.add_parser(
-        "devices", help="every adapter, which pools offer it, and why others do not"
+        "devices", help="every HCA, which pools offer it, and why others do not"
     )
     output.add_option(parser)
     parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     node = ThisNode(Paths.from_environ(os.environ), arguments.config)
     try:
         found = devices(node)
-    except (ConfigError, Damaged) as error:
+    except (ConfigError, CheckpointDamaged) as error:
         sys.stderr.write(f"podfabric devices: {error}\n")
         return 1
     resources = [pool.config.resource for pool in node.pools]
@@ -84,57 +84,56 @@ def run(arguments: argparse.Namespace) -> int:
         output.show(_offered(found), _unfit(found), _others(found), _problems(node))
     else:
         output.show(
-            f"no adapter was found below {node.paths.sys}: is it in `lspci`, and this the host's "
-            "/sys?"
+            f"no HCA was found below {node.paths.sys}: is it in `lspci`, and this the host's /sys?"
         )
     return 0
 
 
-def devices(node: ThisNode) -> list[Device]:
-    """Every adapter by id, and those that are gone and held. Raises ConfigError, Damaged."""
+def devices(node: ThisNode) -> list[ListedHCA]:
+    """Every HCA by id, and those that are gone and held. Raises ConfigError, Damaged."""
     held = Counter((one.resource, device.id) for one in node.allocations for device in one.devices)
     offered: dict[str, list[Offered]] = {}
     faults = dict(node.reports)
     for pool in node.pools:
         resource = pool.config.resource
-        ids = Counter(known for slot in pool.slots for known in slot.adapters)
-        of_pool = {one.id: fitness.fault(pool, one, node.reports) for one in pool.adapters}
+        ids = Counter(known for slot in pool.slots for known in slot.hcas)
+        of_pool = {one.id: availability.fault(pool, one, node.reports) for one in pool.hcas}
         unfit = _reasons(pool, of_pool, node.unfit[resource])
-        for adapter in pool.adapters:
-            known = adapter.id
+        for hca in pool.hcas:
+            known = hca.id
             has = Offered(resource, ids[known], held[resource, known], unfit.get(known, {}))
             faults[known] = of_pool[known] or (faults[known] if known in offered else "")
             offered.setdefault(known, []).append(has)
     left: dict[str, list[NotOffered]] = {}
     for one in node.left_out:
-        left.setdefault(one.adapter, []).append(NotOffered(one.resource, one.why))
-    gone = {adapter.id for adapter in node.gone}
+        left.setdefault(one.hca, []).append(NotOffered(one.resource, one.why))
+    gone = {hca.id for hca in node.gone}
     return [
-        Device(
-            adapter=adapter,
-            present=adapter.id not in gone,
-            fault=faults[adapter.id],
-            offered=tuple(offered.get(adapter.id, ())),
-            not_offered=tuple(left.get(adapter.id, ())),
+        ListedHCA(
+            hca=hca,
+            present=hca.id not in gone,
+            fault=faults[hca.id],
+            offered=tuple(offered.get(hca.id, ())),
+            not_offered=tuple(left.get(hca.id, ())),
         )
-        for adapter in sorted([*node.adapters, *node.gone], key=lambda adapter: adapter.id)
+        for hca in sorted([*node.hcas, *node.gone], key=lambda hca: hca.id)
     ]
 
 
 def _reasons(
     pool: Pool, faults: Mapping[str, str], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """By adapter, how many of its ids cannot be handed out, or not with it, for which reason."""
+    """By HCA, how many of its ids cannot be handed out, or not with it, for which reason."""
     found: dict[str, dict[str, int]] = {}
     for slot in pool.slots:
-        for known in slot.adapters:
+        for known in slot.hcas:
             if why := faults[known] or unfit.get(slot.id, ""):
                 reasons = found.setdefault(known, {})
                 reasons[why] = reasons.get(why, 0) + 1
     return found
 
 
-def _narrowed(device: Device, resource: str) -> Device:
+def _narrowed(device: ListedHCA, resource: str) -> ListedHCA:
     return msgspec.structs.replace(
         device,
         offered=tuple(one for one in device.offered if one.resource == resource),
@@ -142,10 +141,10 @@ def _narrowed(device: Device, resource: str) -> Device:
     )
 
 
-def _offered(found: list[Device]) -> Table | str:
+def _offered(found: list[ListedHCA]) -> Table | str:
     rows = [_row(device) for device in found if device.offered]
     if not rows:
-        return "no pool offers any adapter"
+        return "no pool offers any HCA"
     headers = (
         "ADAPTER", "RDMA", "UVERBS", "NETDEVS", "DRIVER", "NUMA", "LINK", "STATE", "RATE",
         "HEALTH", "POOL", "IDS", "HELD",
@@ -153,10 +152,10 @@ def _offered(found: list[Device]) -> Table | str:
     return Table(headers, rows)
 
 
-def _row(device: Device) -> tuple[str | Cell, ...]:
-    adapter = device.adapter
+def _row(device: ListedHCA) -> tuple[str | Cell, ...]:
+    hca = device.hca
     return (
-        *_hardware(adapter),
+        *_hardware(hca),
         Cell(
             "\n".join(_health(one) for one in device.offered),
             "red" if any(one.unfit for one in device.offered) else "green",
@@ -174,10 +173,10 @@ def _health(one: Offered) -> str:
     return "not well" if unfit == one.ids else f"{unfit} of {one.ids} not well"
 
 
-def _unfit(found: list[Device]) -> Table | str:
+def _unfit(found: list[ListedHCA]) -> Table | str:
     """Why ids are not handed out."""
     rows = [
-        (device.adapter.id, one.resource, str(ids), why)
+        (device.hca.id, one.resource, str(ids), why)
         for device in found
         for one in device.offered
         for why, ids in one.unfit.items()
@@ -185,22 +184,22 @@ def _unfit(found: list[Device]) -> Table | str:
     return Table(("NOT WELL", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
 
 
-def _hardware(adapter: Adapter) -> tuple[str, ...]:
-    ports = [port for rdma in adapter.rdma for port in rdma.ports]
+def _hardware(hca: HCA) -> tuple[str, ...]:
+    ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
-    elsewhere = not adapter.rdma and adapter.verbs
+    elsewhere = not hca.rdma and hca.verbs
     return (
-        adapter.id,
-        _rdma(adapter),
+        hca.id,
+        _rdma(hca),
         "\n".join(
             f"{one.uverbs.name} {one.uverbs.major}:{one.uverbs.minor}"
-            for one in adapter.rdma
+            for one in hca.rdma
             if one.uverbs is not None
         ),
-        ",".join(adapter.netdevs),
-        adapter.driver,
-        numa_text(adapter.numa),
-        "\n".join(dict.fromkeys(port.link_layer for port in ports)) or ",".join(adapter.link_types),
+        ",".join(hca.netdevs),
+        hca.driver,
+        numa_text(hca.numa),
+        "\n".join(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
         "in a pod"
         if elsewhere
         else "\n".join(
@@ -212,12 +211,12 @@ def _hardware(adapter: Adapter) -> tuple[str, ...]:
     )
 
 
-def _rdma(adapter: Adapter) -> str:
-    visible = [one.name for one in adapter.rdma]
-    return "\n".join(visible or [f"{name} (in a pod)" for name in adapter.verbs])
+def _rdma(hca: HCA) -> str:
+    visible = [one.name for one in hca.rdma]
+    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.verbs])
 
 
-def _others(found: list[Device]) -> Table | str:
+def _others(found: list[ListedHCA]) -> Table | str:
     """Those that no pool offers; of a node with one pool, or of one pool, its reasons alone."""
     left = [device for device in found if not device.offered]
     if not left:
@@ -232,8 +231,8 @@ def _others(found: list[Device]) -> Table | str:
             f"{', '.join(resources)}: {why}" if several else why
             for why, resources in reasons.items()
         )
-        adapter = device.adapter
-        rows.append((adapter.id, _rdma(adapter), ",".join(adapter.netdevs), adapter.driver, text))
+        hca = device.hca
+        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, text))
     return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
 
 

@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from base.paths import Paths
 from cli import output
 from cli.checks import Check, Finding, fabric, installation, kernel, kubelet, roce
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
-from host.paths import Paths
 
 if TYPE_CHECKING:
     Parts = argparse._SubParsersAction[argparse.ArgumentParser]

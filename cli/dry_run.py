@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from cli.this_node import ThisNode, gpu_label, rdma_label
-from deviceplugin.checkpoint import Damaged
-from deviceplugin.grants.preferred import preferred
+from deviceplugin.allocate.preferred import preferred
+from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
 from host import pci
-from host.adapters import Adapter
+from host.discovery import HCA
 from host.errors import HostError
 from host.gpus import address_of
 from host.topology import Distance
@@ -37,7 +37,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, and how many ids there were to choose from."""
 
     resource: str
@@ -51,12 +51,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Choice:
+def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> PreferredIds:
     """The choice of `size` ids for a container with these GPUs. Raises Impossible."""
     try:
         pool = next((one for one in node.pools if one.config.resource == resource), None)
         allocations, topology = node.allocations, node.topology
-    except (ConfigError, Damaged, HostError) as error:
+    except (ConfigError, CheckpointDamaged, HostError) as error:
         raise Impossible(str(error)) from None
     if pool is None:
         known = ", ".join(one.config.resource for one in node.pools) or "none"
@@ -70,25 +70,25 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Cho
     notes += _not_well(unfit)
     chosen = []
     for known in preferred(pool, free, (), size, loads, near, topology):
-        adapter = pool.adapter(_adapter_of(pool, known))
-        address = (adapter.address or adapter.id) if adapter is not None else ""
+        hca = pool.hca(_hca_of(pool, known))
+        address = (hca.address or hca.id) if hca is not None else ""
         nearest = min(near, key=lambda gpu: topology.distance(address, gpu)) if near else ""
         distance = topology.distance(address, nearest) if near and address else None
         chosen.append(
             Chosen(
                 id=known,
-                hca=adapter.id if adapter else "",
-                rdma=rdma_label(adapter) if adapter else "",
-                numa=adapter.numa if adapter else None,
+                hca=hca.id if hca else "",
+                rdma=rdma_label(hca) if hca else "",
+                numa=hca.numa if hca else None,
                 switch=topology.switch(address),
-                held=loads[adapter.id] if adapter else 0,
+                held=loads[hca.id] if hca else 0,
                 gpu=gpu_label(node.gpus, nearest) if distance is not None else "",
                 distance=distance.name if distance is not None else "",
-                why=_why(pool, distance, loads[adapter.id] if adapter else 0),
+                why=_why(pool, distance, loads[hca.id] if hca else 0),
             )
         )
-    notes += _out_of_reach(node, near, [pool.adapter(one.hca) for one in chosen])
-    return Choice(
+    notes += _out_of_reach(node, near, [pool.hca(one.hca) for one in chosen])
+    return PreferredIds(
         resource=resource,
         mode=pool.config.mode,
         available=len(free),
@@ -120,9 +120,9 @@ def _gpu(node: ThisNode, text: str) -> str:
     raise Impossible(f"{text} is no GPU of this node: {known or 'it has none'}")
 
 
-def _adapter_of(pool: Pool, known: str) -> str:
+def _hca_of(pool: Pool, known: str) -> str:
     slot = pool.slot(known)
-    return slot.adapters[0] if slot is not None and pool.config.mode != "all" else ""
+    return slot.hcas[0] if slot is not None and pool.config.mode != "all" else ""
 
 
 def _why(pool: Pool, distance: Distance | None, held: int) -> str:
@@ -148,13 +148,11 @@ def _rule(pool: Pool, near: Sequence[str]) -> str:
     )
 
 
-def _out_of_reach(
-    node: ThisNode, near: Sequence[str], adapters: Sequence[Adapter | None]
-) -> list[str]:
-    hcas = [one for one in adapters if one is not None]
+def _out_of_reach(node: ThisNode, near: Sequence[str], hcas: Sequence[HCA | None]) -> list[str]:
+    there = [one for one in hcas if one is not None]
     notes = []
     for gpu in near:
-        ways = [node.topology.distance(gpu, one.address) for one in hcas]
+        ways = [node.topology.distance(gpu, one.address) for one in there]
         if ways and min(ways) > Distance.PXB:
             notes.append(
                 f"GPUDirect RDMA would not work for {gpu_label(node.gpus, gpu)} ({gpu}): the "

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from base.files import sync_directory
 from cni import installation
-from host.files import sync_directory
 
 PLUGINS = {
     "ib-sriov": "cni.sriov",  # the name that InfiniBand's definitions have it by

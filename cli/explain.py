@@ -5,16 +5,16 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from base.paths import Paths
 from cli import output
 from cli.arguments import count, namespace, pod
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
-from host.paths import Paths
 
 if TYPE_CHECKING:
-    from cli.dry_run import Choice
-    from cli.pod_devices import Device
-    from cli.pods import Attachment, Explained, Way
+    from cli.dry_run import PreferredIds
+    from cli.pod_devices import HeldDevice
+    from cli.pods import AttachedInterface, Explained, Way
 
     Parts = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -109,7 +109,7 @@ def _show(found: "Explained") -> None:
     )
 
 
-def _devices(devices: "tuple[Device, ...]") -> Table | str:
+def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
     if not devices:
         return "the kubelet gave no device to it"
     headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "VERBS", "NETDEVS", "SINCE")
@@ -134,7 +134,7 @@ def _devices(devices: "tuple[Device, ...]") -> Table | str:
     return Table(headers, rows)
 
 
-def _attachments(attachments: "tuple[Attachment, ...]") -> Table | str:
+def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
     if not attachments:
         return "no attachment of it is known here"
     headers = ("INTERFACE", "NETWORK", "PLUGIN", "ON", "HCA", "RDMA", "ADDRESSES", "STATE", "MATCH")
@@ -185,7 +185,7 @@ def _ways(ways: "tuple[Way, ...]") -> Table | str:
     return Table(("GPU", *hcas), rows)
 
 
-def _show_choice(choice: "Choice") -> None:
+def _show_choice(choice: "PreferredIds") -> None:
     headers = ("DEVICE ID", "HCA", "RDMA", "NUMA", "SWITCH", "HELD", "GPU", "DISTANCE", "WHY")
     rows = [
         (

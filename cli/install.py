@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from base.files import sync_directory
+from base.paths import Paths
 from cli import executables
 from cli.arguments import file
 from cli.executables import FALLBACK, PLUGINS
 from cni import installation
-from host.files import sync_directory
-from host.paths import Paths
 
 if TYPE_CHECKING:
     Parts = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
 
-class Refused(Exception):
+class InstallRefused(Exception):
     """It cannot be done. The text names the file and says what to do."""
 
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.command.__name__.strip("_")
     try:
         lines = list(arguments.command(arguments))  # done before anything is told
-    except Refused as refused:
+    except InstallRefused as refused:
         sys.stderr.write(f"podfabric {name}: {refused}\n")
         return 1
     except OSError as error:
@@ -80,7 +80,9 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
     if bin_dir == DEFAULT_BIN_DIR:  # where every runtime looks, whoever comes first
         bin_dir.mkdir(parents=True, exist_ok=True)
     if not bin_dir.is_dir():
-        raise Refused(f"{bin_dir}: is no directory: make it, or name the runtime's by --bin-dir")
+        raise InstallRefused(
+            f"{bin_dir}: is no directory: make it, or name the runtime's by --bin-dir"
+        )
     fallback = bin_dir / FALLBACK
     contents: dict[Path, bytes] = {}
     if arguments.fallback:  # first: no launcher of this run is without its fallback
@@ -102,7 +104,7 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
 def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
     bin_dir: Path = arguments.bin_dir
     if not bin_dir.is_dir():
-        raise Refused(f"{bin_dir}: is no directory: name the runtime's by --bin-dir")
+        raise InstallRefused(f"{bin_dir}: is no directory: name the runtime's by --bin-dir")
     with executables.locked(bin_dir):
         yield from _remove(bin_dir / name for name in PLUGINS)
         yield from _remove_fallback(bin_dir / FALLBACK)
@@ -115,7 +117,9 @@ def _describe(bin_dir: Path) -> bytes:
     try:
         return installation.describe(paths)
     except installation.OtherState as other:
-        raise Refused(f"{other}: remove that file, or name another PODFABRIC_STATE") from None
+        raise InstallRefused(
+            f"{other}: remove that file, or name another PODFABRIC_STATE"
+        ) from None
 
 
 def _plugins(given: str) -> tuple[str, ...]:
@@ -129,23 +133,27 @@ def _plugins(given: str) -> tuple[str, ...]:
 
 def _read_launcher(path: Path) -> bytes:
     if not path.is_file():
-        raise Refused(f"{path}: there is no launcher: run `make cni`, or name one by --launcher")
+        raise InstallRefused(
+            f"{path}: there is no launcher: run `make cni`, or name one by --launcher"
+        )
     content = path.read_bytes()
     if not executables.is_launcher(content):
-        raise Refused(f"{path}: is no launcher of podfabric: run `make cni` and name what it made")
+        raise InstallRefused(
+            f"{path}: is no launcher of podfabric: run `make cni` and name what it made"
+        )
     return content
 
 
 def _refuse_foreign(fallback: Path, contents: dict[Path, bytes], *, force: bool) -> None:
     if _exists(fallback) and (fallback.is_symlink() or not fallback.is_dir()):
-        raise Refused(f"{fallback}: is not a directory of podfabric: remove it")
+        raise InstallRefused(f"{fallback}: is not a directory of podfabric: remove it")
     there = [path for path in contents if _exists(path)]
     for path in there:
         if path.is_dir() and not path.is_symlink():
-            raise Refused(f"{path}: is a directory: remove it")
+            raise InstallRefused(f"{path}: is a directory: remove it")
     foreign = [str(path) for path in there if not executables.is_ours(path)]
     if foreign and not force:
-        raise Refused(
+        raise InstallRefused(
             f"{', '.join(foreign)}: not podfabric's, nothing was changed: remove what is there, "
             "or write over it by --force"
         )

@@ -5,14 +5,14 @@ import os
 import signal
 import sys
 
+from base import memory
+from base.paths import Paths
+from base.text import printable
 from cli import attached, device_plugin, devices, doctor, explain, install, topo
 from cni.attachments.removal import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
-from cni.spec.text import printable
 from cni.sriov.plugin import Sriov
-from host import memory
-from host.paths import Paths
 from ipam import commands as ipam_commands
 
 

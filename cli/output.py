@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from cni.spec.text import printable
+from base.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

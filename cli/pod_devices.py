@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import msgspec
 
 from cli.this_node import ThisNode, gpu_label
-from deviceplugin import checkpoint, match
+from deviceplugin import checkpoint, pod_devices
 from deviceplugin.kubelet.records import PodDevices
-from deviceplugin.match import NOT_TOLD, Face, Stale
+from deviceplugin.pod_devices import NOT_TOLD, PodDevice, Stale
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
 from host.gpus import address_of
 
 
-class Verbs(msgspec.Struct, frozen=True):
+class HeldRdmaDevice(msgspec.Struct, frozen=True):
     """A verbs device that a container was given, with the numbers of that time."""
 
     rdma: str
@@ -22,24 +22,24 @@ class Verbs(msgspec.Struct, frozen=True):
     minor: int
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device id that a container holds, once for each adapter behind it."""
+class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device id that a container holds, once for each HCA behind it."""
 
     container: str
     resource: str
     id: str
-    hca: str = ""  # id of the adapter; "" if it is none of ours
+    hca: str = ""  # id of the HCA; "" if it is none of ours
     gpu: str = ""  # "GPU0 0000:1a:00.0"
-    verbs: tuple[Verbs, ...] = ()
+    verbs: tuple[HeldRdmaDevice, ...] = ()
     netdevs: tuple[str, ...] = ()
     since: str = ""
 
 
-def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[Device]:
+def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
     """What is behind the device ids of the kubelet's rows; what is amiss is added to `notes`."""
     try:
         allocations = {one.key: one for one in node.allocations}
-    except checkpoint.Damaged as damage:
+    except checkpoint.CheckpointDamaged as damage:
         notes.append(str(damage))
         allocations = {}
     ours = _our_pools(node, notes)
@@ -57,9 +57,9 @@ def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iter
                 yield _unrecorded(node, row, known, ours.get(row.resource))
                 continue
             for device in allocation.devices:
-                face = Face(row.resource, known, device)
+                face = PodDevice(row.resource, known, device)
                 notes += _staleness(node, face)
-                yield Device(
+                yield HeldDevice(
                     container=row.container,
                     resource=row.resource,
                     id=known,
@@ -75,42 +75,42 @@ def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
         return {pool.config.resource: pool for pool in node.pools}
     except ConfigError as error:
         notes.append(str(error))
-    except checkpoint.Damaged:
+    except checkpoint.CheckpointDamaged:
         pass  # told already
     return {}
 
 
-def _unrecorded(node: ThisNode, row: PodDevices, known: str, pool: Pool | None) -> Device:
+def _unrecorded(node: ThisNode, row: PodDevices, known: str, pool: Pool | None) -> HeldDevice:
     """An id that the checkpoint does not have: a GPU's, another plugin's, or one to be adopted."""
     address = address_of(node.gpus, known)
     slot = pool.slot(known) if pool is not None else None
-    adapter = node.adapter(match.adapter_of(known)) if slot is None else None
-    if slot is not None and len(slot.adapters) == 1:
-        adapter = node.adapter(slot.adapters[0])
-    return Device(
+    hca = node.hca(pod_devices.hca_of(known)) if slot is None else None
+    if slot is not None and len(slot.hcas) == 1:
+        hca = node.hca(slot.hcas[0])
+    return HeldDevice(
         container=row.container,
         resource=row.resource,
         id=known,
-        hca=adapter.id if adapter is not None else "",
+        hca=hca.id if hca is not None else "",
         gpu=f"{gpu_label(node.gpus, address)} {address}" if address else "",
-        netdevs=adapter.netdevs if adapter is not None else (),
+        netdevs=hca.netdevs if hca is not None else (),
     )
 
 
-def _verbs(rdma: checkpoint.Rdma) -> Verbs:
+def _verbs(rdma: checkpoint.AllocatedRdmaDevice) -> HeldRdmaDevice:
     if rdma.uverbs is None:
-        return Verbs(rdma.name, "", 0, 0)
+        return HeldRdmaDevice(rdma.name, "", 0, 0)
     name = rdma.uverbs.path.rpartition("/")[2]
-    return Verbs(rdma.name, name, rdma.uverbs.major, rdma.uverbs.minor)
+    return HeldRdmaDevice(rdma.name, name, rdma.uverbs.major, rdma.uverbs.minor)
 
 
-def _staleness(node: ThisNode, face: Face) -> list[str]:
-    adapter = node.adapter(face.device.id)
-    if adapter is None:
+def _staleness(node: ThisNode, face: PodDevice) -> list[str]:
+    hca = node.hca(face.device.id)
+    if hca is None:
         return [f"HCA {face.device.id} of {face.resource} is gone from this node"]
-    names = {*(rdma.name for rdma in adapter.rdma), *adapter.verbs}
+    names = {*(rdma.name for rdma in hca.rdma), *hca.verbs}
     try:
-        match.require_current(node.paths, face, names)
+        pod_devices.require_current(node.paths, face, names)
     except Stale as stale:
         return [str(stale)]
     return []

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cli.pod_devices import Device, devices_of
+from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, rdma_label
-from cni.attachments.entry import Damaged, Entry
+from cni.attachments.entry import JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from deviceplugin import claims as kept
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.records import PodDevices, Unreadable
-from host.adapters import Adapter
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance
 
 
-class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     """An interface that a CNI plugin made for the pod."""
 
     ifname: str
@@ -48,8 +48,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. `notes` say what could not be asked, and what is wrong."""
 
     pod: Pod
-    devices: tuple[Device, ...]
-    attachments: tuple[Attachment, ...]
+    devices: tuple[HeldDevice, ...]
+    attachments: tuple[AttachedInterface, ...]
     claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
     ways: tuple[Way, ...]
     notes: tuple[str, ...]
@@ -61,7 +61,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.devices or self.attachments or self.claims)
 
 
-class _Undo(msgspec.Struct):
+class _RecordedOrigin(msgspec.Struct):
     """What the records of the plugins have that says where an interface came from."""
 
     parent: str = ""
@@ -101,10 +101,10 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     )
 
 
-def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[Entry]:
+def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:
     found = []
     for entry in Journal(node.paths).entries():
-        if isinstance(entry, Damaged):
+        if isinstance(entry, JournalDamaged):
             notes.append(f"{entry}: it may be an attachment of this pod")
         elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
             found.append(entry)
@@ -115,7 +115,7 @@ def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
     """What PodResources has, None if it could not be asked."""
     try:
         return records.from_pod_resources(node.paths)
-    except Unreadable as error:
+    except KubeletUnreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
         return None
 
@@ -126,7 +126,7 @@ def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> s
     held = {(one.resource, known) for one in own for known in one.ids}
     try:
         noted = records.from_checkpoint(node.paths)
-    except Unreadable:
+    except KubeletUnreadable:
         return ""
     return next(
         (row.uid for row in noted for known in row.ids if (row.resource, known) in held), ""
@@ -139,28 +139,28 @@ def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[Po
         return None
     try:
         return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
-    except Unreadable as error:
+    except KubeletUnreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
         return None
 
 
 def _attachment(
     node: ThisNode,
-    entry: Entry,
+    entry: JournalEntry,
     claims: dict[str, str],
-    devices: tuple[Device, ...],
+    devices: tuple[HeldDevice, ...],
     *,
     asked: bool,
-) -> Attachment:
+) -> AttachedInterface:
     try:
-        undo = entry.undo_as(_Undo)
-    except Damaged:
-        undo = _Undo()
+        undo = entry.undo_as(_RecordedOrigin)
+    except JournalDamaged:
+        undo = _RecordedOrigin()
     # The parent says where the interface is; the claim only helps where that is gone.
-    adapter = node.on_netdev(undo.parent) if undo.parent else node.adapter(entry.device)
-    hca = adapter.id if adapter else claims.get(f"{entry.network}/{entry.ifname}", entry.device)
-    matches, verdict = _verdict(node, hca, devices, asked=asked)
-    return Attachment(
+    hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
+    hca_id = hca.id if hca else claims.get(f"{entry.network}/{entry.ifname}", entry.device)
+    matches, verdict = _verdict(node, hca_id, devices, asked=asked)
+    return AttachedInterface(
         ifname=entry.ifname,
         network=entry.network,
         plugin=entry.plugin,
@@ -168,20 +168,20 @@ def _attachment(
         phase=entry.phase,
         on=undo.parent or undo.device or entry.device,
         pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
-        hca=hca,
-        rdma=rdma_label(adapter) if adapter is not None and _has_rdma(adapter) else "",
+        hca=hca_id,
+        rdma=rdma_label(hca) if hca is not None and _has_rdma(hca) else "",
         addresses=entry.addresses,
         matches=matches,
         verdict=verdict,
     )
 
 
-def _has_rdma(adapter: Adapter) -> bool:
-    return bool(adapter.rdma or adapter.verbs)
+def _has_rdma(hca: HCA) -> bool:
+    return bool(hca.rdma or hca.verbs)
 
 
 def _verdict(
-    node: ThisNode, hca: str, devices: tuple[Device, ...], *, asked: bool
+    node: ThisNode, hca: str, devices: tuple[HeldDevice, ...], *, asked: bool
 ) -> tuple[bool | None, str]:
     given = [one for one in devices if one.hca]
     if not hca:
@@ -199,12 +199,12 @@ def _verdict(
 
 
 def _shown(node: ThisNode, known: str) -> str:
-    adapter = node.adapter(known)
-    return f"{known} ({rdma_label(adapter)})" if adapter and _has_rdma(adapter) else known
+    hca = node.hca(known)
+    return f"{known} ({rdma_label(hca)})" if hca and _has_rdma(hca) else known
 
 
 def _ways(
-    node: ThisNode, devices: tuple[Device, ...], hcas: tuple[str, ...], notes: list[str]
+    node: ThisNode, devices: tuple[HeldDevice, ...], hcas: tuple[str, ...], notes: list[str]
 ) -> Iterator[Way]:
     held = dict.fromkeys(one.gpu for one in devices if one.gpu)
     if not held or not hcas:
@@ -216,9 +216,9 @@ def _ways(
         return
     for gpu in held:
         for known in hcas:
-            adapter = node.adapter(known)
-            distance = topology.distance(gpu.rpartition(" ")[2], adapter.address if adapter else "")
-            rdma = rdma_label(adapter) if adapter else known
+            hca = node.hca(known)
+            distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
+            rdma = rdma_label(hca) if hca else known
             yield Way(gpu, known, rdma, distance.name, distance <= Distance.PXB)
 
 
@@ -235,7 +235,7 @@ def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
         )
 
 
-def _mismatches(attachments: tuple[Attachment, ...]) -> Iterator[str]:
+def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
     for one in attachments:
         if one.matches is False:
             yield (

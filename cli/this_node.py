@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from deviceplugin import checkpoint, fitness
-from deviceplugin.checkpoint import Allocation, Damaged
+from base.paths import Paths
+from deviceplugin import availability, checkpoint
+from deviceplugin.checkpoint import Allocation, CheckpointDamaged
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.pools.config import Config, ConfigError, load
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, load
 from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
-from host.adapters import Adapter
+from host.discovery import HCA
 from host.gpus import GPU, gpus
-from host.paths import Paths
 from host.topology import Topology
 
 
@@ -33,37 +33,37 @@ class ThisNode:
         self._required = config_file is not None
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> DevicePluginConfig:
         """The device plugin's part of config.yaml."""
         try:
             return load(self.config_file, required=self._required)
         except ConfigError:
             if not self._tolerant:
                 raise
-            return Config(pools=())
+            return DevicePluginConfig(pools=())
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
         """What containers hold, by the checkpoint."""
         try:
             return checkpoint.read(self.paths).allocations
-        except Damaged:
+        except CheckpointDamaged:
             if not self._tolerant:
                 raise
             return ()
 
     @cached_property
-    def _inventory(self) -> tuple[list[Adapter], Inventory]:
+    def _inventory(self) -> tuple[list[HCA], Inventory]:
         inventory = Inventory(self.paths)
         return inventory.look(), inventory
 
     @property
-    def adapters(self) -> list[Adapter]:
+    def hcas(self) -> list[HCA]:
         """What is there, by id."""
         return self._inventory[0]
 
     @cached_property
-    def gone(self) -> list[Adapter]:
+    def gone(self) -> list[HCA]:
         """What containers hold and is not there."""
         held = (device for one in self.allocations for device in one.devices)
         return self._inventory[1].missing(held)
@@ -82,16 +82,17 @@ class ThisNode:
 
     @cached_property
     def reports(self) -> Mapping[str, str]:
-        """What is wrong with each adapter's ports, by its id; "" of those that are well."""
+        """What is wrong with each HCA's ports, by its id; "" of those that are well."""
         health = Health()
-        health.observe(self.adapters, [one.id for one in self.gone], 0.0)
+        health.observe(self.hcas, [one.id for one in self.gone], 0.0)
         return health.reports()
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource, the adapters that another one's holders keep from it, and the reasons."""
+        """By resource, the HCAs that another one's holders keep from it, and the reasons."""
         return {
-            pool.config.resource: fitness.elsewhere(pool, self.allocations) for pool in self.pools
+            pool.config.resource: availability.elsewhere(pool, self.allocations)
+            for pool in self.pools
         }
 
     @cached_property
@@ -101,7 +102,7 @@ class ThisNode:
         for pool in self.pools:
             name = pool.config.resource
             held = {one.id: one for one in self.allocations if one.resource == name}
-            found[name] = fitness.unfit(pool, self.reports, held, self.elsewhere[name])
+            found[name] = availability.unfit(pool, self.reports, held, self.elsewhere[name])
         return found
 
     @cached_property
@@ -111,32 +112,32 @@ class ThisNode:
 
     @cached_property
     def topology(self) -> Topology:
-        """The places of all adapters and GPUs."""
-        addresses = [one.address for one in self.adapters]
+        """The places of all HCAs and GPUs."""
+        addresses = [one.address for one in self.hcas]
         addresses += [one.address for one in self.gpus]
         return Topology.read(self.paths, [address for address in addresses if address])
 
-    def adapter(self, known: str) -> Adapter | None:
-        """The adapter with that id, if it is there."""
-        return next((one for one in self.adapters if one.id == known), None)
+    def hca(self, known: str) -> HCA | None:
+        """The HCA with that id, if it is there."""
+        return next((one for one in self.hcas if one.id == known), None)
 
-    def on_netdev(self, netdev: str) -> Adapter | None:
-        """The adapter that an interface of the host is of."""
-        for one in self.adapters:
+    def on_netdev(self, netdev: str) -> HCA | None:
+        """The HCA that an interface of the host is of."""
+        for one in self.hcas:
             ports = (port for rdma in one.rdma for port in rdma.ports)
             if netdev in one.netdevs or any(netdev in port.netdevs for port in ports):
                 return one
         return None
 
     def loads(self) -> Counter[str]:
-        """How many allocations each adapter has, over all resources."""
+        """How many allocations each HCA has, over all resources."""
         return Counter(device.id for one in self.allocations for device in one.devices)
 
-    def _for_pools(self) -> tuple[list[Adapter], dict[str, set[str]], frozenset[str]]:
+    def _for_pools(self) -> tuple[list[HCA], dict[str, set[str]], frozenset[str]]:
         kept: dict[str, set[str]] = {}
         for one in self.allocations:
             kept.setdefault(one.resource, set()).update(device.id for device in one.devices)
-        return [*self.adapters, *self.gone], kept, used_netdevs(self.paths)
+        return [*self.hcas, *self.gone], kept, used_netdevs(self.paths)
 
 
 def gpu_label(found: Iterable[GPU], address: str) -> str:
@@ -148,10 +149,10 @@ def gpu_label(found: Iterable[GPU], address: str) -> str:
     return f"GPU{addresses.index(address)}" if address in addresses else address
 
 
-def rdma_label(adapter: Adapter) -> str:
-    """The RDMA devices of an adapter, also those that are in a pod; its id if it has none."""
-    names = dict.fromkeys([*(rdma.name for rdma in adapter.rdma), *adapter.verbs])
-    return ",".join(names) or adapter.id
+def rdma_label(hca: HCA) -> str:
+    """The RDMA devices of an HCA, also those that are in a pod; its id if it has none."""
+    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.verbs])
+    return ",".join(names) or hca.id
 
 
 def numa_text(numa: int | None) -> str:

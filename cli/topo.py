@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from base.paths import Paths
 from cli import output
 from cli.arguments import file_name
 from cli.output import Cell, Table
 from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
-from host.adapters import Adapter
+from host.discovery import HCA
 from host.errors import HostError
-from host.paths import Paths
 from host.topology import Distance, Topology
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LEGEND_TEXT = "\n".join(
 _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or an HCA, with what it hangs on ("" where that is not known)."""
 
     label: str  # "GPU0", "mlx5_0"
@@ -51,7 +51,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """The matrix: `distances` has a row per device in their order, GPUs first."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[TopologyDevice, ...]
     distances: tuple[tuple[str, ...], ...]
     not_shown: tuple[str, ...] = ()  # VFs and SFs, which are where their PFs are
     without_place: tuple[str, ...] = ()  # on no PCI function
@@ -98,15 +98,17 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
     devices = []
     for gpu in node.gpus:
         label = gpu_label(node.gpus, gpu.address)
-        made = Device(label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa)
+        made = TopologyDevice(
+            label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
+        )
         devices.append(_placed(made, topology))
-    hcas = [one for one in node.adapters if one.rdma or one.verbs]
+    hcas = [one for one in node.hcas if one.rdma or one.verbs]
     pfs = {one.address for one in hcas if one.address}
     hidden = [] if everything else [one for one in hcas if one.pf in pfs]
     without = [one for one in hcas if not one.address]
-    for adapter in hcas:
-        if adapter not in hidden and adapter not in without:
-            devices.append(_placed(_hca(adapter), topology))
+    for hca in hcas:
+        if hca not in hidden and hca not in without:
+            devices.append(_placed(_hca(hca), topology))
     return Picture(
         devices=tuple(devices),
         distances=tuple(
@@ -122,18 +124,18 @@ def printed(distance: str) -> str:
     return "X" if distance == "SAME" else distance
 
 
-def _hca(adapter: Adapter) -> Device:
-    return Device(
-        label=rdma_label(adapter),
+def _hca(hca: HCA) -> TopologyDevice:
+    return TopologyDevice(
+        label=rdma_label(hca),
         kind="hca",
-        address=adapter.address,
-        netdevs=adapter.netdevs,
-        numa=adapter.numa,
-        working=adapter.working or not adapter.rdma,
+        address=hca.address,
+        netdevs=hca.netdevs,
+        numa=hca.numa,
+        working=hca.working or not hca.rdma,
     )
 
 
-def _placed(device: Device, topology: Topology) -> Device:
+def _placed(device: TopologyDevice, topology: Topology) -> TopologyDevice:
     place = topology.place(device.address)
     if place is None:
         return device
@@ -207,7 +209,7 @@ def _notes(drawn: Picture) -> str:
 
 def _nothing(paths: Paths) -> str:
     return (
-        f"no GPU and no HCA was found below {paths.sys} and {paths.proc}: is the adapter in "
+        f"no GPU and no HCA was found below {paths.sys} and {paths.proc}: is the HCA in "
         "`lspci`, and its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? For GPUs, is there "
         "/proc/driver/nvidia/gpus, which the NVIDIA driver makes?"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from cli.topo import Device, Picture
+    from cli.topo import Picture, TopologyDevice
 
 # Pixels.
 _CHARACTER = 7.3  # of the 12 px monospace font, at most
@@ -75,8 +75,8 @@ def _key() -> Iterator[str]:
         x += 17 + len(text) * _CHARACTER + 16
 
 
-def _numa_nodes(devices: Sequence["Device"]) -> list[_Box]:
-    found: dict[int | None, list[Device]] = {}
+def _numa_nodes(devices: Sequence["TopologyDevice"]) -> list[_Box]:
+    found: dict[int | None, list[TopologyDevice]] = {}
     for device in devices:
         found.setdefault(device.numa, []).append(device)
     order = sorted(found, key=lambda numa: (numa is None, numa or 0))
@@ -90,8 +90,8 @@ def _numa_nodes(devices: Sequence["Device"]) -> list[_Box]:
     ]
 
 
-def _bridges(devices: Sequence["Device"]) -> list[_Box]:
-    found: dict[str, list[Device]] = {}
+def _bridges(devices: Sequence["TopologyDevice"]) -> list[_Box]:
+    found: dict[str, list[TopologyDevice]] = {}
     for device in devices:
         found.setdefault(device.bridge, []).append(device)
     return [
@@ -104,10 +104,10 @@ def _bridges(devices: Sequence["Device"]) -> list[_Box]:
     ]
 
 
-def _below(devices: Sequence["Device"], level: int) -> list[_Box]:
+def _below(devices: Sequence["TopologyDevice"], level: int) -> list[_Box]:
     """The switches at that level with what is below them, then the devices on none."""
-    switches: dict[str, list[Device]] = {}
-    here: list[Device] = []
+    switches: dict[str, list[TopologyDevice]] = {}
+    here: list[TopologyDevice] = []
     for device in devices:
         if len(device.switches) > level:
             switches.setdefault(device.switches[level], []).append(device)
@@ -123,7 +123,7 @@ def _below(devices: Sequence["Device"], level: int) -> list[_Box]:
     return [*boxes, *(box for row in rows for box in row if box is not None)]
 
 
-def _device(device: "Device") -> _Box:
+def _device(device: "TopologyDevice") -> _Box:
     style = device.kind if device.working else "down"
     netdevs = ", ".join(device.netdevs)
     lines = (device.label, device.address, netdevs if device.kind == "hca" else device.uuid[:12])

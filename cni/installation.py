@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
+from base import files
+from base.paths import Paths
 from cni.spec import launcher
 from cni.spec.errors import CNIError, Code
-from host import files
-from host.paths import Paths
 
 MARK = "podfabric fallback"
 NAME = "installation.json"

@@ -10,32 +10,32 @@ from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
-from deviceplugin import match
-from deviceplugin.checkpoint import Allocation, Device, Node, Rdma
-from deviceplugin.grants import cdi
-from deviceplugin.grants.allocation import recorded
-from deviceplugin.grants.nodes import inside
+from base.paths import Paths
+from deviceplugin import pod_devices
+from deviceplugin.allocate import cdi
+from deviceplugin.allocate.allocation import recorded
+from deviceplugin.allocate.nodes import inside
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.pools.pool import Pool
 from host import pci
-from host.adapters import Adapter
-from host.paths import Paths
+from host.discovery import HCA
 
 # IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR, IB_UVERBS_NUM_FIXED_MINOR (core/uverbs_main.c)
 _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
 
 
 def behind(
-    paths: Paths, pool: Pool, found: Sequence[Adapter], row: PodDevices
-) -> dict[str, tuple[Device, ...]]:
+    paths: Paths, pool: Pool, found: Sequence[HCA], row: PodDevices
+) -> dict[str, tuple[AllocatedHCA, ...]]:
     """What the holder of a row of the pool's resource has, by device id: () if nothing tells.
 
-    `found` are the adapters of the node.
+    `found` are the HCAs of the node.
     """
     verbs = pci.uverbs_numbers(paths)
     own = {one.id: {verbs[name][0] for name in one.verbs if name in verbs} for one in found}
-    adapters = {known: _adapters(pool, found, known, row, own) for known in row.ids}
-    held = {one.id: one for of_id in adapters.values() for one in of_id}
+    hcas = {known: _hcas(pool, found, known, row, own) for known in row.ids}
+    held = {one.id: one for of_id in hcas.values() for one in of_id}
     numbers = {name: (major, minor) for name, major, minor in verbs.values()}
     theirs = {node for known in held for node in own.get(known, ())}
     # Nodes that were these HCAs' once. Which was whose cannot be told; that they are not, can.
@@ -45,7 +45,7 @@ def behind(
     }
     return {
         known: _had(tuple(devices[one.id] for one in of_id)) or _named(known)
-        for known, of_id in adapters.items()
+        for known, of_id in hcas.items()
     }
 
 
@@ -59,68 +59,72 @@ def agree(entries: Iterable[Allocation], row: PodDevices) -> bool:
     return not row.cdi or names == set(row.cdi)
 
 
-def is_as_recorded(device: Device, adapter: Adapter) -> bool:
-    """Whether the adapter has the verbs devices that the checkpoint's entry says."""
+def is_as_recorded(device: AllocatedHCA, hca: HCA) -> bool:
+    """Whether the HCA has the verbs devices that the checkpoint's entry says."""
     now = {
-        Node(inside(rdma.uverbs.name), rdma.uverbs.major, rdma.uverbs.minor)
-        for rdma in adapter.rdma
+        AllocatedNode(inside(rdma.uverbs.name), rdma.uverbs.major, rdma.uverbs.minor)
+        for rdma in hca.rdma
         if rdma.uverbs is not None
     }
     return all(rdma.uverbs is None or rdma.uverbs in now for rdma in device.rdma)
 
 
-def _adapters(
+def _hcas(
     pool: Pool,
-    found: Sequence[Adapter],
+    found: Sequence[HCA],
     device_id: str,
     row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
-) -> Sequence[Adapter]:
+) -> Sequence[HCA]:
     """By the pool as it is; else by the id's own words; else by the nodes; else all of mode "all".
 
     Of those of a pool with CDI the ones that the container has the names of.
     """
     slot = pool.slot(device_id)
     if slot is not None:
-        of_slot = [one for one in pool.adapters if one.id in slot.adapters]
+        of_slot = [one for one in pool.hcas if one.id in slot.hcas]
         named = [one for one in of_slot if cdi.qualified(row.resource, one.id) in row.cdi]
         return named or of_slot
-    meant = match.adapter_of(device_id)
+    meant = pod_devices.hca_of(device_id)
     return (
         [one for one in found if one.id == meant or device_id in one.verbs]
         or [one for one in found if not own[one.id].isdisjoint(row.nodes)]
-        or (pool.adapters if pool.config.mode == "all" and pci.canonical(meant) is None else ())
+        or (pool.hcas if pool.config.mode == "all" and pci.canonical(meant) is None else ())
     )
 
 
-def _as_given(device: Device, nodes: Collection[str], former: list[Node]) -> Device:
+def _as_given(
+    device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
+) -> AllocatedHCA:
     """The entry with the nodes that the holder has: those of `former` for what it has not."""
     if not nodes:  # not told: by CDI names, or by PodResources alone
         return device
     return replace(device, rdma=tuple(_rdma_as_given(one, nodes, former) for one in device.rdma))
 
 
-def _rdma_as_given(rdma: Rdma, nodes: Collection[str], former: list[Node]) -> Rdma:
+def _rdma_as_given(
+    rdma: AllocatedRdmaDevice, nodes: Collection[str], former: list[AllocatedNode]
+) -> AllocatedRdmaDevice:
     if rdma.uverbs is None or rdma.uverbs.path.rpartition("/")[2] in nodes:
         return rdma
     return replace(rdma, uverbs=former.pop(0) if former else None)
 
 
-def _had(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+def _had(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
     """Of a token's devices those that its holder can use, if that can be told."""
     usable = tuple(one for one in devices if not one.rdma or any(rdma.uverbs for rdma in one.rdma))
     return usable or devices
 
 
-def _named(device_id: str) -> tuple[Device, ...]:
+def _named(device_id: str) -> tuple[AllocatedHCA, ...]:
     """The function whose address the id has, which may be on its way yet."""
-    address = pci.canonical(match.adapter_of(device_id))
+    address = pci.canonical(pod_devices.hca_of(device_id))
     if address is None:
         return ()
-    return (Device(id=address, address=address, netdevs=(), rdma=()),)
+    return (AllocatedHCA(id=address, address=address, netdevs=(), rdma=()),)
 
 
-def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> Node:
+def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> AllocatedNode:
     number = int(name.removeprefix("uverbs"))
     fixed = (_MAJOR, _FIRST_MINOR + number) if number < _FIXED else (0, 0)
-    return Node(inside(name), *numbers.get(name, fixed))
+    return AllocatedNode(inside(name), *numbers.get(name, fixed))

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Checkpoint, Damaged, Device
+from deviceplugin.checkpoint import AllocatedHCA, Checkpoint, CheckpointDamaged
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.records import Unreadable
-from deviceplugin.match import KUBELET_TIMEOUT, Given, Unknown, adapter_of
+from deviceplugin.kubelet.records import KubeletUnreadable
+from deviceplugin.pod_devices import KUBELET_TIMEOUT, GivenToPod, Unknown, hca_of
 from host import pci, sysfs
-from host.paths import Paths
 
 Key = tuple[str, str]
 """A resource and a device id of it, which the kubelet gives to one pod at a time."""
@@ -37,7 +37,7 @@ class OfOtherPods(msgspec.Struct, frozen=True):
     pooled: Mapping[str, str] = _NONE  # a pool offers it, or another pod was given it
 
 
-def others(paths: Paths, every: Assigned, given: Given) -> OfOtherPods:
+def others(paths: Paths, every: Assigned, given: GivenToPod) -> OfOtherPods:
     """What of the devices that are assigned is for other pods than the one with these."""
     ids = _Ids(paths)
     own = {ids.device(face.device) for face in given.faces} | set(map(ids.meant, given.ids))
@@ -55,7 +55,7 @@ def assigned(paths: Paths) -> Assigned:
     """
     try:
         ours = checkpoint.read(paths)
-    except Damaged as damage:
+    except CheckpointDamaged as damage:
         raise Unknown(str(damage)) from None
     ids = _Ids(paths)
     held: dict[Key, str] = {}
@@ -65,8 +65,8 @@ def assigned(paths: Paths) -> Assigned:
         pooled |= dict.fromkeys(devices, one.resource)
         if [one.id] == [device.id for device in one.devices]:
             held[one.key] = devices[0]
-    for resource, adapters in ours.offered.items():
-        pooled = dict.fromkeys(filter(None, map(ids.meant, adapters)), resource) | pooled
+    for resource, hcas in ours.offered.items():
+        pooled = dict.fromkeys(filter(None, map(ids.meant, hcas)), resource) | pooled
     if paths.device_plugins.is_dir():
         allocated, offered = _of_the_kubelet(paths, ours)
         held |= {key: ids.meant(key[1]) for key in allocated if ids.is_whole(key[1])}
@@ -83,7 +83,7 @@ def _of_the_kubelet(paths: Paths, ours: Checkpoint) -> tuple[list[Key], list[Key
         if content is None:
             _require_none(paths, ours)
             return [], []
-    except Unreadable as error:
+    except KubeletUnreadable as error:
         raise Unknown(
             f"cannot tell which devices of this node are for other pods: {error}"
         ) from None
@@ -103,7 +103,7 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
         held = {row.resource for row in records.from_pod_resources(paths, KUBELET_TIMEOUT)}
         if not held:
             return
-    raise Unreadable(
+    raise KubeletUnreadable(
         f"{paths.device_plugins} has no checkpoint of the kubelet, though it has device plugins: "
         "the kubelet writes it with the next list of one: restart the agent, or the device plugin"
     )
@@ -117,17 +117,17 @@ class _Ids:
         self._rdma = frozenset(sysfs.names(f"{paths.sys}/class/infiniband"))
         self._holders: dict[str, str] = {}
 
-    def device(self, device: Device) -> str:
+    def device(self, device: AllocatedHCA) -> str:
         """The name of a device of our checkpoint's in `Assigned`."""
         return device.address or self.meant(device.id) or device.id
 
     def meant(self, device_id: str) -> str:
         """The same of an id: an address, a slot of one, or an RDMA device; "" if none of them."""
-        adapter = adapter_of(device_id)
-        address = pci.canonical(adapter) or records.address_in(device_id)
+        hca = hca_of(device_id)
+        address = pci.canonical(hca) or records.address_in(device_id)
         if address:
             return address
-        name = next((one for one in (device_id, adapter) if one in self._rdma), "")
+        name = next((one for one in (device_id, hca) if one in self._rdma), "")
         if name and name not in self._holders:
             self._holders[name] = pci.holder_of_rdma(self._paths, name) or name
         return self._holders.get(name, "")

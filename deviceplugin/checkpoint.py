@@ -12,23 +12,23 @@ from pathlib import Path
 
 import msgspec
 
+from base import files
+from base.paths import Paths
 from deviceplugin import checkpoint_log
-from host import files
-from host.paths import Paths
 
 VERSION = 1
 NOTHING: Mapping[str, Sequence[str]] = {}
 
 
-class Damaged(Exception):
+class CheckpointDamaged(Exception):
     """The file cannot be read. The text names it and says why and what to do."""
 
 
-class Unreadable(Damaged):
+class CheckpointUnreadable(CheckpointDamaged):
     """The reading process lacks descriptors or memory: the file may be sound."""
 
 
-class Node(msgspec.Struct, frozen=True):
+class AllocatedNode(msgspec.Struct, frozen=True):
     """A device node in the container."""
 
     path: str  # "/dev/infiniband/uverbs0"
@@ -36,7 +36,7 @@ class Node(msgspec.Struct, frozen=True):
     minor: int
 
 
-class Port(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
     """A port, as it was at the time."""
 
     number: int
@@ -44,25 +44,25 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     guid: str
     pkeys: tuple[int, ...]
     netdevs: tuple[str, ...]
-    umad: Node | None = None  # None where the container was not given it
-    issm: Node | None = None
+    umad: AllocatedNode | None = None  # None where the container was not given it
+    issm: AllocatedNode | None = None
 
 
-class Rdma(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """An RDMA device, as it was at the time."""
 
     name: str
-    uverbs: Node | None
-    ports: tuple[Port, ...]
+    uverbs: AllocatedNode | None
+    ports: tuple[AllocatedPort, ...]
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that was handed out."""
+class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
+    """An HCA that was handed out."""
 
-    id: str  # host.adapters.Adapter.id
+    id: str  # host.discovery.Adapter.id
     address: str
     netdevs: tuple[str, ...]
-    rdma: tuple[Rdma, ...]
+    rdma: tuple[AllocatedRdmaDevice, ...]
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     id: str  # as the kubelet has it
-    devices: tuple[Device, ...]  # one; in mode "all" every one of the pool; () if nothing tells
+    devices: tuple[
+        AllocatedHCA, ...
+    ]  # one; in mode "all" every one of the pool; () if nothing tells
     time: str  # "2026-11-21T19:12:56Z"
     boot_id: str
     adopted: bool = False  # told by the kubelet after the fact, not by an Allocate of this plugin
@@ -88,13 +90,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
     log: str = ""  # the file beside it with what was granted since; "" if there is none
     allocations: tuple[Allocation, ...] = ()
-    offered: dict[str, tuple[str, ...]] = {}  # by resource the ids of the pool's adapters
+    offered: dict[str, tuple[str, ...]] = {}  # by resource the ids of the pool's HCAs
 
 
 _LOGGED = msgspec.json.Decoder(Allocation)
 
 
-class _Versioned(msgspec.Struct):
+class _CheckpointVersion(msgspec.Struct):
     version: int = 0
 
 
@@ -116,11 +118,11 @@ def read(paths: Paths) -> Checkpoint:
         except FileNotFoundError:  # written whole meanwhile, and names another one now
             before, whole = whole.log, _whole(paths)
             if whole.log == before:
-                raise Damaged(f"{log}: is not there: {_mend(paths)}") from None
+                raise CheckpointDamaged(f"{log}: is not there: {_mend(paths)}") from None
         except OSError as error:
             raise _unread(log, error) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Damaged(f"{log}: {error}: {_mend(paths)}") from None
+            raise CheckpointDamaged(f"{log}: {error}: {_mend(paths)}") from None
         else:
             merged = {one.key: one for one in (*whole.allocations, *added)}
             return msgspec.structs.replace(whole, log="", allocations=tuple(merged.values()))
@@ -136,7 +138,7 @@ def write(
 ) -> None:
     """Replace the file by these allocations, each encoded already: most are as they were.
 
-    `offered` has the ids of each pool's adapters, by resource. `log` is the name of the file that
+    `offered` has the ids of each pool's HCAs, by resource. `log` is the name of the file that
     further ones will be added to. The one device plugin of the node is the only writer. The
     content is on disk when this returns, the name may not be. Raises OSError.
     """
@@ -160,19 +162,21 @@ def _whole(paths: Paths) -> Checkpoint:
     except OSError as error:
         raise _unread(paths.checkpoint, error) from None
     try:
-        version = msgspec.json.decode(content, type=_Versioned).version
+        version = msgspec.json.decode(content, type=_CheckpointVersion).version
         if version == VERSION:
             return msgspec.json.decode(content, type=Checkpoint)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Damaged(f"{paths.checkpoint}: {error}: {_mend(paths)}") from None
-    raise Damaged(
+        raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_mend(paths)}") from None
+    raise CheckpointDamaged(
         f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: {_mend(paths)}"
     )
 
 
-def _unread(path: Path, error: OSError) -> Damaged:
+def _unread(path: Path, error: OSError) -> CheckpointDamaged:
     lacking = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    return (Unreadable if lacking else Damaged)(f"{path}: cannot be read: {error.strerror}")
+    return (CheckpointUnreadable if lacking else CheckpointDamaged)(
+        f"{path}: cannot be read: {error.strerror}"
+    )
 
 
 def _mend(paths: Paths) -> str:

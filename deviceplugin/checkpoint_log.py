@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from host.files import write_at
+from base.files import write_at
 
 ROOM = 256 * 1024  # bytes: some 500 allocations of an HCA with one port
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from host import files
-from host.paths import Paths
+from base import files
+from base.paths import Paths
 
 VERSION = 1
 YOUNG = 600.0  # seconds in which the kubelet may not yet tell of a pod
@@ -34,7 +34,7 @@ class Pod(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class PodChoices(msgspec.Struct, kw_only=True):
     """The file of one pod."""
 
     version: int = VERSION
@@ -69,7 +69,7 @@ class Claims:
         if self._claims.get(attachment) == device:
             return
         self._claims[attachment] = device
-        kept = Kept(
+        kept = PodChoices(
             namespace=self._pod.namespace,
             name=self._pod.name,
             uid=self._pod.uid,
@@ -84,7 +84,7 @@ def lock_of(paths: Paths, pod: Pod) -> Path:
     return paths.locks / f"pod-{_path(paths, pod).stem}"
 
 
-def every(paths: Paths) -> Iterator[Kept]:
+def every(paths: Paths) -> Iterator[PodChoices]:
     """The claims of all pods, as files have them now, the latest last.
 
     What cannot be read is left out.
@@ -102,7 +102,7 @@ def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str
     again with another one.
     """
     written = _files(paths)
-    kept = {path: _read(path) or Kept(namespace="", name="", uid="") for path in written}
+    kept = {path: _read(path) or PodChoices(namespace="", name="", uid="") for path in written}
     borne = {(one.namespace, one.name) for one in kept.values() if one.uid in uids}
     removed = []
     for path, one in kept.items():
@@ -129,9 +129,9 @@ def _path(paths: Paths, pod: Pod) -> Path:
     return paths.devices / "pods" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> PodChoices | None:
     """A file; a damaged one is none, for it only keeps choices as they were."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=PodChoices)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

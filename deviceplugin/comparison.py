@@ -3,16 +3,16 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from deviceplugin import adoption, claims, match
-from deviceplugin.checkpoint import Device
-from deviceplugin.grants import devinfo
+from base.paths import Paths
+from deviceplugin import adoption, claims, pod_devices
+from deviceplugin.allocate import device_info
+from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.pod_resources import Connection
-from deviceplugin.kubelet.records import PodDevices, Unreadable
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.ledger import Key, Ledger
-from deviceplugin.offer import Offer
-from host.paths import Paths
+from deviceplugin.pool_service import Offer
 
 ASK_KUBELET = 2.0  # seconds
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class Comparison:
     """Of the ledger with the kubelet's records, again and again, by one thread."""
 
-    def __init__(self, paths: Paths, ledger: Ledger, kubelet: Connection) -> None:
+    def __init__(self, paths: Paths, ledger: Ledger, kubelet: PodResourcesClient) -> None:
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
@@ -53,7 +53,7 @@ class Comparison:
         """
         try:
             self._adopt_all(offers, records.from_checkpoint(self._paths, nodes=True))
-        except Unreadable as error:
+        except KubeletUnreadable as error:
             self._tell(str(error))
 
     def _adopt_all(self, offers: Mapping[str, Offer], known: Collection[PodDevices]) -> bool:
@@ -65,7 +65,7 @@ class Comparison:
 
     def _adopt(self, name: str, offer: Offer, rows: Iterable[PodDevices]) -> bool:
         held = self._ledger.held(name)
-        found: dict[str, tuple[Device, ...]] = {}
+        found: dict[str, tuple[AllocatedHCA, ...]] = {}
         for row in rows:
             entries = [held[known] for known in row.ids if known in held]
             wanted = [known for known in row.ids if known not in held or not held[known].devices]
@@ -97,7 +97,7 @@ class Comparison:
                 "%s: %s: nothing tells which HCA that is: %s",
                 name,
                 ", ".join(unknown),
-                match.NOT_TOLD,
+                pod_devices.NOT_TOLD,
             )
         return True
 
@@ -106,7 +106,7 @@ class Comparison:
         for resource, device_id in gone:
             _log.info("%s: %s is free again", resource, device_id)
         try:
-            devinfo.remove_stale(self._paths, self._ledger.keys)
+            device_info.remove_stale(self._paths, self._ledger.keys)
         except OSError as error:
             _log.warning("device information of what is free again: %s", error)
         pods = {(one.namespace, one.name) for one in known if one.name}
@@ -120,11 +120,11 @@ class Comparison:
         problems = []
         try:
             noted = records.from_checkpoint(self._paths, nodes=True)
-        except Unreadable as error:
+        except KubeletUnreadable as error:
             problems.append(str(error))
         try:
             told = records.told(self._kubelet.list(ASK_KUBELET))
-        except Unreadable as error:
+        except KubeletUnreadable as error:
             problems.append(str(error))
         self._tell("; ".join(problems))
         return noted, told, problems

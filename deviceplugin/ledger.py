@@ -20,11 +20,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from base import files
+from base.paths import Paths
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Allocation, Damaged, Device, Unreadable
+from deviceplugin.checkpoint import (
+    AllocatedHCA,
+    Allocation,
+    CheckpointDamaged,
+    CheckpointUnreadable,
+)
 from deviceplugin.checkpoint_log import Log
-from host import files
-from host.paths import Paths
 
 YOUNG = 120.0  # seconds in which the kubelet may not have noted an allocation yet
 
@@ -34,7 +39,7 @@ Key = tuple[str, str]
 _NOTHING: Mapping[str, Allocation] = {}
 
 
-class _Entry(NamedTuple):
+class _LedgerEntry(NamedTuple):
     """An allocation, as the file has it, and when it was made by this process' own clock."""
 
     allocation: Allocation
@@ -51,7 +56,7 @@ class Ledger:
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
         self._boot_id = boot_id
-        self._offered: dict[str, tuple[str, ...]] = {}  # by resource the pool's adapters
+        self._offered: dict[str, tuple[str, ...]] = {}  # by resource the pool's HCAs
         self._written: dict[str, tuple[str, ...]] = {}  # as the file has them
         self.granting = threading.Lock()  # from the look at who holds what until it is noted
         self.appended = threading.Event()  # the log has lines that are to be brought to disk
@@ -60,25 +65,25 @@ class Ledger:
         self._log: Log | None = None  # without it the checkpoint is written whole next
         try:
             kept = checkpoint.read(paths).allocations
-        except Unreadable:
+        except CheckpointUnreadable:
             raise  # to set a sound file aside would forget who holds what
-        except Damaged as damage:
+        except CheckpointDamaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _set_aside(paths)
             kept = ()
         now, today = time.monotonic(), datetime.now(UTC)
-        self._entries: dict[Key, _Entry] = {
-            one.key: _Entry(one, msgspec.json.encode(one), now - _age(one, boot_id, today))
+        self._entries: dict[Key, _LedgerEntry] = {
+            one.key: _LedgerEntry(one, msgspec.json.encode(one), now - _age(one, boot_id, today))
             for one in kept
         }
 
     def serve(self, offered: Mapping[str, Sequence[str]]) -> None:
-        """Note which resources are this plugin's, and the ids of each pool's adapters.
+        """Note which resources are this plugin's, and the ids of each pool's HCAs.
 
         Raises OSError; `settle` tries again then.
         """
         with self._lock:
-            self._offered = {name: tuple(adapters) for name, adapters in sorted(offered.items())}
+            self._offered = {name: tuple(hcas) for name, hcas in sorted(offered.items())}
             if self._offered != self._written:
                 self._replace(self._entries)
 
@@ -97,7 +102,7 @@ class Ledger:
         return {one.id: one for one in self.allocations() if one.resource == resource}
 
     def loads(self, free: Collection[Key] = ()) -> Counter[str]:
-        """How many allocations each adapter has, over all resources.
+        """How many allocations each HCA has, over all resources.
 
         Those of `free` do not count: the kubelet says that they ended.
         """
@@ -110,7 +115,7 @@ class Ledger:
         """Of this boot: it is in every entry that is made now."""
         return self._boot_id
 
-    def grant(self, resource: str, devices: Mapping[str, tuple[Device, ...]]) -> None:
+    def grant(self, resource: str, devices: Mapping[str, tuple[AllocatedHCA, ...]]) -> None:
         """Note an Allocate, before it is answered; `sync` is to follow. Raises OSError."""
         with self._lock:
             self._put(self._made(resource, devices))
@@ -118,7 +123,7 @@ class Ledger:
     def adopt(
         self,
         resource: str,
-        devices: Mapping[str, tuple[Device, ...]],
+        devices: Mapping[str, tuple[AllocatedHCA, ...]],
         moot: Mapping[str, Allocation] = _NOTHING,
     ) -> None:
         """Note what only the kubelet knew of, by device id. Raises OSError.
@@ -178,7 +183,11 @@ class Ledger:
                 self._replace(self._entries)
 
     def _made(
-        self, resource: str, devices: Mapping[str, tuple[Device, ...]], *, adopted: bool = False
+        self,
+        resource: str,
+        devices: Mapping[str, tuple[AllocatedHCA, ...]],
+        *,
+        adopted: bool = False,
     ) -> Iterator[Allocation]:
         now = _now()
         for known, given in devices.items():
@@ -193,7 +202,7 @@ class Ledger:
 
     def _put(self, allocations: Iterable[Allocation]) -> None:
         made = time.monotonic()
-        new = {one.key: _Entry(one, msgspec.json.encode(one), made) for one in allocations}
+        new = {one.key: _LedgerEntry(one, msgspec.json.encode(one), made) for one in allocations}
         if not new:
             return
         if self._append([one.encoded for one in new.values()]):
@@ -211,7 +220,7 @@ class Ledger:
             self._log = None
             return False
 
-    def _replace(self, entries: dict[Key, _Entry]) -> None:
+    def _replace(self, entries: dict[Key, _LedgerEntry]) -> None:
         """Nothing is known here that could not be written down."""
         directory = self._paths.checkpoint.parent
         log = Log.create(directory)

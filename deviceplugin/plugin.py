@@ -13,22 +13,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
+from base.paths import Paths
+from deviceplugin.allocate import allocation, cdi
+from deviceplugin.availability import changes, elsewhere, unfit
 from deviceplugin.comparison import Comparison
-from deviceplugin.fitness import changes, elsewhere, unfit
-from deviceplugin.grace import Grace
-from deviceplugin.grants import allocation, cdi
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.kubelet.pod_resources import Connection
-from deviceplugin.kubelet.server import PluginServer, State
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
+from deviceplugin.kubelet.server import PluginServer, PoolState
 from deviceplugin.ledger import Ledger
-from deviceplugin.offer import Offer
-from deviceplugin.pools.config import Config
+from deviceplugin.pool_service import Offer
+from deviceplugin.pools.config import DevicePluginConfig
 from deviceplugin.pools.pool import Pool, left_out, pools, used_netdevs
-from host.adapters import Adapter
+from deviceplugin.startup_grace import Grace
+from host.discovery import HCA
 from host.errors import HostError
 from host.events import Events
-from host.paths import Paths
 
 LOOK_EVERY = 1.0  # seconds
 LOOK_AGAIN = 0.25  # seconds, while a port's change has yet to last
@@ -45,7 +45,7 @@ class DevicePlugin:
     What keeps it from beginning is raised by `start`, and nothing later: OSError, HostError.
     """
 
-    def __init__(self, paths: Paths, config: Config) -> None:
+    def __init__(self, paths: Paths, config: DevicePluginConfig) -> None:
         self._paths = paths
         self._config = config
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class DevicePlugin:
         self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
         self._grace = Grace(self._ledger.keys(), time.monotonic())
         self._serving = False  # nothing is offered before the first comparison
-        self._overlap = False  # some adapter is in two pools
+        self._overlap = False  # some HCA is in two pools
         self._granted = False  # since the last look, of these
         self._offers: dict[str, Offer] = {}
         self._servers: dict[str, PluginServer] = {}
@@ -62,7 +62,7 @@ class DevicePlugin:
         self._ended = threading.Event()
         self._stack = ExitStack()
         self._events: Events | None = None
-        self._kubelet = self._stack.enter_context(Connection(paths))
+        self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
         self._comparison = Comparison(paths, self._ledger, self._kubelet)
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
@@ -102,7 +102,7 @@ class DevicePlugin:
             self._withdraw(list(self._servers))
         self._stack.close()
 
-    def reconfigure(self, config: Config) -> None:
+    def reconfigure(self, config: DevicePluginConfig) -> None:
         """Other pools from now on. A pool of the same name keeps its connection."""
         with self._lock:
             if config.registration != self._config.registration:
@@ -116,7 +116,7 @@ class DevicePlugin:
             self._look(again=False)
         self._ledger.settle()
 
-    def states(self) -> list[State]:
+    def states(self) -> list[PoolState]:
         """How each pool stands with the kubelet."""
         return [server.state() for server in list(self._servers.values())]
 
@@ -141,7 +141,7 @@ class DevicePlugin:
                 elif self._health.pending or self._grace.pending or self._granted:
                     self._look(again=False)
             except Exception:  # noqa: BLE001 - the next look may find what this one could not
-                _log.exception("looking at the adapters failed")
+                _log.exception("looking at the HCAs failed")
                 self._ended.wait(LOOK_EVERY)
 
     def _told_of_grant(self) -> None:
@@ -175,15 +175,13 @@ class DevicePlugin:
             everything, worked = [*found, *gone], self._inventory.worked
             used = used_netdevs(self._paths)
             made = pools(self._config, everything, held, worked=worked, used=used)
-            offered = {adapter.id for pool in made for adapter in pool.adapters}
-            self._overlap = len(offered) < sum(len(pool.adapters) for pool in made)
+            offered = {hca.id for pool in made for hca in pool.hcas}
+            self._overlap = len(offered) < sum(len(pool.hcas) for pool in made)
             self._health.observe(found, offered, time.monotonic())
-            for name in [pool.config.resource for pool in made if not pool.adapters]:
+            for name in [pool.config.resource for pool in made if not pool.hcas]:
                 left = left_out(self._config, everything, held, worked=worked, used=used)
-                reasons = [f"{one.adapter}: {one.why}" for one in left if one.resource == name]
-                self._tell(
-                    name, f"nothing is offered: {'; '.join(reasons) or 'no adapter is there'}"
-                )
+                reasons = [f"{one.hca}: {one.why}" for one in left if one.resource == name]
+                self._tell(name, f"nothing is offered: {'; '.join(reasons) or 'no HCA is there'}")
             self._offer(made)
             self._describe([pool for pool in made if pool.config.cdi], found)
 
@@ -192,15 +190,15 @@ class DevicePlugin:
         self._withdraw([name for name in self._servers if name not in ours])
         try:
             self._ledger.serve(
-                {pool.config.resource: [one.id for one in pool.adapters] for pool in made}
+                {pool.config.resource: [one.id for one in pool.hcas] for pool in made}
             )
         except OSError as error:
             self._tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
-        with_rdma = [pool for pool in made if pool.config.rdma and pool.adapters]
+        with_rdma = [pool for pool in made if pool.config.rdma and pool.hcas]
         fabric = with_rdma[0].config.resource if with_rdma else ""
         for pool in made:
             name = pool.config.resource
-            if pool.adapters:
+            if pool.hcas:
                 self._tell(name, pool.problem)
             offer = self._offers.get(name)
             if offer is None:
@@ -232,7 +230,7 @@ class DevicePlugin:
             _log.warning("%s: %s", what, problem)
         self._problems[what] = problem
 
-    def _describe(self, made: Sequence[Pool], found: Sequence[Adapter]) -> None:
+    def _describe(self, made: Sequence[Pool], found: Sequence[HCA]) -> None:
         """The CDI files: a container that starts again gets the nodes of now."""
         problems = []
         current = {one.id: one for one in found}

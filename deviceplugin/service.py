@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from deviceplugin.pools.config import Config, ConfigError
-from host import decoders
-from host.paths import Paths
-from host.watching import Watched
+from base import msgspec_warmup
+from base.paths import Paths
+from base.watching import WatchedFile
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.kubelet.server import State
+    from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
@@ -31,16 +31,18 @@ _log = logging.getLogger(__name__)
 class Service:
     """Serves what `load` says, from `start` to `close`; again whenever `file` changes."""
 
-    def __init__(self, paths: Paths, load: Callable[[], Config], file: Path | None) -> None:
+    def __init__(
+        self, paths: Paths, load: Callable[[], DevicePluginConfig], file: Path | None
+    ) -> None:
         self._paths = paths
         self._load = load
         self._file = file
         self._wrong = ""
         self._failed = ""
-        self._config: Config | None = None
+        self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
         self._plugin: DevicePlugin | None = None
-        self._watched: Watched | None = None
+        self._watched: WatchedFile | None = None
         self._ended = threading.Event()
         self._only_one = FileLock(paths.devices / "plugin.lock", mode=0o600, thread_local=False)
         self._thread = threading.Thread(target=self._run, name="device-plugin", daemon=True)
@@ -62,7 +64,7 @@ class Service:
             plugin.close()
         self._only_one.release()
 
-    def states(self) -> "list[State]":
+    def states(self) -> "list[PoolState]":
         """How each pool stands with the kubelet; [] while there is none."""
         return self._plugin.states() if self._plugin is not None else []
 
@@ -82,7 +84,7 @@ class Service:
         if self._file is None:
             self._take()
         else:
-            self._watched = Watched(self._file, self._take, name="pools")
+            self._watched = WatchedFile(self._file, self._take, name="pools")
         while not self._ended.wait(TRY_AGAIN):
             if self._failed:
                 self._take()
@@ -134,10 +136,10 @@ class Service:
         else:
             self._failed = ""
 
-    def _apply(self, config: Config) -> None:
+    def _apply(self, config: DevicePluginConfig) -> None:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC
 
-        decoders.build()
+        msgspec_warmup.build()
         if self._plugin is not None:
             self._plugin.reconfigure(config)
             return

@@ -1,4 +1,4 @@
-"""The kernel's word that something about adapters may have changed: links, and uevents.
+"""The kernel's word that something about HCAs may have changed: links, and uevents.
 
 A link's carrier, and so an IPoIB port's, comes by rtnetlink; drivers, devices and their nodes
 come and go by uevents. Both are of the network namespace that the sockets are made in. A port

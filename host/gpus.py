@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from base.paths import Paths
 from host import pci, sysfs
-from host.paths import Paths
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _GPU = re.compile(rf"GPU-{_UUID}", re.IGNORECASE)

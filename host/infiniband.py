@@ -1,4 +1,4 @@
-"""The adapters' sysfs: which HCA and port an IPoIB interface belongs to, and that port's state.
+"""The HCAs' sysfs: which HCA and port an IPoIB interface belongs to, and that port's state.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp/ipoib.
 """
@@ -7,14 +7,14 @@ import re
 
 import msgspec
 
+from base.paths import Paths
 from host import sysfs
 from host.links import Link
-from host.paths import Paths
 
 FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
-class Port(msgspec.Struct, frozen=True, kw_only=True):
+class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
     """A port of an HCA. States are sysfs' words: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
 
     hca: str
@@ -29,7 +29,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
         return any(pkey & 0x7FFF == own & 0x7FFF for own in self.pkeys)
 
 
-def port_of(paths: Paths, link: Link) -> Port | None:
+def port_of(paths: Paths, link: Link) -> IpoibPort | None:
     """The port under an IPoIB interface of the host, or None if sysfs does not tell.
 
     An interface bears its port's GUID in the last 8 bytes of its address. An HCA that is no PCI
@@ -55,9 +55,9 @@ def bdf_of(paths: Paths, name: str) -> str:
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 
-def _port(hca: str, number: int, directory: str) -> Port:
+def _port(hca: str, number: int, directory: str) -> IpoibPort:
     slots = (f"{directory}/pkeys/{name}" for name in sorted(sysfs.names(f"{directory}/pkeys")))
-    return Port(
+    return IpoibPort(
         hca=hca,
         number=number,
         state=sysfs.text(f"{directory}/state").partition(": ")[2],

@@ -19,7 +19,7 @@ from host.netlink import (
     NLM_F_CREATE,
     NLM_F_EXCL,
     Change,
-    Refused,
+    NetlinkError,
     Rtnetlink,
     attributes,
     trying,
@@ -347,7 +347,7 @@ def _get(
 ) -> Link | None:
     try:
         return _link(route.get(RTM_GETLINK, question, after))
-    except Refused as refused:
+    except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None

@@ -59,7 +59,7 @@ READ_OF_LINKS = (
 )
 
 
-class Refused(Exception):
+class NetlinkError(Exception):
     """The kernel's no to one request: an errno, and its own words where it has any."""
 
     def __init__(self, code: int, words: str = "") -> None:
@@ -178,7 +178,7 @@ class NetlinkSocket:
                 change = changes[number - first]
                 try:
                     _raise_refusal(part)
-                except Refused as refused:
+                except NetlinkError as refused:
                     if refused.code not in change.accepted and failure is None:
                         failure = explained(change.what, refused.code, refused.words)
             if number == self._sequence:
@@ -198,7 +198,7 @@ class NetlinkSocket:
             parts = self._dumped()
             if parts is not None:
                 return parts
-        raise Refused(errno.EAGAIN, f"the table changed during each of {DUMPS} looks at it")
+        raise NetlinkError(errno.EAGAIN, f"the table changed during each of {DUMPS} looks at it")
 
     def _dumped(self) -> list[tuple[int, bytes]] | None:
         """The parts of a dump; None if it is inconsistent, or something of it was lost."""
@@ -208,7 +208,7 @@ class NetlinkSocket:
         while True:
             try:
                 _, reply, flags, part = next(replies)
-            except Refused as refused:
+            except NetlinkError as refused:
                 if refused.code != errno.ENOBUFS:
                     raise
                 whole = False  # the rest of this dump still comes, and must be taken
@@ -220,7 +220,7 @@ class NetlinkSocket:
             elif reply == NLMSG_DONE:
                 (status,) = struct.unpack_from("=i", part, HEADER.size)
                 if status < 0:
-                    raise Refused(-status)
+                    raise NetlinkError(-status)
                 return parts if whole else None
             else:
                 parts.append((reply, part))
@@ -234,7 +234,7 @@ class NetlinkSocket:
         try:
             self._socket.send(b"".join(requests))
         except OSError as error:
-            raise Refused(error.errno or errno.EIO) from None
+            raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
         """Number, type, flags and bytes of each message that answers what was sent last.
@@ -257,11 +257,11 @@ class NetlinkSocket:
         try:
             datagram, _, flags, _ = self._socket.recvmsg(BUFFER)
         except BlockingIOError:
-            raise Refused(errno.ETIMEDOUT, f"no answer within {PATIENCE} s") from None
+            raise NetlinkError(errno.ETIMEDOUT, f"no answer within {PATIENCE} s") from None
         except OSError as error:
-            raise Refused(error.errno or errno.EIO) from None
+            raise NetlinkError(error.errno or errno.EIO) from None
         if flags & socket.MSG_TRUNC:
-            raise Refused(errno.EMSGSIZE, f"an answer of more than {BUFFER} bytes")
+            raise NetlinkError(errno.EMSGSIZE, f"an answer of more than {BUFFER} bytes")
         return datagram
 
 
@@ -300,7 +300,7 @@ def trying(what: str, *accepted: int) -> Iterator[None]:
     """Turn the kernel's refusal of `what` into HostError; errnos in `accepted` pass in silence."""
     try:
         yield
-    except Refused as refused:
+    except NetlinkError as refused:
         if refused.code not in accepted:
             raise explained(what, refused.code, refused.words) from None
 
@@ -341,7 +341,7 @@ def _raise_refusal(part: bytes) -> None:
         message = nlmsgerr(part)
         message.decode()
         words = message.get_attr("NLMSGERR_ATTR_MSG")
-    raise Refused(-status, words.rstrip(".") if isinstance(words, str) else "")
+    raise NetlinkError(-status, words.rstrip(".") if isinstance(words, str) else "")
 
 
 def _decoded(kind: int, part: bytes) -> nlmsg:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from base.paths import Paths
 from host import sysfs
 from host.errors import HostError, explained
-from host.paths import Paths
 
 _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 

@@ -18,8 +18,8 @@ from host.netlink import (
     DUMPS,
     HEADER,
     NLM_F_ACK,
+    NetlinkError,
     NetlinkSocket,
-    Refused,
     attribute,
     attributes,
     trying,
@@ -40,13 +40,13 @@ EXCLUSIVE = (
     "run `rdma system set netns exclusive` before any pod runs, or load ib_core with "
     "`options ib_core netns_mode=0` in /etc/modprobe.d"
 )
-MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the adapter's driver, or ib_core"
+MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the HCA's driver, or ib_core"
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """An RDMA device as the kernel shows it now."""
 
     index: int  # one number space for all namespaces, kept over a move
@@ -96,7 +96,7 @@ def mode(socket: RdmaNetlink) -> str:
     what = "asking for the RDMA subsystem's mode"
     try:
         _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_SYS_GET), b"")
-    except Refused as refused:
+    except NetlinkError as refused:
         absent = (errno.EINVAL, errno.ECONNREFUSED, errno.EPROTONOSUPPORT)
         words = MISSING if refused.code in absent else refused.words
         raise explained(what, refused.code, words) from None
@@ -106,14 +106,14 @@ def mode(socket: RdmaNetlink) -> str:
     return MODES[value[0]]
 
 
-def devices(socket: RdmaNetlink) -> list[Device]:
+def devices(socket: RdmaNetlink) -> list[RdmaDevice]:
     """The devices that the socket's namespace sees, except those that are being moved.
 
     The kernel looks each next one up by its position (_nldev_get_dumpit), and marks no dump as
     inconsistent: one that leaves meanwhile hides another. So two looks have to agree.
     """
     what = "listing RDMA devices"
-    seen: list[Device] | None = None
+    seen: list[RdmaDevice] | None = None
     for _ in range(DUMPS):
         with trying(what):
             parts = socket.table(_kind(RDMA_NLDEV_CMD_GET), b"")
@@ -125,17 +125,17 @@ def devices(socket: RdmaNetlink) -> list[Device]:
     raise explained(what, errno.EAGAIN, words)
 
 
-def find(socket: RdmaNetlink, name: str) -> Device | None:
+def find(socket: RdmaNetlink, name: str) -> RdmaDevice | None:
     """The device of that name, if the socket's namespace sees it."""
     return next((device for device in devices(socket) if device.name == name), None)
 
 
-def by_index(socket: RdmaNetlink, index: int) -> Device | None:
+def by_index(socket: RdmaNetlink, index: int) -> RdmaDevice | None:
     """The device of that index, if the socket's namespace sees it."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(index))
     try:
         _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_GET), request)
-    except Refused as refused:
+    except NetlinkError as refused:
         # nldev_get_doit says EINVAL of a device that is not there
         if refused.code in (errno.EINVAL, errno.ENODEV, errno.ENOENT):
             return None
@@ -143,7 +143,7 @@ def by_index(socket: RdmaNetlink, index: int) -> Device | None:
     return _device(answer)
 
 
-def move(socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
+def move(socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
     """Move a device to another namespace, which it is in when this returns.
 
     The socket must be in the device's namespace, and so the thread is for the time of it: the
@@ -154,7 +154,7 @@ def move(socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
     try:
         with socket.inside():
             _set(socket, device, descriptor)
-    except Refused as refused:
+    except NetlinkError as refused:
         words = refused.words
         if refused.code == errno.EOPNOTSUPP and mode(socket) == "shared":
             words = f"the RDMA subsystem is in shared mode: {EXCLUSIVE}"
@@ -165,7 +165,7 @@ def move(socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
         raise explained(what, refused.code, words) from None
 
 
-def rename(socket: RdmaNetlink, device: Device, name: str) -> None:
+def rename(socket: RdmaNetlink, device: RdmaDevice, name: str) -> None:
     """Give a device another name, which no device of any namespace may have."""
     encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
@@ -181,18 +181,18 @@ def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
     try:
         # No NLM_F_EXCL or NLM_F_CREATE: one is a bit of NLM_F_DUMP, which rdma_nl_rcv_msg sees
         socket.ask(_kind(RDMA_NLDEV_CMD_NEWLINK), request, NLM_F_ACK)
-    except Refused as refused:
+    except NetlinkError as refused:
         unknown = refused.code == errno.EINVAL and not refused.words
         words = f"is the module of {kind} (rdma_{kind} or {kind}) there?" if unknown else ""
         raise explained(what, refused.code, refused.words or words) from None
 
 
-def delete_soft(socket: RdmaNetlink, device: Device) -> None:
+def delete_soft(socket: RdmaNetlink, device: RdmaDevice) -> None:
     """Delete a software device; one that is gone already is fine."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     try:
         socket.ask(_kind(RDMA_NLDEV_CMD_DELLINK), request, NLM_F_ACK)
-    except Refused as refused:
+    except NetlinkError as refused:
         # EINVAL, too, if it is not there
         if refused.code == errno.EINVAL and by_index(socket, device.index) is None:
             return
@@ -206,7 +206,7 @@ def _kind(command: int) -> int:
     return RDMA_NL_NLDEV << 10 | command
 
 
-def _set(socket: RdmaNetlink, device: Device, change: bytes) -> None:
+def _set(socket: RdmaNetlink, device: RdmaDevice, change: bytes) -> None:
     index = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     socket.ask(_kind(RDMA_NLDEV_CMD_SET), index + change, NLM_F_ACK)
 
@@ -220,11 +220,11 @@ def _fields(answer: bytes) -> dict[int, bytes]:
     return {kind: answer[start:stop] for kind, start, stop in found}
 
 
-def _device(answer: bytes) -> Device:
+def _device(answer: bytes) -> RdmaDevice:
     fields = _fields(answer)
     guid = f"{_U64.unpack(fields[RDMA_NLDEV_ATTR_NODE_GUID])[0]:016x}"
     protocol = fields.get(RDMA_NLDEV_ATTR_DEV_PROTOCOL, b"")
-    return Device(
+    return RdmaDevice(
         index=_U32.unpack(fields[RDMA_NLDEV_ATTR_DEV_INDEX])[0],
         name=fields[RDMA_NLDEV_ATTR_DEV_NAME].rstrip(b"\0").decode(errors="surrogateescape"),
         node_guid=":".join(guid[at : at + 4] for at in range(0, 16, 4)),

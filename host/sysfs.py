@@ -2,7 +2,7 @@
 
 Devices come and go while they are looked at, and drivers refuse attributes that they do not have
 (EINVAL, EOPNOTSUPP, EIO): whatever cannot be read is empty here, and nothing is raised. Paths are
-strings, for a Path costs more than the look, of which there are thousands when all adapters are
+strings, for a Path costs more than the look, of which there are thousands when all HCAs are
 read. Files of procfs that a driver makes, such as NVIDIA's, read the same.
 """
 

@@ -17,9 +17,9 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from base.paths import Paths
 from host import pci, sysfs
 from host.errors import HostError
-from host.paths import Paths
 
 _BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")

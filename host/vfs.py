@@ -19,7 +19,7 @@ from host.netlink import (
     HEADER,
     IFINFOMSG,
     NLM_F_ACK,
-    Refused,
+    NetlinkError,
     Rtnetlink,
     attribute,
     attributes,
@@ -188,13 +188,13 @@ def _set(
 
 
 def _failure(
-    what: str, refused: Refused, remedy: str = "", against: Sequence[int] = UNSUPPORTED
+    what: str, refused: NetlinkError, remedy: str = "", against: Sequence[int] = UNSUPPORTED
 ) -> HostError:
     words = [refused.words, remedy if refused.code in against else ""]
     return explained(what, refused.code, ": ".join(filter(None, words)))
 
 
-def _tried(route: Rtnetlink, pf: Link, *wanted: bytes) -> Refused | None:
+def _tried(route: Rtnetlink, pf: Link, *wanted: bytes) -> NetlinkError | None:
     """One RTM_SETLINK, for as long as the driver is busy. The kernel's refusal, if it stays."""
     infos = b"".join(attribute(IFLA_VF_INFO, one) for one in wanted)
     request = IFINFOMSG.pack(0, 0, pf.index, 0, 0) + attribute(IFLA_VFINFO_LIST, infos)
@@ -203,7 +203,7 @@ def _tried(route: Rtnetlink, pf: Link, *wanted: bytes) -> Refused | None:
             time.sleep(PAUSE)
         try:
             route.ask(RTM_SETLINK, request, NLM_F_ACK)
-        except Refused as refused:
+        except NetlinkError as refused:
             last = refused
             if refused.code not in BUSY:
                 break

@@ -10,16 +10,17 @@ hold, whatever the size of the range and the number of its own reservations.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.store import AddressTaken, Attachment, Owner, Reservation
+from ipam.store import AddressTaken, Owner, Reservation
 
 _DESCRIBED = 4  # ranges of a set in an error
 
 
-class Space(Protocol):
+class FreeSpace(Protocol):
     """What allocation needs to know of a store."""
 
     def run_at(self, domain: str, address: int) -> Interval | None:
@@ -41,7 +42,7 @@ class Space(Protocol):
         """What the owner's pod holds for the same network and ifname, by domain and address."""
 
 
-class Choice(NamedTuple):
+class AddressChoice(NamedTuple):
     """An address for a set: the range it comes from, and whose place it takes, if anyone's."""
 
     range: Range
@@ -50,11 +51,11 @@ class Choice(NamedTuple):
 
 
 def choose(
-    space: Space, owner: Owner, sets: Sequence[RangeSet], boot: str, others: Others
-) -> list[Choice]:
+    space: FreeSpace, owner: Owner, sets: Sequence[RangeSet], boot: str, others: Others
+) -> list[AddressChoice]:
     """One address for each set, in their order. CNIError 103, 110 or 111; changes nothing."""
     former = _former(space, owner, boot)
-    chosen: dict[int, Choice] = {}
+    chosen: dict[int, AddressChoice] = {}
     # What is bound goes first, so that no other set takes its address.
     for fixed in (True, False):
         for index, one in enumerate(sets):
@@ -68,7 +69,7 @@ def choose(
     return [chosen[index] for index in range(len(sets))]
 
 
-def held_in(space: Space, range_: Range) -> int:
+def held_in(space: FreeSpace, range_: Range) -> int:
     """How many of the addresses that the range allows are held, by whomever."""
     if not range_.parts:
         return 0
@@ -81,7 +82,7 @@ def held_in(space: Space, range_: Range) -> int:
     )
 
 
-def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
+def exhaustion(space: FreeSpace, one: RangeSet, boot: str) -> str:
     """Why the set has no address for a newcomer; "" if it has one."""
     for range_ in one.ranges:
         for part in range_.parts:
@@ -94,7 +95,7 @@ def exhaustion(space: Space, one: RangeSet, boot: str) -> str:
     return _descriptions(space, one.ranges)
 
 
-def _former(space: Space, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
+def _former(space: FreeSpace, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
     """What the owner held before, by address: in an earlier sandbox of its pod, or boot."""
     own = space.of_attachment(owner.attachment)
     alive = [one for one in own if one.boot == boot]
@@ -112,9 +113,9 @@ def _former(space: Space, owner: Owner, boot: str) -> list[tuple[int, Reservatio
 def _kept(
     one: RangeSet,
     former: Sequence[tuple[int, Reservation]],
-    chosen: Iterable[Choice],
+    chosen: Iterable[AddressChoice],
     others: Others,
-) -> Choice | None:
+) -> AddressChoice | None:
     """A former address that the set still allows, from the same range if there is one."""
     if not former:
         return None
@@ -130,25 +131,25 @@ def _kept(
                     and range_.allows(address)
                     and not others.is_alive(range_, address)
                 ):
-                    return Choice(range_, address, held)
+                    return AddressChoice(range_, address, held)
     return None
 
 
 def _found(
-    space: Space, one: RangeSet, chosen: Iterable[Choice], boot: str, others: Others
-) -> Choice:
+    space: FreeSpace, one: RangeSet, chosen: Iterable[AddressChoice], boot: str, others: Others
+) -> AddressChoice:
     used = {choice.address for choice in chosen}
     for range_ in one.ranges:
         address = _lowest(range_, used, others.next_free)
         if address is not None:
-            return Choice(range_, address)
+            return AddressChoice(range_, address)
     # What an earlier boot left comes last: in this domain, and free here but held in another.
     for range_ in one.ranges:
         address = _lowest(range_, used, others.next_stale)
         if address is None:
             address = _lowest(range_, used, others.next_reusable)
         if address is not None:
-            return Choice(range_, address, space.at(range_.domain, address))
+            return AddressChoice(range_, address, space.at(range_.domain, address))
     if one.fixed:
         raise _taken(space, one.ranges[0], used, others)
     raise CNIError(
@@ -172,7 +173,7 @@ def _lowest(
     return None
 
 
-def _taken(space: Space, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
+def _taken(space: FreeSpace, range_: Range, used: Collection[int], others: Others) -> AddressTaken:
     address = text(range_.first)
     if range_.first in used:
         return AddressTaken(f"{range_.where}: {address} is asked for twice")
@@ -184,7 +185,7 @@ def _taken(space: Space, range_: Range, used: Collection[int], others: Others) -
     )
 
 
-def _descriptions(space: Space, ranges: Sequence[Range]) -> str:
+def _descriptions(space: FreeSpace, ranges: Sequence[Range]) -> str:
     """A few ranges, as counting takes time under the store's lock."""
     held: dict[tuple[str, tuple[Interval, ...]], int] = {}
     texts = []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from base.paths import Paths
+from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.text import printable
-from host.paths import Paths
 from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
 from ipam.sqlite_store import SqliteStore

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from base import interrupts
 from cni.policy import rules
-from cni.spec import delegate, interrupts
+from cni.spec import delegate
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
@@ -26,7 +27,7 @@ _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 
 
-class Ipam(Protocol):
+class IpamCall(Protocol):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
     def add(self, segment: str | None = None) -> Result:
@@ -64,7 +65,7 @@ class Delegation:
         self._directory = directory
         self._policy = policy
 
-    def of(self, request: Request, *, added: IpamConfig = _NONE) -> Ipam | None:
+    def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
         """The IPAM plugin that a request names, if any. CNIError 121 if it is not allowed.
 
         `added` is what the attachment's ADD ran, which was allowed then.
@@ -76,9 +77,9 @@ class Delegation:
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
             self._require_allowed(config)
-        return _Executable(config.type, self._directory, request)
+        return _ForeignIpam(config.type, self._directory, request)
 
-    def of_removal(self, request: Request, added: bool | None) -> Ipam | None:
+    def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
         """The IPAM plugin for a DEL or a GC; None if there is nothing that it could release.
 
         `added`: whether an ADD ran the very same, by the journal; None if the journal cannot tell.
@@ -98,7 +99,7 @@ class Delegation:
                 raise
             note(f'IPAM plugin "{config.type}" was not asked, since no ADD has run it: {error}')
             return None
-        return _Executable(config.type, self._directory, request)
+        return _ForeignIpam(config.type, self._directory, request)
 
     def _require_allowed(self, config: IpamConfig) -> None:
         policy = self._policy()
@@ -179,7 +180,7 @@ class InProcess:
         self._plugin.status(self._request)
 
 
-class _Executable:
+class _ForeignIpam:
     """Another plugin's executable."""
 
     def __init__(self, plugin_type: str, directory: Path, request: Request) -> None:

@@ -9,19 +9,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cni import locks
-from cni.locks import Busy
-from cni.spec import interrupts
+from base import interrupts, locks
+from base.interrupts import Terminated
+from base.locks import Busy
+from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Terminated
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.delegation import InProcess
 from ipam.plugin import AddressPlugin
 
 
-class Executable:
+class IpamExecutable:
     """The plugin. Implements `cni.spec.plugin.Plugin`. `directory` is where locks are."""
 
     versions: Sequence[str] = VERSIONS
@@ -65,9 +65,9 @@ class Executable:
 
     @contextmanager
     def _locked(self, request: Request) -> Iterator[None]:
-        attachment = (request.network, request.container_id, request.ifname)
-        path = self._directory / f"addresses-{locks.key_of(*attachment)}"
-        whose = f"the addresses of {'/'.join(attachment)}"
+        attachment = Attachment(request.network, request.container_id, request.ifname)
+        path = self._directory / f"addresses-{attachment.key}"
+        whose = f"the addresses of {attachment}"
         with ExitStack() as held:
             try:
                 held.enter_context(locks.locked(path, whose))

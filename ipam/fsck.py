@@ -20,10 +20,10 @@ import msgspec
 from ipam import upgrade
 from ipam.addresses import parse
 from ipam.log import Header, Key, Record, read_all, write_new
-from ipam.opening import locked
 from ipam.recovery import DATABASE, LOG, WAL, build, has_content, unused_aside, verify
-from ipam.rows import COLUMNS, UNREADABLE, Damage, Newer, meta_of, reservation_of
+from ipam.schema import COLUMNS, UNREADABLE, Damage, Newer, meta_of, reservation_of
 from ipam.store import Reservation
+from ipam.store_files import locked
 from ipam.tables import Tables, connect
 
 Say = Callable[[str], None]

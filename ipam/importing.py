@@ -31,7 +31,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     ranges: tuple[Network, ...] = ()
 
 
-class _Allocation(msgspec.Struct, frozen=True):
+class _ImportedAddress(msgspec.Struct, frozen=True):
     id: str
     podref: str
     ifname: str = ""
@@ -39,14 +39,14 @@ class _Allocation(msgspec.Struct, frozen=True):
 
 class _PoolSpec(msgspec.Struct, frozen=True):
     range: str
-    allocations: dict[str, _Allocation] | None = None
+    allocations: dict[str, _ImportedAddress] | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _Pool(msgspec.Struct, frozen=True):
+class _IPPool(msgspec.Struct, frozen=True):
     spec: _PoolSpec
     metadata: _Metadata = _Metadata()
 
@@ -97,7 +97,7 @@ def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Re
             notes.append(f"{manifest}: {kind or 'a document without a kind'}: left out")
             continue
         name = str((document.get("metadata") or {}).get("name", ""))
-        pool = convert(document, _Pool, f"IPPool {name}")
+        pool = convert(document, _IPPool, f"IPPool {name}")
         reservations += _allocations(pool, defaults)
     return reservations
 
@@ -123,7 +123,7 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     return len(new)
 
 
-def _allocations(pool: _Pool, defaults: Defaults) -> Iterator[Reservation]:
+def _allocations(pool: _IPPool, defaults: Defaults) -> Iterator[Reservation]:
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError as error:
@@ -155,7 +155,7 @@ def _allocations(pool: _Pool, defaults: Defaults) -> Iterator[Reservation]:
         )
 
 
-def _network_name(pool: _Pool) -> str:
+def _network_name(pool: _IPPool) -> str:
     """whereabouts names a pool `[<network_name>-]<range with ':' and '/' as '-'>`."""
     normalised = pool.spec.range.replace(":", "-").replace("/", "-")
     name = pool.metadata.name.removesuffix(normalised)

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from host.files import replacing
+from base.files import replacing
 from ipam.store import Reservation
 
 VERSION = 1

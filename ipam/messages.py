@@ -7,11 +7,11 @@ here that begins with warnings.
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from base import confined
+from base.confined import UnsafeFile
+from base.text import printable
 from cni.policy.rules import PART, Policy
 from cni.spec.notes import note
-from cni.spec.text import printable
-from host import confined
-from host.confined import Unfit
 
 LEVELS = ("debug", "verbose", "info", "warning", "error", "panic")
 MOST_BYTES = 16 << 20  # of a log file
@@ -59,7 +59,7 @@ class Messages:
         try:
             content = f"{line}\n".encode()
             confined.append(self._directories, self._file, content, MOST_BYTES)
-        except (Unfit, OSError) as error:
+        except (UnsafeFile, OSError) as error:
             # A log that cannot be written must not keep a pod from its address.
             reason = error.strerror if isinstance(error, OSError) else error
             note(printable(f'"ipam.log_file": {self._file} {reason}'))

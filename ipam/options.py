@@ -49,7 +49,7 @@ MOST_ADDRESSES = 64  # of one attachment
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a network asks for.
 
     `sets` yield one address each, in the result's order; `static` are the addresses that stand
@@ -94,13 +94,13 @@ class _Args(msgspec.Struct):
     cni: _Cni | None = None
 
 
-class _Network(msgspec.Struct):
+class _NetworkConfiguration(msgspec.Struct):
     ipam: Section | None = None
     runtimeConfig: _Runtime | None = None
     args: _Args | None = None
 
 
-class _Ipam(RangeOptions, frozen=True, kw_only=True):
+class _IpamSection(RangeOptions, frozen=True, kw_only=True):
     type: str = ""
     addresses: Annotated[tuple[Section, ...], Meta(max_length=limits.ADDRESSES)] = ()
     dns: Section = msgspec.field(default_factory=dict)
@@ -119,14 +119,14 @@ class _Static(msgspec.Struct, frozen=True):
     gateway: str = ""
 
 
-def read(config: bytes) -> Options:
+def read(config: bytes) -> IpamOptions:
     """The options in a network configuration. CNIError 7 that names what is wrong with them."""
-    network = decode(config, _Network)
+    network = decode(config, _NetworkConfiguration)
     if network.ipam is None:
         raise invalid_config("IPAM config missing 'ipam' key")
     idle = sorted(key for key in network.ipam if key in WITHOUT_EFFECT)
     given = {key: value for key, value in network.ipam.items() if key not in WITHOUT_EFFECT}
-    ipam = section(given, _Ipam, "ipam", also=WITHOUT_EFFECT)
+    ipam = section(given, _IpamSection, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
     runtime = network.runtimeConfig or _Runtime()
     require_few(
@@ -141,7 +141,7 @@ def read(config: bytes) -> Options:
     _check_gateway(reader.gateway, sets)
     static = tuple(_static(ipam, index) for index in range(len(ipam.addresses)))
     _refuse_gateways(static, sets, reader.gateway)
-    return Options(
+    return IpamOptions(
         sets=sets,
         static=static,
         gateway=reader.gateway,
@@ -175,7 +175,7 @@ def require_few(*counts: tuple[str, int]) -> None:
 def logging_of(config: bytes) -> tuple[str, str]:
     """log_file and log_level, as far as they can be read: DEL works with a broken `ipam` too."""
     try:
-        ipam = msgspec.json.decode(config, type=_Network).ipam or {}
+        ipam = msgspec.json.decode(config, type=_NetworkConfiguration).ipam or {}
     except msgspec.MsgspecError:
         return "", "warning"
     file, level = ipam.get("log_file"), ipam.get("log_level")
@@ -185,7 +185,7 @@ def logging_of(config: bytes) -> tuple[str, str]:
     )
 
 
-def _check_names(ipam: _Ipam) -> None:
+def _check_names(ipam: _IpamSection) -> None:
     if ipam.type not in TYPES:
         served = '" and "'.join(TYPES)
         raise invalid_config(f'"ipam.type" is "{ipam.type}": this plugin serves "{served}"')
@@ -202,7 +202,7 @@ def _check_names(ipam: _Ipam) -> None:
         raise invalid_config('"ipam.dns" and "ipam.resolvConf" both say the DNS: leave one out')
 
 
-def _reader(ipam: _Ipam) -> RangeReader:
+def _reader(ipam: _IpamSection) -> RangeReader:
     gateway = None
     if ipam.gateway:
         try:
@@ -216,7 +216,7 @@ def _reader(ipam: _Ipam) -> RangeReader:
     return RangeReader(domain, gateway, use_all=bool(ipam.use_all_addresses))
 
 
-def _sets(ipam: _Ipam, runtime: _Runtime, reader: RangeReader) -> tuple[RangeSet, ...]:
+def _sets(ipam: _IpamSection, runtime: _Runtime, reader: RangeReader) -> tuple[RangeSet, ...]:
     """One set for each address of the result, in its order; what the runtime adds comes first."""
     sets = [
         reader.set_of(ranges, f"runtimeConfig.ipRanges[{index}]")
@@ -237,7 +237,7 @@ def _sets(ipam: _Ipam, runtime: _Runtime, reader: RangeReader) -> tuple[RangeSet
     return tuple(sets)
 
 
-def _refuse_orphans(ipam: _Ipam) -> None:
+def _refuse_orphans(ipam: _IpamSection) -> None:
     for key in ("range_start", "range_end", "rangeStart", "rangeEnd", "exclude"):
         if getattr(ipam, key):
             raise invalid_config(
@@ -265,7 +265,7 @@ def _refuse_gateways(
             raise invalid_config(f'"{one.ranges[0].where}.address": {address} is the gateway')
 
 
-def _static(ipam: _Ipam, index: int) -> RangeSet:
+def _static(ipam: _IpamSection, index: int) -> RangeSet:
     path = f"ipam.addresses[{index}]"
     one = section(ipam.addresses[index], _Static, path)
     try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ipam.addresses import Interval
-from ipam.others import Holding
-from ipam.rows import COLUMNS, address_of, key_of, reservation_of
+from ipam.others import HeldAddress
+from ipam.schema import COLUMNS, address_of, key_of, reservation_of
 from ipam.segments import BEFORE
 from ipam.store import Reservation
 
@@ -26,7 +26,7 @@ class OtherDomains:
         ).fetchall()
         return not others
 
-    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[Holding]:
+    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[HeldAddress]:
         """What any domain holds on a segment, from `address` on, lowest first.
 
         With what has been held since BEFORE in this `boot`; "" is an unknown segment.
@@ -40,16 +40,16 @@ class OtherDomains:
             f"{select} AND boot = ? ORDER BY address", (BEFORE, key_of(address), boot)
         )
         for key, *rest in heapq.merge(here, before):
-            yield Holding(address_of(key), *rest)
+            yield HeldAddress(address_of(key), *rest)
 
-    def in_domain(self, domain: str, address: int) -> Iterator[Holding]:
+    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
         """What the domain holds from `address` on, lowest first."""
         for key, *rest in self.connection.execute(
             "SELECT address, domain, range, boot FROM reservation "
             "WHERE domain = ? AND address >= ? ORDER BY address",
             (domain, key_of(address)),
         ):
-            yield Holding(address_of(key), *rest)
+            yield HeldAddress(address_of(key), *rest)
 
     def of_others(
         self, domain: str, address: int, segment: str, beside: str

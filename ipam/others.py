@@ -20,7 +20,7 @@ from ipam.walk import Walk
 _TRIED = 8  # ranges, to name the one that is used in an error
 
 
-class Holding(NamedTuple):
+class HeldAddress(NamedTuple):
     """As much of a reservation as the search for an address needs."""
 
     address: int
@@ -29,7 +29,7 @@ class Holding(NamedTuple):
     boot: str
 
 
-class Space(Protocol):
+class OtherDomains(Protocol):
     """What this needs to know of a store."""
 
     def is_only(self, domain: str) -> bool:
@@ -41,13 +41,13 @@ class Space(Protocol):
     def lowest_stale(self, domain: str, interval: Interval, boot: str) -> Reservation | None:
         """The lowest reservation in `interval` of another boot than `boot`."""
 
-    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[Holding]:
+    def on_segment(self, segment: str, address: int, boot: str) -> Iterator[HeldAddress]:
         """What any domain holds on a segment, from `address` on, lowest first.
 
         With what has been held since BEFORE in this `boot`; "" is an unknown segment.
         """
 
-    def in_domain(self, domain: str, address: int) -> Iterator[Holding]:
+    def in_domain(self, domain: str, address: int) -> Iterator[HeldAddress]:
         """What the domain holds from `address` on, lowest first."""
 
     def of_others(
@@ -67,7 +67,7 @@ class Others:
     `segment` "" is unknown. The caller changes nothing in the store meanwhile.
     """
 
-    def __init__(self, space: Space, segment: str, boot: str) -> None:
+    def __init__(self, space: OtherDomains, segment: str, boot: str) -> None:
         self._space = space
         self._segment = segment
         self._boot = boot
@@ -169,7 +169,7 @@ class Others:
             address, ((one.address, one.range == cidr and self._counts(one, alive)) for one in held)
         )
 
-    def _counts(self, one: Holding, alive: bool) -> bool:
+    def _counts(self, one: HeldAddress, alive: bool) -> bool:
         """All holders count, or those of this boot alone."""
         return not alive or one.boot == self._boot
 

@@ -11,9 +11,12 @@ from typing import Any, Self
 
 import msgspec
 
+from base import interrupts
+from base.text import printable
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import arguments, interrupts
+from cni.spec import arguments
+from cni.spec.attachment import Attachment
 from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -22,17 +25,16 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from cni.spec.result import decode as decode_result
-from cni.spec.text import printable
 from ipam import options as ipam_options
 from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
-from ipam.opening import Opening
-from ipam.options import Options
+from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
-from ipam.requested import ARGS_KEYS, final_sets
+from ipam.requested_ips import ARGS_KEYS, final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import AddressTaken, Attachment, Grant, Granted, Owner, RangeUsage, Store, Usage
+from ipam.store import AddressTaken, Grant, Owner, RangeUsage, ReservedAddress, Store, Usage
+from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
 _NULL = msgspec.Raw(b"null")
@@ -66,7 +68,7 @@ class AddressPlugin:
     @classmethod
     def on_node(
         cls,
-        files: Path | Opening,
+        files: Path | StoreFiles,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
     ) -> Self:
@@ -254,11 +256,11 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
         )
 
 
-def _result(grant: Grant, options: Options, dns: DNS) -> Result:
+def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
     return Result(ips=tuple(map(_ip, grant.granted)), routes=options.routes, dns=dns)
 
 
-def _ip(granted: Granted) -> IPConfig:
+def _ip(granted: ReservedAddress) -> IPConfig:
     gateway = granted.range.gateway
     return IPConfig(
         f"{granted.reservation.address}/{granted.range.network.family_prefix}",
@@ -266,13 +268,13 @@ def _ip(granted: Granted) -> IPConfig:
     )
 
 
-def _private_ranges(options: Options, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
+def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
     """The ranges of a network that makes them its own, whole: not the address asked for of one."""
     own = (*options.sets, *options.static) if options.sets else sets
     return tuple(range_ for one in own for range_ in one.ranges if range_.why_private)
 
 
-def _is_ours(address: int, options: Options) -> bool:
+def _is_ours(address: int, options: IpamOptions) -> bool:
     return any(
         range_.first <= address <= range_.last
         for one in (*options.sets, *options.static)

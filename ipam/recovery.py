@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
-from host.files import sync_directory
 from ipam.addresses import parse
 from ipam.log import VERSION, Header, Log, Tail, write_new
-from ipam.rows import UNREADABLE, Damage, Newer, runs_of
+from ipam.schema import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
 

@@ -19,8 +19,8 @@ from typing import NamedTuple, Self
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam.lock import exclusive
+from ipam.lock_watch import Wishes
 from ipam.log import Log
-from ipam.opening import LOCK_TIMEOUT, explaining
 from ipam.recovery import (
     DATABASE,
     FAILURES,
@@ -32,8 +32,8 @@ from ipam.recovery import (
     open_store,
     unused_aside,
 )
+from ipam.store_files import LOCK_TIMEOUT, explaining
 from ipam.tables import Tables
-from ipam.wishes import Wishes
 
 IDLE = 5.0  # seconds
 _CLOSE_TIME = 2.0  # seconds

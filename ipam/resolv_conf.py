@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from base import confined
+from base.confined import UnsafeFile
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS
-from host import confined
-from host.confined import Unfit
 
 MOST_BYTES = 64 << 10
 
@@ -19,7 +19,7 @@ def read(path: str, directories: Sequence[str]) -> DNS:
         return DNS()
     try:
         lines = confined.read(directories, path, MOST_BYTES).decode(errors="replace").splitlines()
-    except (Unfit, OSError) as error:
+    except (UnsafeFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid_config(f'"ipam.resolvConf": {path!r} {reason}') from None
     nameservers: list[str] = []

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam import allocation
 from ipam.addresses import parse, text
-from ipam.allocation import Choice
+from ipam.allocation import AddressChoice
 from ipam.log import Log, records_of
-from ipam.opening import Opening, PerCall
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.recovery import FAILURES, UNCERTAIN, explained, rewrite_log
-from ipam.store import Attachment, Grant, Granted, Owner, Reservation, Usage
+from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
+from ipam.store_files import PerCall, StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
 
@@ -34,7 +35,7 @@ class SqliteStore:
     """
 
     def __init__(
-        self, files: Path | Opening, boot: str, *, clock: Callable[[], float] = time.time
+        self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._opening = PerCall(files) if isinstance(files, Path) else files
         self.boot = boot
@@ -59,7 +60,9 @@ class SqliteStore:
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
             granted = tuple(
-                Granted(choice.range, self._reservation(owner, choice, segment), choice.replaced)
+                ReservedAddress(
+                    choice.range, self._reservation(owner, choice, segment), choice.replaced
+                )
                 for choice in choices
             )
             self._write(tables, log, put=[one.reservation for one in granted])
@@ -159,7 +162,7 @@ class SqliteStore:
             self._write(tables, log, put=reservations)
             self._compact(tables, log)
 
-    def _reservation(self, owner: Owner, choice: Choice, segment: str) -> Reservation:
+    def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
         return Reservation(
             domain=choice.range.domain,
             address=text(choice.address),

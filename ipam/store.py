@@ -10,20 +10,10 @@ from typing import Protocol
 import msgspec
 
 from cni.spec.arguments import Pod
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range, RangeSet
 from ipam.segments import BEFORE
-
-
-class Attachment(msgspec.Struct, frozen=True, order=True):
-    """What a runtime attaches and detaches (SPEC.md 0.4.0): network, container id, ifname."""
-
-    network: str
-    container_id: str
-    ifname: str
-
-    def __str__(self) -> str:
-        return f"network {self.network}, container {self.container_id}, interface {self.ifname}"
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -97,7 +87,7 @@ class AddressTaken(CNIError):
         self.holder = holder
 
 
-class Granted(msgspec.Struct, frozen=True):
+class ReservedAddress(msgspec.Struct, frozen=True):
     """One address that `reserve` gave out, its range, and whose place it took, if anyone's."""
 
     range: Range
@@ -108,7 +98,7 @@ class Granted(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """What one `reserve` did, in the order of its range sets: all that `undo` needs."""
 
-    granted: tuple[Granted, ...] = ()
+    granted: tuple[ReservedAddress, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):

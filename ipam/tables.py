@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
 from ipam.other_domains import OtherDomains
-from ipam.rows import (
+from ipam.schema import (
     COLUMNS,
     RESERVATION_MARKS,
     SCHEMA,
@@ -29,7 +30,7 @@ from ipam.rows import (
     run_row,
     runs_of,
 )
-from ipam.store import Attachment, Owner, Reservation
+from ipam.store import Owner, Reservation
 from ipam.upgrade import FORMER, upgrade
 
 

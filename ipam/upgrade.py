@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from ipam.rows import (
+from ipam.schema import (
     COLUMNS,
     INDEXES,
     META,

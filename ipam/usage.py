@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ipam.addresses import Network, parse_interface, text
 from ipam.allocation import held_in
 from ipam.ranges import Range, RangeSet, never_usable, of_network
-from ipam.rows import Damage
+from ipam.schema import Damage
 from ipam.store import RangeUsage
 from ipam.tables import Tables
 

@@ -163,8 +163,8 @@ def offered(kubelet: Kubelet, resource: str) -> str:
         count = kubelet.wait(lambda: kubelet.allocatable(resource), PATIENCE)
     except AssertionError as error:
         raise subprocess.CalledProcessError(1, "kubelet", str(error)) from None
-    adapters = {known.rpartition("-")[0] for known in kubelet.devices(resource)}
-    return f"allocatable: {count} device ids of {len(adapters)} HCAs, {', '.join(sorted(adapters))}"
+    hcas = {known.rpartition("-")[0] for known in kubelet.devices(resource)}
+    return f"allocatable: {count} device ids of {len(hcas)} HCAs, {', '.join(sorted(hcas))}"
 
 
 def wait_for(path: Path, process: "subprocess.Popen[bytes]") -> bool:

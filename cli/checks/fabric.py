@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from base.paths import Paths
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode, gpu_label, rdma_label
-from deviceplugin import fitness
+from deviceplugin import availability
 from host import sysfs
-from host.adapters import Adapter, Port
-from host.paths import Paths
+from host.discovery import HCA, Port
 from host.topology import Distance
 
 _WIDTH = re.compile(r"\(([0-9]+)X")
@@ -20,19 +20,19 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
 
     That of a VF may be set up with the pod that gets it.
     """
-    offered = {adapter.id for pool in node.pools for adapter in pool.adapters}
+    offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
     found = _ports(node)
     active = waiting = 0
-    for adapter, name, port in found:
-        where = f"port {port.number} of {name} ({adapter.id})"
+    for hca, name, port in found:
+        where = f"port {port.number} of {name} ({hca.id})"
         width = _WIDTH.search(port.rate)
-        if port.state != "ACTIVE" and adapter.id in later:
+        if port.state != "ACTIVE" and hca.id in later:
             waiting += 1
         elif port.state != "ACTIVE":
-            bad = failed if adapter.id in offered else warning
+            bad = failed if hca.id in offered else warning
             physical = port.physical_state or "no physical state"
-            yield bad(f"{where} is {port.state or 'gone'} ({physical})", _why_down(adapter, port))
+            yield bad(f"{where} is {port.state or 'gone'} ({physical})", _why_down(hca, port))
         elif width and int(width[1]) < _USUAL_WIDTH:
             yield warning(
                 f"{where} is degraded: {port.rate}, it uses {width[1]} of {_USUAL_WIDTH} lanes",
@@ -71,7 +71,7 @@ def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
     """An IPoIB interface that is down gives no carrier to its children."""
     later = _set_up_with_pods(node)
-    parents = (one for one in node.adapters if "infiniband" in one.link_types)
+    parents = (one for one in node.hcas if "infiniband" in one.link_types)
     names = [netdev for one in parents if one.id not in later for netdev in one.netdevs]
     states = {name: _is_up(node.paths, name) for name in names}
     down = sorted(name for name, up in states.items() if up is False)
@@ -88,9 +88,9 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
 
 def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
     """VFs carry nothing while their PF's interface is down."""
-    names = [name for one in node.adapters if one.num_vfs for name in one.netdevs]
+    names = [name for one in node.hcas if one.num_vfs for name in one.netdevs]
     down = [name for name in names if _is_up(node.paths, name) is False]
-    if not any(one.num_vfs for one in node.adapters):
+    if not any(one.num_vfs for one in node.hcas):
         yield not_applicable("no PF has VFs")
     elif down:
         commands = "; ".join(f"ip link set {name} up" for name in down)
@@ -101,7 +101,7 @@ def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
     """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
-    hcas = [one for one in node.adapters if one.address and (one.rdma or one.verbs)]
+    hcas = [one for one in node.hcas if one.address and (one.rdma or one.verbs)]
     if not node.gpus or not hcas:
         yield not_applicable("there are not both GPUs and HCAs")
         return
@@ -124,29 +124,27 @@ def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
 
 def _set_up_with_pods(node: ThisNode) -> set[str]:
     """The VFs and SFs on offer whose own ports say nothing until a pod has them."""
-    offered = [(pool, one) for pool in node.pools for one in pool.adapters]
+    offered = [(pool, one) for pool in node.pools for one in pool.hcas]
     ids = {one.id for _, one in offered if one.pf in node.reports}
     return ids.difference(
-        one.id for pool, one in offered if fitness.own_ports_count(pool, one, node.reports)
+        one.id for pool, one in offered if availability.own_ports_count(pool, one, node.reports)
     )
 
 
-def _ports(node: ThisNode) -> list[tuple[Adapter, str, Port]]:
-    return [
-        (one, rdma.name, port) for one in node.adapters for rdma in one.rdma for port in rdma.ports
-    ]
+def _ports(node: ThisNode) -> list[tuple[HCA, str, Port]]:
+    return [(one, rdma.name, port) for one in node.hcas for rdma in one.rdma for port in rdma.ports]
 
 
-def _why_down(adapter: Adapter, port: Port) -> str:
+def _why_down(hca: HCA, port: Port) -> str:
     if port.state == "INIT":
         return "it has a link and waits for a subnet manager"
     if port.link_layer == "Ethernet":
-        names = ", ".join(adapter.netdevs) or "its interface"
+        names = ", ".join(hca.netdevs) or "its interface"
         return f"set {names} up; if it is, look at the cable and the switch's port"
-    if adapter.pf:
+    if hca.pf:
         return (
             "the link of a VF follows its policy: `ip link set PF vf N state auto`; and it needs "
-            f"a GUID, else none sets {rdma_label(adapter)} up"
+            f"a GUID, else none sets {rdma_label(hca)} up"
         )
     if port.physical_state == "Disabled":
         return "it was disabled: `ibportstate` on the switch, `mlxlink -d DEVICE --port_state UP`"

@@ -13,13 +13,13 @@ _SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")
 
 
-class _Plugin(msgspec.Struct):
+class _ListedPlugin(msgspec.Struct):
     type: str = ""
 
 
-class _Network(msgspec.Struct):
+class _NetworkList(msgspec.Struct):
     type: str = ""
-    plugins: list[_Plugin] = []
+    plugins: list[_ListedPlugin] = []
 
 
 def multus(node: ThisNode) -> Iterator[Outcome]:
@@ -85,7 +85,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _types(path: Path) -> list[str]:
     try:
-        network = msgspec.json.decode(path.read_bytes(), type=_Network)
+        network = msgspec.json.decode(path.read_bytes(), type=_NetworkList)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return []
     return [network.type, *(plugin.type for plugin in network.plugins)]

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
-from host import adapters as sysfs
+from host import discovery as sysfs
 from host.errors import HostError
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
@@ -20,15 +20,15 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 def verbs_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_uverbs: without it no program of user space gets at an HCA."""
-    devices = [rdma for one in node.adapters for rdma in one.rdma]
-    if not devices and not any(one.verbs for one in node.adapters):
+    devices = [rdma for one in node.hcas for rdma in one.rdma]
+    if not devices and not any(one.verbs for one in node.hcas):
         yield not_applicable("no RDMA device is there")
     elif (node.paths.sys / "class/infiniband_verbs").is_dir():
         without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
         if without:
             yield failed(
                 f"{', '.join(without)}: no uverbs device",
-                "load the adapter's RDMA driver anew (mlx5_ib), and look at `dmesg`",
+                "load the HCA's RDMA driver anew (mlx5_ib), and look at `dmesg`",
             )
         else:
             yield ok("ib_uverbs is there, and a uverbs device for each RDMA device")
@@ -54,7 +54,7 @@ def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_ipoib: the interfaces that the plugin `ipoib` makes children of."""
     hcas = [
         one
-        for one in node.adapters
+        for one in node.hcas
         if any(port.link_layer == "InfiniBand" for rdma in one.rdma for port in rdma.ports)
     ]
     if not hcas:
@@ -80,8 +80,8 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
     """/dev/infiniband against sysfs: udev may be behind, or /dev another one than the host's."""
-    nodes = [rdma.uverbs for one in node.adapters for rdma in one.rdma]
-    ports = [port for one in node.adapters for rdma in one.rdma for port in rdma.ports]
+    nodes = [rdma.uverbs for one in node.hcas for rdma in one.rdma]
+    ports = [port for one in node.hcas for rdma in one.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
         nodes += [port.umad for port in ports]
     if any(pool.config.issm for pool in node.pools):
@@ -196,7 +196,7 @@ def _movable(mode: str) -> bool:
 
 
 def _with_rdma(node: ThisNode) -> bool:
-    return any(one.rdma or one.verbs for one in node.adapters)
+    return any(one.rdma or one.verbs for one in node.hcas)
 
 
 def _load(module: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint as records
-from deviceplugin.checkpoint import Damaged
+from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
-from deviceplugin.kubelet.records import PodDevices, Unreadable
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import YOUNG
 from deviceplugin.pools import config
 from deviceplugin.pools.config import ConfigError
@@ -50,13 +50,13 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
         if not pool.slots:
             left = Counter(one.why for one in node.left_out if one.resource == name)
             yield failed(
-                f"{name} offers nothing: {_most(left) or 'there is no adapter'}",
-                "`podfabric devices` has the reason for each adapter",
+                f"{name} offers nothing: {_most(left) or 'there is no HCA'}",
+                "`podfabric devices` has the reason for each HCA",
             )
             continue
         if pool.problem:
             yield warning(pool.problem, "see docs/pools.md")
-        counts = f"{name}: {len(pool.slots)} ids of {len(pool.adapters)} adapters"
+        counts = f"{name}: {len(pool.slots)} ids of {len(pool.hcas)} HCAs"
         # What another pool's pods hold is as it should be.
         busy = set(node.elsewhere[name].values())
         reasons = Counter(why for why in node.unfit[name].values() if why not in busy)
@@ -64,7 +64,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
             bad = failed if len(node.unfit[name]) == len(pool.slots) else warning
             yield bad(
                 f"{counts}, {reasons.total()} not well: {_most(reasons)}",
-                "the reasons say what to do; `podfabric devices` has those of each adapter",
+                "the reasons say what to do; `podfabric devices` has those of each HCA",
             )
         elif not pool.problem:
             yield ok(counts)
@@ -112,7 +112,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
     """The kubelet's PodResources API, by which CNI plugins learn what a pod was given."""
     try:
         rows = kubelet.from_pod_resources(node.paths)
-    except Unreadable as error:
+    except KubeletUnreadable as error:
         yield failed(str(error), "CNI plugins go by the kubelet's checkpoint alone until then")
         return
     pods = {(one.namespace, one.name) for one in rows if one.ids}
@@ -172,7 +172,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     path = node.paths.checkpoint
     try:
         allocations = {one.key: one for one in records.read(node.paths).allocations}
-    except Damaged as damage:
+    except CheckpointDamaged as damage:
         yield failed(str(damage), "an agent that starts sets it aside and asks the kubelet")
         return
     rows: list[PodDevices] = []
@@ -180,7 +180,7 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
     for reader in (kubelet.from_checkpoint, kubelet.from_pod_resources):
         try:
             rows += reader(node.paths)
-        except Unreadable as error:
+        except KubeletUnreadable as error:
             problems.append(str(error))
     ours = {pool.config.resource for pool in node.pools}
     theirs = {(one.resource, known) for one in rows for known in one.ids if one.resource in ours}

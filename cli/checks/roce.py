@@ -16,15 +16,15 @@ def gid_tables(node: ThisNode) -> Iterator[Outcome]:
     """Whether each holder of a RoCE HCA that several may hold can have a GID of its port.
 
     An address of a pod takes two, if it is of an interface on that port, and without one the
-    pod's verbs cannot connect. The table is the adapter's: 128 or 256 GIDs of most.
+    pod's verbs cannot connect. The table is the HCA's: 128 or 256 GIDs of most.
     """
     holders: Counter[str] = Counter()
     resources: dict[str, list[str]] = {}
     for pool in node.pools:
         if pool.config.mode != "exclusive" and pool.config.rdma:
-            holders.update(known for slot in pool.slots for known in slot.adapters)
-            for adapter in pool.adapters:
-                resources.setdefault(adapter.id, []).append(pool.config.resource)
+            holders.update(known for slot in pool.slots for known in slot.hcas)
+            for hca in pool.hcas:
+                resources.setdefault(hca.id, []).append(pool.config.resource)
     short: dict[tuple[str, int, int], list[str]] = {}
     enough = 0
     for known, where, size in _tables(node):
@@ -52,16 +52,16 @@ def gid_tables(node: ThisNode) -> Iterator[Outcome]:
 
 
 def _tables(node: ThisNode) -> Iterator[tuple[str, str, int]]:
-    """Of each RoCE port the adapter's id, what to call it, and how many GIDs it has room for."""
-    for adapter in node.adapters:
-        for rdma in adapter.rdma:
+    """Of each RoCE port the HCA's id, what to call it, and how many GIDs it has room for."""
+    for hca in node.hcas:
+        for rdma in hca.rdma:
             device = f"{node.paths.sys}/class/infiniband/{rdma.name}"
             if sysfs.text(f"{device}/node_type").startswith(_RNIC):
                 continue
             for port in rdma.ports:
                 if port.link_layer == "Ethernet":
                     size = len(sysfs.names(f"{device}/ports/{port.number}/gids"))
-                    yield adapter.id, f"port {port.number} of {rdma.name}", size
+                    yield hca.id, f"port {port.number} of {rdma.name}", size
 
 
 def _some(ports: list[str]) -> str:

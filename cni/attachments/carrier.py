@@ -2,7 +2,7 @@
 
 import time
 
-from cni.spec import interrupts
+from base import interrupts
 from host import links
 from host.errors import LinkMissing
 from host.links import Link

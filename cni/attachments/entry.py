@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cni.locks import key_of
+from cni.spec.attachment import Attachment
 
 VERSION = 1
 ADDING = "adding"  # an ADD is at work, or died there: anything of it may exist
@@ -20,27 +20,11 @@ LEAVING = "leaving"  # the namespace is gone, and the interface has not come bac
 U = TypeVar("U")
 
 
-class Damaged(Exception):
+class JournalDamaged(Exception):
     """A journal file that does not say what was written. The text names file and reason."""
 
 
-class Attachment(msgspec.Struct, frozen=True):
-    """The key of everything: CNI's (network, container, interface)."""
-
-    network: str
-    container_id: str
-    ifname: str
-
-    @property
-    def key(self) -> str:
-        """32 hex digits that stand for the attachment in file names and marks."""
-        return key_of(self.network, self.container_id, self.ifname)
-
-    def __str__(self) -> str:
-        return f"{self.network}/{self.container_id}/{self.ifname}"
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One attachment. `undo` is the plugin's own record of what to take back.
 
     `config`, `args` and `path` are the call's own, so that a removal nobody asked for in time
@@ -77,31 +61,31 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(self.undo, type=shape)
         except msgspec.MsgspecError as error:
-            raise Damaged(f"journal of {self.attachment}: {error}") from None
+            raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
 
 
-class _File(msgspec.Struct):
+class _JournalFile(msgspec.Struct):
     crc32: str
     entry: msgspec.Raw
 
 
-def to_bytes(entry: Entry) -> bytes:
+def to_bytes(entry: JournalEntry) -> bytes:
     """The file's content."""
     body = msgspec.json.encode(entry)
-    return msgspec.json.encode(_File(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
+    return msgspec.json.encode(_JournalFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
 
 
-def from_bytes(content: bytes, name: str) -> Entry:
+def from_bytes(content: bytes, name: str) -> JournalEntry:
     """Read a file's content. Raises Damaged; `name` is for its text."""
     try:
-        file = msgspec.json.decode(content, type=_File)
+        file = msgspec.json.decode(content, type=_JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
-            raise Damaged(f"journal file {name} is damaged: its checksum differs")
-        entry = msgspec.json.decode(file.entry, type=Entry)
+            raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
+        entry = msgspec.json.decode(file.entry, type=JournalEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Damaged(f"journal file {name} is damaged: {error}") from None
+        raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
-        raise Damaged(
+        raise JournalDamaged(
             f"journal file {name} has version {entry.version}, this podfabric reads {VERSION}: "
             "it was written by a newer one"
         )

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from cni import locks
-from cni.attachments.entry import Attachment, Damaged, Entry, from_bytes, to_bytes
-from cni.spec import interrupts
-from host import files
-from host.paths import Paths
+from base import files, interrupts, locks
+from base.paths import Paths
+from cni.attachments.entry import JournalDamaged, JournalEntry, from_bytes, to_bytes
+from cni.spec.attachment import Attachment
 
 
 class Journal:
@@ -25,7 +24,7 @@ class Journal:
         name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
         return self._directory / name
 
-    def read(self, attachment: Attachment) -> Entry | None:
+    def read(self, attachment: Attachment) -> JournalEntry | None:
         """The entry, None if there is none. Raises Damaged."""
         path = self.path_of(attachment)
         try:
@@ -33,10 +32,10 @@ class Journal:
         except FileNotFoundError:
             return None
         if entry.attachment != attachment:
-            raise Damaged(f"journal file {path} is damaged: it speaks of {entry.attachment}")
+            raise JournalDamaged(f"journal file {path} is damaged: it speaks of {entry.attachment}")
         return entry
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: JournalEntry) -> None:
         """Put an entry on disk; it is there when this returns."""
         files.write_atomically(self.path_of(entry.attachment), to_bytes(entry))
 
@@ -52,22 +51,22 @@ class Journal:
         files.sync_directory(self._directory)
         return aside
 
-    def entries(self) -> Iterator[Entry | Damaged]:
+    def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
         """Every entry, or why it cannot be read, in no order."""
         try:
             paths = self._files()
         except OSError as error:
-            yield Damaged(f"journal {self._directory} cannot be read: {error.strerror}")
+            yield JournalDamaged(f"journal {self._directory} cannot be read: {error.strerror}")
             return
         for path in paths:
             try:
                 yield from_bytes(path.read_bytes(), str(path))
             except FileNotFoundError:
                 continue  # removed since the directory was listed
-            except Damaged as damage:
+            except JournalDamaged as damage:
                 yield damage
             except OSError as error:
-                yield Damaged(f"journal file {path} cannot be read: {error.strerror}")
+                yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
     @contextmanager
     def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
@@ -83,7 +82,7 @@ class Journal:
         """One call at a time decides whose a device is. Raises Busy."""
         return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
 
-    def holders(self, device: str) -> Iterator[Entry | Damaged]:
+    def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
         """The attachments that a device belongs to, and what names it but is damaged.
 
         Raises OSError: a device is free only if the whole journal could be read.
@@ -97,7 +96,7 @@ class Journal:
                     yield entry
             except FileNotFoundError:
                 continue  # removed since the directory was listed
-            except Damaged as damage:
+            except JournalDamaged as damage:
                 yield damage
 
     def _files(self) -> list[Path]:

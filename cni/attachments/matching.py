@@ -10,24 +10,24 @@ from contextlib import contextmanager
 
 import msgspec
 
+from base.locks import locked
+from base.paths import Paths
+from base.text import printable
 from cni.attachments.entitlement import Entitlement
-from cni.locks import locked
 from cni.policy.rules import Policy
 from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface
-from cni.spec.text import printable
-from deviceplugin import match
+from deviceplugin import pod_devices
+from deviceplugin.allocate import device_info
 from deviceplugin.assigned import assigned, others
-from deviceplugin.checkpoint import Device
+from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.claims import Claims, Pod, lock_of
-from deviceplugin.grants import devinfo
-from deviceplugin.match import Face, Given, Stale, Unknown
+from deviceplugin.pod_devices import GivenToPod, PodDevice, Stale, Unknown
 from host import pci
-from host.adapters import Node
-from host.paths import Paths
+from host.discovery import CharacterDevice
 
 
 class _RuntimeConfig(msgspec.Struct):
@@ -45,7 +45,7 @@ class Match:
     """What the pod was given, as one attachment of it sees it."""
 
     def __init__(
-        self, paths: Paths, given: Given, key: str, entitlement: Entitlement | None = None
+        self, paths: Paths, given: GivenToPod, key: str, entitlement: Entitlement | None = None
     ) -> None:
         self.given = given
         self.entitlement = entitlement or Entitlement()
@@ -64,7 +64,7 @@ class Match:
             self._claims = Claims(self._paths, pod)
             yield
 
-    def candidates(self, device_id: str = "") -> list[Face]:
+    def candidates(self, device_id: str = "") -> list[PodDevice]:
         """The HCAs to be tried, in order; only those of `device_id`, if one is named.
 
         CNIError 120 if the pod does not hold that one.
@@ -74,65 +74,65 @@ class Match:
         faces = self.given.faces_of(device_id)
         if faces:
             return self._ordered(faces)
-        adapter = match.adapter_of(device_id)
-        if self.given.faces and self.given.ids.isdisjoint((device_id, adapter)):
+        hca = pod_devices.hca_of(device_id)
+        if self.given.faces and self.given.ids.isdisjoint((device_id, hca)):
             raise mismatch(
                 f'"deviceID" is "{device_id}", but pod {self.given.pod} was given '
                 f"{self.given.shown()}: let both come from one resource: the annotation "
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
         # Another driver's: the runtime says that it is the pod's.
-        self.require_not_held(adapter, "deviceID", f'"deviceID" {device_id}')
-        return [Face("deviceID", device_id, _unrecorded(adapter))]
+        self.require_not_held(hca, "deviceID", f'"deviceID" {device_id}')
+        return [PodDevice("deviceID", device_id, _unrecorded(hca))]
 
-    def _ordered(self, faces: Iterable[Face]) -> list[Face]:
+    def _ordered(self, faces: Iterable[PodDevice]) -> list[PodDevice]:
         by_id = {face.device.id: face for face in faces}
         order = list(by_id)
         if self._claims is not None:
             order = self._claims.ordered(self._key, order)
         return [by_id[device] for device in order]
 
-    def require_not_held(self, adapter: str, key: str, what: str) -> None:
-        """Raise CNIError if another pod has the adapter for itself: none may be beside it."""
-        held = self.entitlement.held((adapter,))
+    def require_not_held(self, hca: str, key: str, what: str) -> None:
+        """Raise CNIError if another pod has the HCA for itself: none may be beside it."""
+        held = self.entitlement.held((hca,))
         if held is not None:
             raise self.entitlement.error(held, key, what)
 
-    def take(self, adapter: str) -> None:
+    def take(self, hca: str) -> None:
         """The attachment is on this HCA from now on, and when it comes again."""
-        if self._claims is not None and self.given.face(adapter) is not None:
-            self._claims.take(self._key, adapter)
+        if self._claims is not None and self.given.face(hca) is not None:
+            self._claims.take(self._key, hca)
 
-    def refusal(self, adapter: str, what: str, names: Iterable[str], remedy: str) -> str:
-        """Why an interface on `adapter` is not for this pod, "" if it is.
+    def refusal(self, hca: str, what: str, names: Iterable[str], remedy: str) -> str:
+        """Why an interface on `hca` is not for this pod, "" if it is.
 
-        `names` are the RDMA devices of the adapter now. A pod that was given no HCA has none to
-        differ from, and an adapter that the kubelet gave to it by another resource is right.
+        `names` are the RDMA devices of the HCA now. A pod that was given no HCA has none to
+        differ from, and an HCA that the kubelet gave to it by another resource is right.
         """
         if not self.given.faces:
             return ""
-        face = self.given.face(adapter)
+        face = self.given.face(hca)
         if face is not None:
             return self.staleness(face, names)
-        if adapter in self.given.ids:
+        if hca in self.given.ids:
             return ""
         verbs = ", ".join(sorted(names)) or "no verbs device"
         return (
-            f"{what} is on HCA {adapter} ({verbs}), but pod {self.given.pod} was given "
+            f"{what} is on HCA {hca} ({verbs}), but pod {self.given.pod} was given "
             f"{self.given.shown()}: {remedy}, or {OPT_OUT}"
         )
 
-    def staleness(self, face: Face, names: Iterable[str]) -> str:
+    def staleness(self, face: PodDevice, names: Iterable[str]) -> str:
         """That the HCA's verbs devices are others than the pod's containers were given, or ""."""
         try:
-            match.require_current(self._paths, face, names)
+            pod_devices.require_current(self._paths, face, names)
         except Stale as stale:
             return str(stale)
         return ""
 
 
-def _unrecorded(adapter: str) -> Device:
-    return Device(id=adapter, address=pci.canonical(adapter) or "", netdevs=(), rdma=())
+def _unrecorded(hca: str) -> AllocatedHCA:
+    return AllocatedHCA(id=hca, address=pci.canonical(hca) or "", netdevs=(), rdma=())
 
 
 def matched(
@@ -153,12 +153,12 @@ def matched(
     whose = Pod(pod.namespace, pod.name, pod.uid)
     try:
         every = assigned(paths)
-        given = match.given_to(paths, whose, needed=needed or bool(every.pooled))
+        given = pod_devices.given_to(paths, whose, needed=needed or bool(every.pooled))
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
     return Match(
         paths,
-        given if wanted else Given(whose),
+        given if wanted else GivenToPod(whose),
         f"{request.network}/{request.ifname}",
         Entitlement(others(paths, every, given), policy, match_device=wanted),
     )
@@ -195,8 +195,8 @@ def tell(paths: Paths, request: Request, interface: Interface) -> None:
         return
     try:
         _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
-        node = Node(interface.uverbs, major, minor)
-        devinfo.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
+        node = CharacterDevice(interface.uverbs, major, minor)
+        device_info.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
     except (OSError, KeyError, ValueError) as error:
         # The attachment is as good without it.
         note(printable(f"device information {path}: {error}"))

@@ -10,10 +10,12 @@ from typing import Protocol
 
 import msgspec
 
-from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Damaged, Entry
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments.entry import ADDING, ATTACHED, LEAVING, JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import ipam_at_add, request_of
-from cni.locks import Busy
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 from cni.spec.ipam import ipam_of
@@ -21,7 +23,6 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace, view
-from host.paths import Paths
 
 PATIENCE = timedelta(seconds=30)  # for a namespace's end, which the kernel brings about itself
 
@@ -45,7 +46,9 @@ class Interfaces(Protocol):
 
     plugin: str
 
-    def take_back(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
+    def take_back(
+        self, attachment: Attachment, request: Request, entry: JournalEntry | None
+    ) -> None:
         """Remove or restore an attachment's interface, whatever of it is left; again is fine.
 
         Where the journal has lost or never had the entry, the request must say enough.
@@ -86,7 +89,7 @@ class Remover:
                 f"{attachment} is not wholly removed, DEL again: {'; '.join(failures)}",
             )
 
-    def remove_entry(self, entry: Entry) -> None:
+    def remove_entry(self, entry: JournalEntry) -> None:
         """Undo an attachment, whose lock is held, from its journal alone."""
         self.remove(entry.attachment, request_of(entry))
 
@@ -98,7 +101,7 @@ class Remover:
         """
         try:
             entry = self._journal.read(attachment)
-        except Damaged as damage:
+        except JournalDamaged as damage:
             raise CNIError(
                 Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
             ) from None
@@ -122,7 +125,7 @@ class Remover:
         failures: list[str] = []
         added = []
         for entry in self._journal.entries():
-            if isinstance(entry, Damaged):
+            if isinstance(entry, JournalDamaged):
                 note(f"{entry}")  # whose it was is unknown: a DEL will name it
             elif self._mine(entry, request.network):
                 added.append(ipam_at_add(entry))
@@ -139,7 +142,7 @@ class Remover:
         """Undo what belongs to no living sandbox, after a reboot or a kill. Says what it did."""
         done: list[str] = []
         for entry in self._journal.entries():
-            if isinstance(entry, Damaged):
+            if isinstance(entry, JournalDamaged):
                 done.append(f"{entry}: DEL of its attachment will go by the interface's mark")
                 continue
             if not self._mine(entry):
@@ -151,20 +154,20 @@ class Remover:
                 done.append(f"removed {entry.attachment}: its sandbox is gone")
             except Busy:
                 continue  # an ADD or DEL is at work on it
-            except (CNIError, HostError, OSError, Damaged) as error:
+            except (CNIError, HostError, OSError, JournalDamaged) as error:
                 done.append(f"{entry.attachment}: {error}")
         done += [f'removed stray interface "{name}"' for name in self._interfaces.remove_strays()]
         return done
 
-    def _read(self, attachment: Attachment) -> tuple[Entry | None, Damaged | None]:
+    def _read(self, attachment: Attachment) -> tuple[JournalEntry | None, JournalDamaged | None]:
         try:
             return self._journal.read(attachment), None
-        except Damaged as damage:
+        except JournalDamaged as damage:
             note(f"{damage}: going by the request and the interface's mark")
             return None, damage
 
     def _release_addresses(
-        self, request: Request, entry: Entry | None, damage: Damaged | None
+        self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
     ) -> None:
         # The entry knows who gave the addresses, if the request says something else by now.
         if entry is not None and ipam_of(request) != ipam_at_add(entry):
@@ -174,18 +177,18 @@ class Remover:
         if ipam is not None:
             ipam.delete()
 
-    def _forget(self, attachment: Attachment, damage: Damaged | None) -> None:
+    def _forget(self, attachment: Attachment, damage: JournalDamaged | None) -> None:
         if damage is not None:
             aside = self._journal.set_aside(attachment)
             note(f"the damaged journal file is kept as {aside}")
         self._journal.remove(attachment)
 
-    def _remove_locked(self, entry: Entry, timeout: float = 10.0) -> None:
+    def _remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
         with self._journal.locked(entry.attachment, timeout):
             if self._journal.read(entry.attachment) == entry:  # nobody was faster
                 self.remove_entry(entry)
 
-    def _mine(self, entry: Entry, network: str = "") -> bool:
+    def _mine(self, entry: JournalEntry, network: str = "") -> bool:
         return entry.plugin == self._interfaces.plugin and network in ("", entry.network)
 
 
@@ -208,12 +211,12 @@ def sweep_all(*sweeps: Callable[[], list[str]]) -> list[str]:
     return list(done)
 
 
-def lives(entry: Entry, boot_id: str) -> bool:
+def lives(entry: JournalEntry, boot_id: str) -> bool:
     """Whether the sandbox of an attachment may still be there."""
     return entry.boot_id == boot_id and namespace_lives(entry)
 
 
-def namespace_lives(entry: Entry) -> bool:
+def namespace_lives(entry: JournalEntry) -> bool:
     """Whether the entry's namespace is still there: at its path, or with a process in it.
 
     A path may be missing only from where we look (a container's mounts): that proves nothing.
@@ -234,7 +237,7 @@ def namespace_lives(entry: Entry) -> bool:
         return True
 
 
-def await_return(journal: Journal, entry: Entry, what: str) -> None:
+def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     """It is neither in the pod nor on the host: its namespace is being torn down.
 
     Until it has come back its address is in use: HostError. The kernel may also have destroyed
@@ -248,18 +251,18 @@ def await_return(journal: Journal, entry: Entry, what: str) -> None:
         raise HostError(f"the namespace is gone and {what} has not come back from it yet")
 
 
-def _is_of_call(entry: Entry, request: Request) -> bool:
+def _is_of_call(entry: JournalEntry, request: Request) -> bool:
     """Whether an agent made it in the place of this very call, and died."""
     since = request.unanswered_since
     return since is not None and datetime.fromisoformat(entry.since).timestamp() >= since
 
 
-def _key(entry: Entry) -> tuple[str, str]:
+def _key(entry: JournalEntry) -> tuple[str, str]:
     return entry.container_id, entry.ifname
 
 
 def _try(failures: list[str], step: Callable[[], object]) -> None:
     try:
         step()
-    except (CNIError, HostError, OSError, Busy, Damaged) as error:
+    except (CNIError, HostError, OSError, Busy, JournalDamaged) as error:
         failures.append(str(error))

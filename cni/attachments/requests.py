@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from cni.attachments.entry import ADDING, ATTACHED, Attachment, Damaged, Entry
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments.entry import ADDING, ATTACHED, JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
-from cni.locks import Busy
 from cni.spec.arguments import Pod
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
@@ -18,7 +20,6 @@ from cni.spec.result import Result
 from host.addresses import Hop
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.paths import Paths
 
 
 def attachment_of(request: Request) -> Attachment:
@@ -53,13 +54,13 @@ def begun(
     record: msgspec.Struct,
     pod: Pod | None = None,
     device: str = "",
-) -> Entry:
+) -> JournalEntry:
     """The entry of an ADD that has changed nothing yet; `record` is what its undoing needs.
 
     `device` is the hardware that is to be this attachment's alone, if any is.
     """
     pod = pod or Pod()
-    return Entry(
+    return JournalEntry(
         plugin=plugin,
         network=request.network,
         container_id=request.container_id,
@@ -81,7 +82,7 @@ def begun(
     )
 
 
-def request_of(entry: Entry) -> Request:
+def request_of(entry: JournalEntry) -> Request:
     """The DEL that the runtime would have sent for an entry."""
     environ = {
         "CNI_COMMAND": "DEL",
@@ -104,7 +105,7 @@ def request_of(entry: Entry) -> Request:
     )
 
 
-def ipam_at_add(entry: Entry) -> IpamConfig:
+def ipam_at_add(entry: JournalEntry) -> IpamConfig:
     """The IPAM plugin that the ADD of an entry ran, and its options."""
     return ipam_of(request_of(entry))
 
@@ -113,7 +114,7 @@ def ipam_kept(journal: Journal, attachment: Attachment) -> IpamConfig:
     """Likewise of an attachment; none also where the journal cannot tell."""
     try:
         entry = journal.read(attachment)
-    except Damaged:
+    except JournalDamaged:
         return IpamConfig()
     return ipam_at_add(entry) if entry is not None else IpamConfig()
 
@@ -138,12 +139,12 @@ def hops(answer: Result) -> list[Hop]:
     ]
 
 
-def with_record(entry: Entry, record: msgspec.Struct) -> Entry:
+def with_record(entry: JournalEntry, record: msgspec.Struct) -> JournalEntry:
     """The entry with another record of what its undoing needs."""
     return msgspec.structs.replace(entry, undo=msgspec.Raw(msgspec.json.encode(record)))
 
 
-def attached(entry: Entry, record: msgspec.Struct, addresses: Sequence[str]) -> Entry:
+def attached(entry: JournalEntry, record: msgspec.Struct, addresses: Sequence[str]) -> JournalEntry:
     """The entry once all of the ADD is done."""
     complete = with_record(entry, record)
     return msgspec.structs.replace(complete, phase=ATTACHED, addresses=tuple(addresses))
@@ -154,7 +155,7 @@ def require_store(journal: Journal, paths: Paths) -> None:
     if any(paths.ipam.glob("*.db")):
         return
     for entry in journal.entries():
-        if isinstance(entry, Entry) and entry.addresses:
+        if isinstance(entry, JournalEntry) and entry.addresses:
             note(f"the journal has {entry.addresses[0]} of {entry.attachment}")
             raise CNIError(
                 Code.STORE_DAMAGED,

@@ -4,10 +4,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cni.attachments.entry import Attachment, Damaged
+from cni.attachments.entry import JournalDamaged
 from cni.attachments.journal import Journal
 from cni.spec import config
 from cni.spec import result as protocol
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS, Interface, Result
@@ -95,7 +96,7 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
         if entry is None:
             raise differs(f"the journal has no entry for {attachment}")
         return entry.undo_as(shape)
-    except Damaged as damage:
+    except JournalDamaged as damage:
         raise CNIError(Code.JOURNAL_DAMAGED, str(damage)) from None
 
 

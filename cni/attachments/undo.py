@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from cni.attachments.entry import Damaged
-from cni.locks import Busy
-from cni.spec import interrupts
+from base import interrupts
+from base.locks import Busy
+from cni.attachments.entry import JournalDamaged
 from cni.spec.errors import CNIError
 from cni.spec.notes import note
 from host.errors import HostError
@@ -43,7 +43,7 @@ class Undo:
 def _tried(what: str, step: Callable[[], object]) -> bool:
     try:
         step()
-    except (CNIError, HostError, OSError, Busy, Damaged) as error:
+    except (CNIError, HostError, OSError, Busy, JournalDamaged) as error:
         note(f"undoing {what}: {error}")
         return False
     return True

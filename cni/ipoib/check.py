@@ -1,11 +1,11 @@
 """CHECK: everything that ADD set, compared with what the kernel shows now."""
 
 from cni.attachments import results
-from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.requests import namespace_of
 from cni.attachments.results import compare, differs
 from cni.ipoib import child
+from cni.spec.attachment import Attachment
 from cni.spec.request import Request
 from cni.spec.result import Interface
 from host import links
@@ -16,7 +16,7 @@ from host.netlink import netlink
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
     """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
     expected = results.expected(request)
-    record = results.recorded(journal, attachment, child.Record)
+    record = results.recorded(journal, attachment, child.ChildRecord)
     with (
         namespace_of(request) as namespace,
         netlink() as host,
@@ -33,7 +33,11 @@ def check(journal: Journal, attachment: Attachment, request: Request) -> None:
 
 
 def _compare_link(
-    link: Link, attachment: Attachment, parent: Link, record: child.Record, interface: Interface
+    link: Link,
+    attachment: Attachment,
+    parent: Link,
+    record: child.ChildRecord,
+    interface: Interface,
 ) -> None:
     compare(
         f'"{link.name}"',

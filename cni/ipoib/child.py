@@ -14,22 +14,22 @@ from contextlib import suppress
 
 import msgspec
 
-from cni.attachments.entry import Attachment
-from cni.ipoib.parents import Plan
-from host import links, placement
+from cni.ipoib.parents import ChildPlan
+from cni.spec.attachment import Attachment
+from host import links, netdev_move
 from host.addresses import Switch
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink
-from host.placement import Mark
 
-ALIAS_PREFIX = placement.ALIAS_PREFIX
-TEMPORARY_PREFIX = placement.TEMPORARY_PREFIX
+ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
+TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX
 RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the journal keeps of a child: enough to compare it and to find it again."""
 
     parent: str
@@ -56,7 +56,7 @@ def temporary_name(attachment: Attachment) -> str:
     return Mark(attachment.key).temporary_name
 
 
-def make(host: Rtnetlink, attachment: Attachment, plan: Plan) -> Link:
+def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
     """Make the child on the host, down, with its MTU."""
     name = temporary_name(attachment)
     child = links.make_ipoib_child(host, name, plan.parent, plan.pkey, plan.mode, plan.umcast)
@@ -75,7 +75,7 @@ def move(
 ) -> Link:
     """Move the child into the pod under its name there. Answers it as it is in the pod."""
     mark = Mark(attachment.key)
-    return placement.move_in(host, pod, namespace, child, attachment.ifname, mark)
+    return netdev_move.move_in(host, pod, namespace, child, attachment.ifname, mark)
 
 
 def configure(
@@ -84,7 +84,7 @@ def configure(
     """Addresses, and up. Answers the child as it is then, and every address it gave."""
     switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    return placement.configure(pod, namespace, child, cidrs, switches, own)
+    return netdev_move.configure(pod, namespace, child, cidrs, switches, own)
 
 
 def link_local(child: Link) -> str:

@@ -25,15 +25,15 @@ _NO_MAC = (
 )
 
 
-class _IPAM(msgspec.Struct):
+class _IpoibIpam(msgspec.Struct):
     type: str = ""
 
 
-class _Arguments(msgspec.Struct):
+class _IpoibArguments(msgspec.Struct):
     cni: dict[str, Any] | None = None
 
 
-class _Config(msgspec.Struct, kw_only=True):
+class _IpoibConfig(msgspec.Struct, kw_only=True):
     """The JSON as users write it; `Options` is what it means."""
 
     master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
@@ -43,14 +43,14 @@ class _Config(msgspec.Struct, kw_only=True):
     mtu: int | None = None
     proxy_arp: bool = False
     wait_carrier: bool | float = True
-    ipam: _IPAM | None = None
+    ipam: _IpoibIpam | None = None
     dns: DNS | None = None
     mac: str | None = None
     match_device: bool = True
     deviceID: str | None = None
     pciBusID: str | None = None
     runtimeConfig: dict[str, Any] | None = None
-    args: _Arguments | None = None
+    args: _IpoibArguments | None = None
 
 
 KNOWN = frozenset(
@@ -61,7 +61,7 @@ KNOWN = frozenset(
 )
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None leaves the choice to the parent.
 
     `umcast` is off unless asked: with it the kernel leaves out every multicast group that
@@ -83,9 +83,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pod: arguments.Pod
 
 
-def read(request: Request) -> Options:
+def read(request: Request) -> IpoibOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
-    written = config.decode(request.config, _Config)
+    written = config.decode(request.config, _IpoibConfig)
     config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     _refuse_mac(written, pairs)
@@ -95,7 +95,7 @@ def read(request: Request) -> Options:
             '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
             'the dhcp plugin does not send): use "podfabric-ipam", "host-local" or "static"'
         )
-    return Options(
+    return IpoibOptions(
         masters=_masters(written.master),
         device_id=_device_id(written),
         match_device=written.match_device,
@@ -127,7 +127,7 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     return names
 
 
-def _device_id(written: _Config) -> str:
+def _device_id(written: _IpoibConfig) -> str:
     """The kubelet's device id. Multus injects it in all of these places."""
     runtime = (written.runtimeConfig or {}).get("deviceID")
     places = {
@@ -183,7 +183,7 @@ def _carrier_wait(given: bool | float) -> float:
     return float(given)
 
 
-def _refuse_mac(written: _Config, pairs: dict[str, str]) -> None:
+def _refuse_mac(written: _IpoibConfig, pairs: dict[str, str]) -> None:
     runtime = written.runtimeConfig or {}
     cni = (written.args.cni if written.args else None) or {}
     places = {

@@ -5,29 +5,29 @@ from functools import cache
 
 import msgspec
 
+from base import interrupts
+from base.paths import Paths
 from cni.attachments.matching import Match, mismatch, none_given
-from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, Options
-from cni.spec import interrupts
+from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
 from cni.spec.errors import CNIError, Code
 from host import infiniband, links, pci
 from host.links import Link
 from host.netlink import Rtnetlink
-from host.paths import Paths
 
 UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The child to be made."""
 
     parent: Link
-    port: infiniband.Port | None
+    port: infiniband.IpoibPort | None
     pkey: int
     mode: str
     mtu: int
     umcast: bool
     bdf: str
-    adapter: str  # host.adapters.Adapter.id of the HCA under the parent, "" if it has none
+    hca: str  # host.discovery.Adapter.id of the HCA under the parent, "" if it has none
 
     @property
     def rdma(self) -> tuple[str, ...]:
@@ -35,7 +35,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.port.hca,) if self.port is not None else ()
 
 
-def choose(route: Rtnetlink, paths: Paths, options: Options, match: Match | None = None) -> Plan:
+def choose(
+    route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None = None
+) -> ChildPlan:
     """The first of the masters that can carry the child, on an HCA of the pod if it has any.
 
     Raises CNIError with the reason for each master that cannot: 7, 11 if waiting may help, 120 if
@@ -84,31 +86,31 @@ def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str:
 
 
 def _given_parents(
-    route: Rtnetlink, paths: Paths, options: Options, match: Match | None
+    route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
     """The parents on the HCAs that the pod was given, in the order of trying.
 
     Those on ports that are ACTIVE come first: a child of another has no carrier. Without a pod
     (STATUS) those on any HCA.
     """
-    by_adapter: dict[str, list[tuple[int, str]]] = {}
+    by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
     for link in links.every(route, "ipoib"):
         port = None if link.parent else infiniband.port_of(paths, link)
         if port is not None:
-            adapter = pci.holder_of_rdma(paths, port.hca) or port.hca
-            by_adapter.setdefault(adapter, []).append((port.number, link.name))
+            hca = pci.holder_of_rdma(paths, port.hca) or port.hca
+            by_hca.setdefault(hca, []).append((port.number, link.name))
             if port.state == "ACTIVE":
                 active.add(link.name)
     if match is None:
-        names = [name for parents in by_adapter.values() for _, name in sorted(parents)]
+        names = [name for parents in by_hca.values() for _, name in sorted(parents)]
         if not names:
             raise CNIError(Code.INVALID_CONFIG, f'"master": "auto": {_others(route)}')
         return sorted(names, key=lambda name: name not in active)
     faces = match.candidates(options.device_id)
     if not faces:
         raise none_given(options.pod, '"master": "auto"')
-    names = [name for face in faces for _, name in sorted(by_adapter.get(face.device.id, ()))]
+    names = [name for face in faces for _, name in sorted(by_hca.get(face.device.id, ()))]
     if not names:
         listed = ", ".join(str(face) for face in faces)
         raise CNIError(
@@ -119,22 +121,22 @@ def _given_parents(
     return sorted(names, key=lambda name: name not in active)
 
 
-def _other_hca(plan: Plan, match: Match) -> CNIError | None:
+def _other_hca(plan: ChildPlan, match: Match) -> CNIError | None:
     """That the parent is on another HCA than the pod's, or on one that another pod has alone."""
     what = f'parent "{plan.parent.name}"'
-    reason = match.refusal(plan.adapter, what, plan.rdma, 'set "master": "auto"')
+    reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason:
         return mismatch(reason)
-    held = match.entitlement.held((plan.adapter, *plan.rdma))
+    held = match.entitlement.held((plan.hca, *plan.rdma))
     return match.entitlement.error(held, "master", what) if held is not None else None
 
 
-def _plan(paths: Paths, parent: Link, options: Options) -> Plan:
+def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     mode = options.mode or parent.mode or DATAGRAM
     port = infiniband.port_of(paths, parent)
     # A parent in connected mode may have a larger MTU than a datagram child can have.
     inherited = min(parent.mtu, UD_MTU) if mode == DATAGRAM else parent.mtu
-    return Plan(
+    return ChildPlan(
         parent=parent,
         port=port,
         pkey=options.pkey or (parent.pkey or 0xFFFF) | infiniband.FULL_MEMBER,
@@ -142,11 +144,11 @@ def _plan(paths: Paths, parent: Link, options: Options) -> Plan:
         mtu=options.mtu or inherited,
         umcast=options.umcast,
         bdf=infiniband.bdf_of(paths, parent.name),
-        adapter=(pci.holder_of_rdma(paths, port.hca) or port.hca) if port is not None else "",
+        hca=(pci.holder_of_rdma(paths, port.hca) or port.hca) if port is not None else "",
     )
 
 
-def _refused(plan: Plan, options: Options) -> str:
+def _refused(plan: ChildPlan, options: IpoibOptions) -> str:
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
@@ -167,7 +169,7 @@ def _refused(plan: Plan, options: Options) -> str:
     return ""
 
 
-def why_no_carrier(paths: Paths, plan: Plan, parent: Link | None) -> str:
+def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
     """What sysfs says of a child that was set up and got no carrier."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
@@ -191,7 +193,7 @@ def _others(route: Rtnetlink) -> str:
     found = [link.name for link in links.every(route, "ipoib") if not link.parent]
     if not found:
         return (
-            "the host has no IPoIB interface (is the module ib_ipoib loaded and the adapter's "
+            "the host has no IPoIB interface (is the module ib_ipoib loaded and the HCA's "
             "link layer InfiniBand?)"
         )
     return f'set "master" to an IPoIB interface ({", ".join(found)} found)'

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from base import interrupts
+from base.paths import Paths
 from cni.attachments import carrier, results
 from cni.attachments.entitlement import require_allowed
-from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.matching import matched, require_records, tell, verbs_beside
 from cni.attachments.removal import Remover
@@ -29,12 +30,12 @@ from cni.attachments.requests import (
 )
 from cni.attachments.undo import Undo
 from cni.ipoib import check, child, options, parents
-from cni.ipoib.options import Options
-from cni.ipoib.parents import Plan
+from cni.ipoib.options import IpoibOptions
+from cni.ipoib.parents import ChildPlan
 from cni.ipoib.removal import Children
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import interrupts
+from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -43,7 +44,6 @@ from host import announce, infiniband, links
 from host.addresses import add_routes
 from host.links import Link
 from host.netlink import Rtnetlink, netlink
-from host.paths import Paths
 from ipam.delegation import OURS, TAKEN_OVER, Delegation
 from ipam.plugin import AddressPlugin
 
@@ -164,7 +164,9 @@ class IPoIB:
             if ipam is not None:
                 ipam.status()
 
-    def _choose(self, host: Rtnetlink, request: Request, wanted: Options, policy: Policy) -> Plan:
+    def _choose(
+        self, host: Rtnetlink, request: Request, wanted: IpoibOptions, policy: Policy
+    ) -> ChildPlan:
         """The parent, on an HCA that the pod was given if it was given any."""
         match = matched(
             self._paths,
@@ -176,10 +178,10 @@ class IPoIB:
         )
         with match.choosing():
             plan = parents.choose(host, self._paths, wanted, match)
-            match.take(plan.adapter)
+            match.take(plan.hca)
         return plan
 
-    def _interface(self, request: Request, ready: Link, plan: Plan) -> Interface:
+    def _interface(self, request: Request, ready: Link, plan: ChildPlan) -> Interface:
         rdma, uverbs = verbs_beside(self._paths, plan.rdma)
         return Interface(
             name=ready.name,
@@ -192,7 +194,7 @@ class IPoIB:
         )
 
     def _wait_for_carrier(
-        self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: Plan, seconds: float
+        self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: ChildPlan, seconds: float
     ) -> Link:
         ready = carrier.awaited(pod, moved, seconds)
         if ready.carrier or not seconds:
@@ -206,8 +208,8 @@ class IPoIB:
         )
 
 
-def _record(plan: Plan, wanted: Options) -> child.Record:
-    return child.Record(
+def _record(plan: ChildPlan, wanted: IpoibOptions) -> child.ChildRecord:
+    return child.ChildRecord(
         parent=plan.parent.name,
         pkey=plan.pkey,
         mode=plan.mode,

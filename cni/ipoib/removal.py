@@ -1,9 +1,10 @@
 """Taking a child away, wherever it is: in the pod, on the host, in a dying namespace."""
 
-from cni.attachments.entry import Attachment, Damaged, Entry
+from cni.attachments.entry import JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.removal import await_return
 from cni.ipoib import child
+from cni.spec.attachment import Attachment
 from cni.spec.request import Request
 from host.errors import NamespaceGone
 from host.namespaces import NetworkNamespace
@@ -18,7 +19,9 @@ class Children:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def take_back(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
+    def take_back(
+        self, attachment: Attachment, request: Request, entry: JournalEntry | None
+    ) -> None:
         """Delete the attachment's child. HostError while a dying namespace holds it."""
         mac = _noted_mac(entry)
         found = False
@@ -48,7 +51,7 @@ class Children:
             return child.remove_strays(host)
 
 
-def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bool:
+def _removed_from_nameless(attachment: Attachment, entry: JournalEntry, mac: str) -> bool:
     """Remove the child from a namespace whose path is gone while processes live on in it."""
     found = NetworkNamespace.find(entry.netns_identity)
     if found is None:
@@ -58,8 +61,8 @@ def _removed_from_nameless(attachment: Attachment, entry: Entry, mac: str) -> bo
     return True
 
 
-def _noted_mac(entry: Entry | None) -> str:
+def _noted_mac(entry: JournalEntry | None) -> str:
     try:
-        return entry.undo_as(child.Record).mac if entry else ""
-    except Damaged:
+        return entry.undo_as(child.ChildRecord).mac if entry else ""
+    except JournalDamaged:
         return ""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from base import documents
+from base.documents import DocumentError
 from cni.spec.errors import CNIError, Code
-from host import documents
-from host.documents import DocumentError
 
 PART = "policy"
 """The top-level key of config.yaml."""

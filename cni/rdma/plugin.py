@@ -5,23 +5,23 @@ from typing import Any
 
 import msgspec
 
+from base import interrupts
+from base.paths import Paths
 from cni.attachments import results
-from cni.attachments.entry import Damaged, Entry
+from cni.attachments.entry import JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import attachment_of, explained, namespace_of, with_record
 from cni.attachments.undo import Undo
-from cni.spec import interrupts
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
-from cni.sriov import verbs
+from cni.sriov import rdma_devices
 from cni.sriov.options import device_of
 from cni.sriov.plan import require_isolation
-from cni.sriov.record import Record, Verbs
+from cni.sriov.record import DeviceRecord, MovedRdmaDevice
 from host import pci, rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from host.paths import Paths
 
 
 class Rdma:
@@ -43,14 +43,14 @@ class Rdma:
         attachment = attachment_of(request)
         with explained(), self._journal.locked(attachment), namespace_of(request) as namespace:
             entry = self._entry(request)
-            record = entry.undo_as(Record)
+            record = entry.undo_as(DeviceRecord)
             if record.rdma:
-                if verbs.are_in(namespace, record):
+                if rdma_devices.are_in(namespace, record):
                     return previous
                 self._bring_home(record, namespace)  # an earlier ADD died halfway
             found = self._devices(record)
             moved = msgspec.structs.replace(
-                record, rdma=tuple(Verbs(device.index, device.name) for device in found)
+                record, rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in found)
             )
             with Undo() as undo:
                 undo.last(lambda: self._journal.write(entry))
@@ -59,7 +59,7 @@ class Rdma:
                     "the RDMA devices",
                     lambda: self._bring_home(moved, namespace),
                 )
-                verbs.move_in(moved, namespace)
+                rdma_devices.move_in(moved, namespace)
                 interrupts.hold()  # what is moved now is answered as moved
         return previous
 
@@ -69,10 +69,10 @@ class Rdma:
     def check(self, request: Request) -> None:
         """Whether the devices are in the pod. CNIError 102 if not."""
         with explained(), namespace_of(request) as namespace:
-            record = results.recorded(self._journal, attachment_of(request), Record)
+            record = results.recorded(self._journal, attachment_of(request), DeviceRecord)
             if not record.rdma:
                 raise results.differs(f"no RDMA device of {record.device} was moved into the pod")
-            verbs.require_in(namespace, record)
+            rdma_devices.require_in(namespace, record)
 
     def gc(self, request: Request) -> None:
         """Nothing: the attachments are those of `sriov`."""
@@ -84,15 +84,15 @@ class Rdma:
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
 
-    def _bring_home(self, record: Record, namespace: NetworkNamespace) -> None:
-        if not verbs.brought_home(self._paths, record, (namespace,), verbs.ARRIVAL):
+    def _bring_home(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
+        if not rdma_devices.brought_home(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
             raise HostError(f"the RDMA device of {record.device} does not come home from the pod")
 
-    def _entry(self, request: Request) -> Entry:
+    def _entry(self, request: Request) -> JournalEntry:
         attachment = attachment_of(request)
         try:
             entry = self._journal.read(attachment)
-        except Damaged as damage:
+        except JournalDamaged as damage:
             raise CNIError(
                 Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
             ) from None
@@ -108,7 +108,7 @@ class Rdma:
             )
         return entry
 
-    def _devices(self, record: Record) -> list[rdma.Device]:
+    def _devices(self, record: DeviceRecord) -> list[rdma.RdmaDevice]:
         require_isolation()
         if record.infiniband:
             raise invalid_config(

@@ -21,7 +21,7 @@ from typing import IO
 
 import msgspec
 
-from cni.spec import interrupts
+from base import interrupts
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request

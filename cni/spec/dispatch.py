@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from cni.spec import interrupts, launcher, versions
+from base import interrupts
+from base.interrupts import Terminated
+from cni.spec import launcher, versions
 from cni.spec import request as requests
 from cni.spec.entry import CURRENT_VERSION
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Terminated
 from cni.spec.notes import note
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request

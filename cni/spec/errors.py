@@ -6,7 +6,7 @@ Codes from 100 on are ours; docs/errors.md lists them for users, and a test comp
 
 import enum
 
-from cni.spec.text import line
+from base.text import line
 
 
 class Code(enum.IntEnum):

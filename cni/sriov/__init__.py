@@ -1,4 +1,4 @@
-"""The CNI plugin `sriov`: a virtual function of an SR-IOV adapter, moved into the pod.
+"""The CNI plugin `sriov`: a virtual function of an SR-IOV HCA, moved into the pod.
 
 `options` is what a network configuration may say, of `values` that are looked at one by one;
 `plugin` are the verbs. `devices` is which one an attachment gets, `plan` what that is now and

@@ -1,14 +1,14 @@
 """Binding a device's driver anew, one device of the node at a time.
 
-uverbs numbers are handed out over all adapters: two bindings at once would swap theirs.
+uverbs numbers are handed out over all HCAs: two bindings at once would swap theirs.
 """
 
 import msgspec
 
-from cni import locks
+from base import locks
+from base.paths import Paths
 from host import pci
 from host.errors import HostError
-from host.paths import Paths
 
 
 def bind(paths: Paths, address: str, driver: str) -> None:

@@ -2,26 +2,26 @@
 
 import msgspec
 
+from base.paths import Paths
 from cni.attachments import results
-from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.attachments.requests import namespace_of
 from cni.attachments.results import compare, differs
+from cni.spec.attachment import Attachment
 from cni.spec.request import Request
 from cni.spec.result import Interface
-from cni.sriov import settings, verbs
-from cni.sriov.record import Record
+from cni.sriov import rdma_devices, settings
+from cni.sriov.record import DeviceRecord
 from host import links, pci, vfs
 from host.links import Link
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink, netlink
-from host.paths import Paths
-from host.placement import Mark
 
 
 def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
     """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
     expected = results.expected(request)
-    record = results.recorded(journal, attachment, Record)
+    record = results.recorded(journal, attachment, DeviceRecord)
     function = pci.find(paths, record.device)
     if function is None:
         raise differs(f"device {record.device} is gone from this node")
@@ -33,7 +33,7 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
     )
     with namespace_of(request) as namespace, netlink() as host, netlink(namespace) as pod:
         _compare_settings(paths, host, record)
-        verbs.require_in(namespace, record)
+        rdma_devices.require_in(namespace, record)
         if record.origin is None:
             return
         link = links.find(pod, request.ifname)
@@ -43,7 +43,7 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
         expected.compare_addresses(pod, link)
 
 
-def _compare_settings(paths: Paths, host: Rtnetlink, record: Record) -> None:
+def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> None:
     if record.applied is None:
         return
     with settings.pf_of(paths, host, record.pf) as pf:
@@ -55,7 +55,9 @@ def _compare_settings(paths: Paths, host: Rtnetlink, record: Record) -> None:
     compare(f'VF {record.applied.index} of "{pf.name}"', different)
 
 
-def _compare_link(link: Link, attachment: Attachment, record: Record, interface: Interface) -> None:
+def _compare_link(
+    link: Link, attachment: Attachment, record: DeviceRecord, interface: Interface
+) -> None:
     on, among = record.modes
     compare(
         f'"{link.name}"',

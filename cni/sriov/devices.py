@@ -5,19 +5,19 @@ Nothing is changed here.
 
 from collections.abc import Iterator, Sequence
 
+from base.paths import Paths
 from cni.attachments.entitlement import Denied
 from cni.attachments.matching import Match, mismatch
 from cni.policy import rules
 from cni.spec.errors import CNIError, Code
-from cni.sriov.options import Options, no_device, no_such_device
-from cni.sriov.plan import Unfit, require_isolation
+from cni.sriov.options import SriovOptions, no_device, no_such_device
+from cni.sriov.plan import DeviceUnfit, require_isolation
 from host import links, pci, sysfs
 from host.netlink import Rtnetlink
-from host.paths import Paths
 from host.pci import Function
 
 
-def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
+def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to be tried, in order. Raises CNIError where there are none.
 
     The one that is named; else those that the kubelet gave to the pod; else any of a master's
@@ -62,7 +62,7 @@ def candidates(paths: Paths, options: Options, match: Match) -> Iterator[str]:
         raise _no_vf(paths, options, denied)
 
 
-def _given(paths: Paths, options: Options, match: Match) -> list[str]:
+def _given(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
     """The devices that the pod was given and that `options` can be about, in order."""
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
     found = []
@@ -77,7 +77,7 @@ def _given(paths: Paths, options: Options, match: Match) -> list[str]:
     return found
 
 
-def adapter_of(paths: Paths, function: Function, match: Match) -> str:
+def hca_of(paths: Paths, function: Function, match: Match) -> str:
     """The id by which pools know a device: a software device's name, where it is of that one."""
     address = function.address
     if match.given.face(address) is not None or pci.verbs_of(paths, address):
@@ -85,17 +85,17 @@ def adapter_of(paths: Paths, function: Function, match: Match) -> str:
     return next((one for one in function.rdma if match.given.face(one) is not None), address)
 
 
-def require_entitled(paths: Paths, address: str, options: Options, match: Match) -> None:
+def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """`require_match` before anything of the device is locked, unless it is the pod's own.
 
     The numbers of the pod's own may be others until an attachment that is dead has given it back.
     """
     function = pci.find(paths, address)
-    if function is not None and match.given.face(adapter_of(paths, function, match)) is None:
+    if function is not None and match.given.face(hca_of(paths, function, match)) is None:
         require_match(paths, function, options, match)
 
 
-def require_match(paths: Paths, function: Function, options: Options, match: Match) -> None:
+def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
     """Raise CNIError 120 if the pod's verbs devices are those of another HCA.
 
     And 120 or 121 if the device is for other pods. A VF without an RDMA device is an interface
@@ -105,7 +105,7 @@ def require_match(paths: Paths, function: Function, options: Options, match: Mat
     names = pci.verbs_of(paths, address) or function.rdma
     if names and options.match_device:
         remedy = 'leave "deviceID" and "master" out'
-        reason = match.refusal(adapter_of(paths, function, match), what, names, remedy)
+        reason = match.refusal(hca_of(paths, function, match), what, names, remedy)
         if reason:
             raise mismatch(reason)
     denied = match.entitlement.denied((address, *function.rdma))
@@ -113,7 +113,7 @@ def require_match(paths: Paths, function: Function, options: Options, match: Mat
         raise match.entitlement.error(denied, options.device_key or "master", what)
 
 
-def _no_vf(paths: Paths, options: Options, denied: Sequence[Denied]) -> CNIError:
+def _no_vf(paths: Paths, options: SriovOptions, denied: Sequence[Denied]) -> CNIError:
     """Why no device of the masters can be tried; `denied` are those that are for other pods."""
     offered = [one for one in denied if not one.held]
     if offered:
@@ -142,20 +142,20 @@ def _no_vf(paths: Paths, options: Options, denied: Sequence[Denied]) -> CNIError
         else:
             kind = "has vfio-pci's driver" if options.vfio_pci_mode else "has an interface's driver"
             told.append(f"none of the {there} VFs of {master} {kind}")
-    return Unfit(f'"master": no device is free: {"; ".join(told)}', Code.TRY_AGAIN)
+    return DeviceUnfit(f'"master": no device is free: {"; ".join(told)}', Code.TRY_AGAIN)
 
 
 def _no_master(master: str) -> str:
     return f"{master} is no interface of a PCI or auxiliary device on the host"
 
 
-def missing(host: Rtnetlink, paths: Paths, options: Options) -> list[str]:
+def missing(host: Rtnetlink, paths: Paths, options: SriovOptions) -> list[str]:
     """What an ADD would lack on this node now, for STATUS: no VFs, a PF that is down."""
     found: list[str] = []
     if options.rdma_isolation:
         try:
             require_isolation()
-        except Unfit as unfit:
+        except DeviceUnfit as unfit:
             found.append(unfit.message)
     absent = [one for one in options.masters if pci.of_netdev(paths, one) is None]
     pfs = _pfs(paths, options)
@@ -170,7 +170,7 @@ def missing(host: Rtnetlink, paths: Paths, options: Options) -> list[str]:
     return found
 
 
-def _pfs(paths: Paths, options: Options) -> list[str]:
+def _pfs(paths: Paths, options: SriovOptions) -> list[str]:
     """The PFs that count for STATUS, or the devices themselves where they are no VFs."""
     if options.masters:
         functions = [pci.of_netdev(paths, master) for master in options.masters]
@@ -182,7 +182,7 @@ def _pfs(paths: Paths, options: Options) -> list[str]:
     return sorted(address for address in every if pci.vf_count(paths, address)[0])
 
 
-def _unready(host: Rtnetlink, paths: Paths, pf: str, options: Options) -> str:
+def _unready(host: Rtnetlink, paths: Paths, pf: str, options: SriovOptions) -> str:
     """Why a PF is of no use now, "" if it is."""
     if ":" not in pf or options.pf_only:
         return ""

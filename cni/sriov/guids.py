@@ -9,29 +9,31 @@ import time
 
 import msgspec
 
-from cni.spec import interrupts
+from base import interrupts
+from base.paths import Paths
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.sriov.binding import bind
-from cni.sriov.plan import Plan, guid_of
-from cni.sriov.record import Record, Verbs
-from host import links, pci, placement, rdma
+from cni.sriov.plan import DevicePlan, guid_of
+from cni.sriov.record import DeviceRecord, MovedRdmaDevice
+from host import links, netdev_move, pci, rdma
 from host.errors import HostError
 from host.links import Link
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink
-from host.paths import Paths
-from host.placement import Mark
 
 APPEARANCE = 5.0  # seconds for an interface that its driver makes anew
 
 
-def needs_binding(link: Link | None, record: Record) -> bool:
+def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
     """Whether the interface has another GUID than the PF has set for it now."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
 
-def bind_anew(host: Rtnetlink, paths: Paths, plan: Plan, record: Record) -> tuple[Plan, Record]:
+def bind_anew(
+    host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
+) -> tuple[DevicePlan, DeviceRecord]:
     """Bind a VF's driver anew for its GUID. Answers what there is then.
 
     CNIError 100 that names both uverbs devices if it got another one.
@@ -54,14 +56,14 @@ def bind_anew(host: Rtnetlink, paths: Paths, plan: Plan, record: Record) -> tupl
             "device plugin offers the VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
-    verbs = tuple(Verbs(device.index, device.name) for device in devices)
+    verbs = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
     return (
         msgspec.structs.replace(plan, function=function, link=link, rdma=devices),
         msgspec.structs.replace(record, rdma=verbs),
     )
 
 
-def give_back(host: Rtnetlink, paths: Paths, record: Record, mark: Mark) -> None:
+def give_back(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
     """Once the PF has the old GUIDs again, give them to the VF's interface on the host, too.
 
     Else the next pod would find the last one's on it.
@@ -70,7 +72,7 @@ def give_back(host: Rtnetlink, paths: Paths, record: Record, mark: Mark) -> None
         return
     if record.before.port_guid == record.applied.port_guid or not record.infiniband:
         return
-    link = placement.find(host, (record.origin.name,), record.origin, mark)
+    link = netdev_move.find(host, (record.origin.name,), record.origin, mark)
     if link is None or guid_of(link) != record.applied.port_guid:
         return
     before = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
@@ -79,7 +81,7 @@ def give_back(host: Rtnetlink, paths: Paths, record: Record, mark: Mark) -> None
     after = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
     if before != after:
         note(f"uverbs of {record.device}: {_listed(before)} became {_listed(after)}")
-    placement.bring_back(host, None, record.origin.name, record.origin, mark)
+    netdev_move.bring_back(host, None, record.origin.name, record.origin, mark)
 
 
 def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
@@ -96,7 +98,7 @@ def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = Fals
         time.sleep(0.02)
 
 
-def _devices_of(names: tuple[str, ...]) -> tuple[rdma.Device, ...]:
+def _devices_of(names: tuple[str, ...]) -> tuple[rdma.RdmaDevice, ...]:
     with rdma.rdma() as socket:
         found = [rdma.find(socket, name) for name in names]
     return tuple(device for device in found if device is not None)

@@ -8,22 +8,22 @@ import time
 
 import msgspec
 
+from base import interrupts
+from base.paths import Paths
 from cni.attachments import carrier
-from cni.attachments.entry import Attachment
 from cni.attachments.requests import hops
-from cni.spec import interrupts
+from cni.spec.attachment import Attachment
 from cni.spec.result import Result
-from cni.sriov import guids, settings, soft, verbs
-from cni.sriov.plan import Plan
-from cni.sriov.record import Record
-from host import announce, links, placement
+from cni.sriov import guids, rdma_devices, settings, soft_roce
+from cni.sriov.plan import DevicePlan
+from cni.sriov.record import DeviceRecord
+from host import announce, links, netdev_move
 from host.addresses import add_routes
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink
-from host.paths import Paths
-from host.placement import Mark
 
 CARRIER_WAIT = 0.2  # seconds, for the announcement only: a VF's link may be down for good
 PATIENCE = 2.0  # seconds, as others have it (20 tries in sriov-cni)
@@ -43,8 +43,8 @@ def place(
     namespace: NetworkNamespace,
     paths: Paths,
     attachment: Attachment,
-    plan: Plan,
-    record: Record,
+    plan: DevicePlan,
+    record: DeviceRecord,
     answer: Result,
 ) -> Placed:
     """Move a device into the pod and make it work there. What fails is for the caller to undo."""
@@ -53,21 +53,21 @@ def place(
         return Placed(*_of_the_pf(host, paths, record), bdf)
     link = plan.link
     if plan.infiniband and record.rdma:
-        verbs.move_in(record, namespace)
+        rdma_devices.move_in(record, namespace)
         link = guids.made_anew(host, plan.function.address, link)
-    with soft.same_numbers(paths, record):
-        soft.take_off(paths, record, (link.name,))
+    with soft_roce.same_numbers(paths, record):
+        soft_roce.take_off(paths, record, (link.name,))
         mark = Mark(attachment.key)
-        moved = placement.move_in(
+        moved = netdev_move.move_in(
             host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
-        ready, given = placement.configure(pod, namespace, moved, cidrs, modes=record.modes)
+        ready, given = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
-            verbs.move_in(record, namespace)
-        soft.put_on(record, ready.name, namespace)
+            rdma_devices.move_in(record, namespace)
+        soft_roce.put_on(record, ready.name, namespace)
     if given:
         ready = carrier.awaited(pod, ready, CARRIER_WAIT)
         if ready.carrier:
@@ -78,13 +78,13 @@ def place(
 def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
     """Addresses and routes of an IPAM plugin that needed the interface to get them (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
-    ready, given = placement.configure(pod, namespace, links.require(pod, name), cidrs)
+    ready, given = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
     add_routes(pod, ready, hops(answer))
     if ready.carrier:
         announce.announce(namespace, ready, given)
 
 
-def _of_the_pf(host: Rtnetlink, paths: Paths, record: Record) -> tuple[str, int]:
+def _of_the_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
     """Address and MTU of a VF that a program's own driver has: what its PF says."""
     if not record.pf or record.applied is None:
         return "", 0
@@ -94,11 +94,11 @@ def _of_the_pf(host: Rtnetlink, paths: Paths, record: Record) -> tuple[str, int]
         return (mac if ethernet else ""), pf.mtu
 
 
-def _with_its_address(pod: Rtnetlink, moved: Link, record: Record) -> Link:
+def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
     """Drivers pass an address on to their PF: it may show only after a while, or never."""
     if record.mac in ("", moved.mac):
         return moved
-    placement.set_address(pod, moved, record.mac)
+    netdev_move.set_address(pod, moved, record.mac)
     deadline = time.monotonic() + PATIENCE
     while True:
         now = links.by_index(pod, moved.index)

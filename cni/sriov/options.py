@@ -15,7 +15,7 @@ from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
 from cni.sriov import values
-from cni.sriov.values import CNI_ARGS_MAC, Given, Vlan, wrong
+from cni.sriov.values import CNI_ARGS_MAC, Vlan, WrittenValue, wrong
 from host import pci
 
 # ib-kubernetes puts this into a pod's args.cni once the subnet manager knows its GUID.
@@ -25,21 +25,21 @@ _ETHERNET_KEYS = ("vlan", "vlanQoS", "vlanProto", "spoofchk")
 _VF_KEYS = ("trust", "link_state", "min_tx_rate", "max_tx_rate")
 
 
-class _IPAM(msgspec.Struct):
+class _SriovIpam(msgspec.Struct):
     type: str | None = None
 
 
-class _Arguments(msgspec.Struct):
+class _SriovArguments(msgspec.Struct):
     cni: dict[str, Any] | None = None  # others' values may be of any type
 
 
-class _RuntimeConfig(msgspec.Struct):
+class _SriovRuntimeConfig(msgspec.Struct):
     deviceID: str | None = None
     infinibandGUID: str | None = None
     mac: str | None = None
 
 
-class _Config(msgspec.Struct, kw_only=True):
+class _SriovConfig(msgspec.Struct, kw_only=True):
     """The JSON as users write it; `Options` is what it means."""
 
     deviceID: str | None = None
@@ -65,21 +65,21 @@ class _Config(msgspec.Struct, kw_only=True):
     mtu: int | None = None
     allmulti: bool | None = None
     promisc: bool | None = None
-    ipam: _IPAM | None = None
+    ipam: _SriovIpam | None = None
     dns: DNS | None = None
-    runtimeConfig: _RuntimeConfig | None = None
-    args: _Arguments | None = None
+    runtimeConfig: _SriovRuntimeConfig | None = None
+    args: _SriovArguments | None = None
 
 
 # logLevel and logFile are sriov-cni's, without effect: the log and its level are the agent's.
 # The runtime's own keys are nobody's to misspell: a vendor's "tags" is not meant to be "args".
 KNOWN = frozenset(
-    {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_Config))}
+    {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_SriovConfig))}
     - {"args", "runtimeConfig"}
 )
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
     device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
@@ -117,17 +117,17 @@ def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 class _OnlyDevice(msgspec.Struct):
     deviceID: str | None = None
     pciBusID: str | None = None
-    runtimeConfig: _RuntimeConfig | None = None
+    runtimeConfig: _SriovRuntimeConfig | None = None
 
 
-def read(request: Request, *, needs_device: bool = True) -> Options:
+def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy.
 
     A STATUS is about no pod, so it `needs_device` not: nobody has chosen one yet.
     """
     keys = _in_our_case(config.decode(request.config, dict[str, Any]))
     config.refuse_misspelt(keys, KNOWN)
-    written = config.convert(keys, _Config, "$")
+    written = config.convert(keys, _SriovConfig, "$")
     pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
     device, device_id = _device(written)
     masters = values.masters(written.master)
@@ -145,7 +145,7 @@ def read(request: Request, *, needs_device: bool = True) -> Options:
     if needs_device:
         _check_ib_kubernetes(written, guid)
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
-    return Options(
+    return SriovOptions(
         device=device,
         device_key=next(iter(_device_ids(written)), ""),
         device_id=device_id,
@@ -180,7 +180,7 @@ def device_of(request: Request) -> str:
         return ""
 
 
-def _device(written: _Config | _OnlyDevice) -> tuple[str, str]:
+def _device(written: _SriovConfig | _OnlyDevice) -> tuple[str, str]:
     """The address that is given, and a device id that is none: one of the two is ""."""
     given = _device_ids(written)
     if given and len(set(given.values())) == 1:
@@ -206,9 +206,9 @@ def _address(device_id: str) -> str | None:
     return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
 
 
-def _device_ids(written: _Config | _OnlyDevice) -> dict[str, str]:
+def _device_ids(written: _SriovConfig | _OnlyDevice) -> dict[str, str]:
     """The device id at each place where Multus puts it."""
-    runtime = written.runtimeConfig or _RuntimeConfig()
+    runtime = written.runtimeConfig or _SriovRuntimeConfig()
     places = {
         "deviceID": written.deviceID,
         "runtimeConfig.deviceID": runtime.deviceID,
@@ -217,7 +217,7 @@ def _device_ids(written: _Config | _OnlyDevice) -> dict[str, str]:
     return {place: text for place, text in places.items() if text}
 
 
-def _place_of(written: _Config, device_id: str) -> str:
+def _place_of(written: _SriovConfig, device_id: str) -> str:
     return next(key for key, text in _device_ids(written).items() if text == device_id)
 
 
@@ -239,43 +239,45 @@ def no_device() -> CNIError:
     )
 
 
-def _given_mac(written: _Config, pairs: dict[str, str]) -> Given:
+def _given_mac(written: _SriovConfig, pairs: dict[str, str]) -> WrittenValue:
     """Where the MAC comes from: the runtime before CNI_ARGS, those before the configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni reads the key in any case
     if mac and upper and mac.lower() != upper.lower():
         raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
     return _first(
-        Given('"runtimeConfig.mac"', (written.runtimeConfig or _RuntimeConfig()).mac or ""),
-        Given(CNI_ARGS_MAC, pairs.get("MAC", "")),
-        Given('"args.cni.mac"', _cni_argument(written, "mac")),
-        Given('"mac"', mac or ""),
-        Given('"MAC"', upper or ""),
+        WrittenValue(
+            '"runtimeConfig.mac"', (written.runtimeConfig or _SriovRuntimeConfig()).mac or ""
+        ),
+        WrittenValue(CNI_ARGS_MAC, pairs.get("MAC", "")),
+        WrittenValue('"args.cni.mac"', _cni_argument(written, "mac")),
+        WrittenValue('"mac"', mac or ""),
+        WrittenValue('"MAC"', upper or ""),
     )
 
 
-def _given_guid(written: _Config) -> Given:
-    runtime = written.runtimeConfig or _RuntimeConfig()
+def _given_guid(written: _SriovConfig) -> WrittenValue:
+    runtime = written.runtimeConfig or _SriovRuntimeConfig()
     return _first(
-        Given('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
-        Given('"args.cni.guid"', _cni_argument(written, "guid")),
-        Given('"guid"', written.guid or ""),
+        WrittenValue('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
+        WrittenValue('"args.cni.guid"', _cni_argument(written, "guid")),
+        WrittenValue('"guid"', written.guid or ""),
     )
 
 
-def _first(*places: Given) -> Given:
-    return next((given for given in places if given.value), Given("", ""))
+def _first(*places: WrittenValue) -> WrittenValue:
+    return next((given for given in places if given.value), WrittenValue("", ""))
 
 
-def _cni_argument(written: _Config, key: str) -> str:
+def _cni_argument(written: _SriovConfig, key: str) -> str:
     value = _cni_arguments(written).get(key)
     return config.convert(value, str, f"args.cni.{key}") if value is not None else ""
 
 
-def _cni_arguments(written: _Config) -> dict[str, Any]:
+def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
     return (written.args.cni if written.args else None) or {}
 
 
-def _ipam_type(written: _Config, guid: Given) -> str:
+def _ipam_type(written: _SriovConfig, guid: WrittenValue) -> str:
     named = (written.ipam.type if written.ipam else "") or ""
     infiniband = _infiniband(written, guid)
     if named == "dhcp" and infiniband:
@@ -287,7 +289,9 @@ def _ipam_type(written: _Config, guid: Given) -> str:
     return named
 
 
-def _refuse_vf_options_of_a_pf(written: _Config, mac: Given, guid: Given) -> None:
+def _refuse_vf_options_of_a_pf(
+    written: _SriovConfig, mac: WrittenValue, guid: WrittenValue
+) -> None:
     if not written.pfOnly:
         return
     for place in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.place, guid.place):
@@ -297,7 +301,7 @@ def _refuse_vf_options_of_a_pf(written: _Config, mac: Given, guid: Given) -> Non
             )
 
 
-def _refuse_mixture(written: _Config, mac: Given, guid: Given) -> None:
+def _refuse_mixture(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> None:
     ethernet = ([mac.place] if mac.place else []) + _set(written, _ETHERNET_KEYS)
     infiniband = _infiniband(written, guid)
     if ethernet and infiniband:
@@ -308,7 +312,7 @@ def _refuse_mixture(written: _Config, mac: Given, guid: Given) -> None:
         )
 
 
-def _refuse_netdev_options_without_netdev(written: _Config) -> None:
+def _refuse_netdev_options_without_netdev(written: _SriovConfig) -> None:
     if written.vfioPciMode:
         for place in _set(written, ("mtu", "allmulti", "promisc")):
             raise wrong(
@@ -317,7 +321,7 @@ def _refuse_netdev_options_without_netdev(written: _Config) -> None:
             )
 
 
-def _check_ib_kubernetes(written: _Config, guid: Given) -> None:
+def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
     if not written.ibKubernetesEnabled:
         return
     if _cni_arguments(written).get(IB_KUBERNETES_KEY) != IB_KUBERNETES_DONE:
@@ -333,11 +337,11 @@ def _check_ib_kubernetes(written: _Config, guid: Given) -> None:
         )
 
 
-def _infiniband(written: _Config, guid: Given) -> list[str]:
+def _infiniband(written: _SriovConfig, guid: WrittenValue) -> list[str]:
     """What is given that only InfiniBand has, as an error names it."""
     return ([guid.place] if guid.place else []) + _set(written, ("pkey",))
 
 
-def _set(written: _Config, keys: tuple[str, ...]) -> list[str]:
+def _set(written: _SriovConfig, keys: tuple[str, ...]) -> list[str]:
     """Those of `keys` that are given, as an error names them."""
     return [f'"{key}"' for key in keys if getattr(written, key) not in (None, "")]

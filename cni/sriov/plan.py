@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+from base.paths import Paths
 from cni.spec.errors import CNIError, Code
 from cni.sriov import settings
-from cni.sriov.options import Options
+from cni.sriov.options import SriovOptions
 from host import addresses, links, pci, rdma, sysfs, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
-from host.paths import Paths
 from host.pci import Function
-from host.rdma import Device
+from host.rdma import RdmaDevice
 from host.vfs import VF
 
 SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
@@ -27,14 +27,14 @@ _ASK_THE_KUBELET = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A device as it is before an ADD, which can do what was asked for."""
 
     function: Function
     link: Link | None  # its interface on the host; None if a program's own driver has it
     vf: VF | None  # what its PF shows of it; None if it is no VF
-    rdma: tuple[Device, ...] = ()  # to be moved with it
-    soft: tuple[Device, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
+    rdma: tuple[RdmaDevice, ...] = ()  # to be moved with it
+    soft: tuple[RdmaDevice, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
 
     @property
     def infiniband(self) -> bool:
@@ -42,24 +42,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.link is not None and self.link.link_type == ARPHRD_INFINIBAND
 
 
-class Unfit(CNIError):
+class DeviceUnfit(CNIError):
     """A device cannot serve the attachment; another one might."""
 
     def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
         super().__init__(code, message)
 
 
-def plan_of(host: Rtnetlink, paths: Paths, address: str, options: Options) -> Plan:
+def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) -> DevicePlan:
     """What the device at `address` is, seen to be able to do what `options` ask. Raises Unfit."""
     function = pci.find(paths, address)
     if function is None:
-        raise Unfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
+        raise DeviceUnfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
     _require_kind(paths, function, options)
     link = None if function.userspace else interface_of(host, paths, function)
     if link is not None:
         _require_unused(host, paths, link, options)
     vf = _vf(host, paths, function, link) if function.is_vf else None
-    found = Plan(function=function, link=link, vf=vf)
+    found = DevicePlan(function=function, link=link, vf=vf)
     _require_link_layer(found, options)
     return _with_rdma_devices(paths, found, options)
 
@@ -75,23 +75,23 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
         if link is not None and not link.parent and link.device in ("", function.address):
             return link
     if not function.driver:
-        raise Unfit(
+        raise DeviceUnfit(
             f"device {function.address} has no driver: bind it to its own, or to vfio-pci for DPDK"
         )
-    raise Unfit(
+    raise DeviceUnfit(
         f"device {function.address} (driver {function.driver}) has no interface on the host: "
         "either it is in another network namespace, or its driver makes none",
         Code.TRY_AGAIN,
     )
 
 
-def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: Options) -> None:
+def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: SriovOptions) -> None:
     """The host's own interfaces are no pod's: those of a bond or bridge, and PFs with addresses.
 
     A VF that was named by the device plugin may have an address that some service gave it.
     """
     if master := sysfs.target(f"{paths.sys}/class/net/{link.name}/master"):
-        raise Unfit(
+        raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '
             "take it out of that first"
         )
@@ -99,7 +99,7 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: Options)
         return
     own = [cidr for cidr in addresses.of(host, link) if not cidr.startswith("fe80:")]
     if own:
-        raise Unfit(
+        raise DeviceUnfit(
             f'"{link.name}" of device {link.device} is used by the host, which has {min(own)} on '
             "it: choose another device, or remove that address"
         )
@@ -110,29 +110,29 @@ def guid_of(link: Link) -> str:
     return link.mac[-23:]
 
 
-def _require_kind(paths: Paths, function: Function, options: Options) -> None:
+def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> None:
     address = function.address
     if options.pf_only:
         if function.is_vf:
-            raise Unfit(f'"pfOnly": {address} is a VF of {function.pf}: leave "pfOnly" out')
+            raise DeviceUnfit(f'"pfOnly": {address} is a VF of {function.pf}: leave "pfOnly" out')
         if pci.vf_count(paths, address)[0]:
-            raise Unfit(
+            raise DeviceUnfit(
                 f'"pfOnly": the PF {address} has VFs, whose settings need it on the host: '
                 "set its sriov_numvfs to 0 first"
             )
     elif not function.is_vf and ":" in address:
-        raise Unfit(
+        raise DeviceUnfit(
             f'device {address} is no VF: set "pfOnly": true if the whole PF is to go into the pod'
         )
     if options.vfio_pci_mode is True and not function.userspace:
-        raise Unfit(
+        raise DeviceUnfit(
             f'"vfioPciMode" is true, but device {address} has driver '
             f'"{function.driver}": bind it to vfio-pci first'
         )
     if not function.is_vf:
         given = [name for name, value in _of_the_pf(options).items() if value not in (None, "")]
         if given:
-            raise Unfit(
+            raise DeviceUnfit(
                 f'"{given[0]}": device {address} is no VF, and only a PF sets that for its VF: '
                 "remove it"
             )
@@ -144,13 +144,13 @@ def _require_kind(paths: Paths, function: Function, options: Options) -> None:
         }
         for name, value in of_interfaces.items():
             if value is not None:
-                raise Unfit(
+                raise DeviceUnfit(
                     f'"{name}": device {address} has driver {function.driver}, so there is no '
                     "interface to set it on: remove it"
                 )
 
 
-def _of_the_pf(options: Options) -> dict[str, object]:
+def _of_the_pf(options: SriovOptions) -> dict[str, object]:
     return {
         "vlan": options.vlan,
         "spoofchk": options.spoofchk,
@@ -164,7 +164,9 @@ def _of_the_pf(options: Options) -> dict[str, object]:
 
 def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) -> VF:
     if function.index is None:
-        raise Unfit(f"device {function.address} is not among the VFs of {function.pf}: try again")
+        raise DeviceUnfit(
+            f"device {function.address} is not among the VFs of {function.pf}: try again"
+        )
     with settings.pf_of(paths, host, function.pf) as pf:
         vf = vfs.read(host, pf, function.index)
     if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
@@ -175,7 +177,7 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
     return vf
 
 
-def _require_link_layer(plan: Plan, options: Options) -> None:
+def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
     link, address = plan.link, plan.function.address
     if link is None:
         return
@@ -183,35 +185,35 @@ def _require_link_layer(plan: Plan, options: Options) -> None:
         for name, value in (("vlan", options.vlan), ("mac", options.mac or None)):
             if value is not None:
                 remedy = '"pkey" and partitions' if name == "vlan" else '"guid"'
-                raise Unfit(
+                raise DeviceUnfit(
                     f'"{name}": the link layer of device {address} is InfiniBand, which has '
                     f"{remedy} instead: remove it"
                 )
         if options.ipam_type == "dhcp":
-            raise Unfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
+            raise DeviceUnfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
         guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
         if plan.function.is_vf and not options.guid and guid in NO_GUIDS:
-            raise Unfit(
+            raise DeviceUnfit(
                 f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
                 "give one, or set one on the host: ip link set PF vf N node_guid … port_guid …"
             )
         return
     if link.link_type != ARPHRD_ETHER:
-        raise Unfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
+        raise DeviceUnfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
     for name, given in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
         if given:
-            raise Unfit(
+            raise DeviceUnfit(
                 f'"{name}": the link layer of device {address} is Ethernet, which has none: '
                 "remove it"
             )
 
 
-def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
+def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) -> DevicePlan:
     address, names = plan.function.address, plan.function.rdma
     if options.rdma_isolation:
         require_isolation()
         if not names:
-            raise Unfit(
+            raise DeviceUnfit(
                 f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
                 "module, or leave the option out",
                 Code.TRY_AGAIN,  # it may be on its way back from a pod
@@ -227,9 +229,9 @@ def _with_rdma_devices(paths: Paths, plan: Plan, options: Options) -> Plan:
         return msgspec.structs.replace(plan, soft=known)
     for name in names:
         if name not in there:
-            raise Unfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
+            raise DeviceUnfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
     if soft:
-        raise Unfit(
+        raise DeviceUnfit(
             f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software, which the '
             "kernel destroys with its interface's move and cannot give to a pod: leave the option "
             "out, or delete it"
@@ -243,9 +245,9 @@ def require_isolation() -> None:
         with rdma.rdma() as socket:
             mode = rdma.mode(socket)
     except HostError as error:
-        raise Unfit(f'"rdmaIsolation": {error}') from None
+        raise DeviceUnfit(f'"rdmaIsolation": {error}') from None
     if mode != "exclusive":
-        raise Unfit(
+        raise DeviceUnfit(
             f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
             "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
             "/etc/modprobe.d and reboot; or leave the option out"

@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from cni import locks
+from base import interrupts, locks
+from base.locks import Busy
+from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.entitlement import require_allowed
-from cni.attachments.entry import ATTACHED, Attachment, Damaged, Entry
+from cni.attachments.entry import ATTACHED, JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.matching import Match, matched, require_records, tell, verbs_beside
 from cni.attachments.removal import Remover, lives
@@ -32,27 +34,25 @@ from cni.attachments.requests import (
     with_record,
 )
 from cni.attachments.undo import Undo
-from cni.locks import Busy
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import interrupts
+from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result, require_convertible
-from cni.sriov import check, devices, guids, options, settings, unrecorded
+from cni.sriov import check, devices, guids, options, restore_without_journal, settings
 from cni.sriov.interface import Placed, give_addresses, place
-from cni.sriov.options import Options
-from cni.sriov.plan import Plan, plan_of
-from cni.sriov.record import Record, record_of
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import DevicePlan, plan_of
+from cni.sriov.record import DeviceRecord, record_of
 from cni.sriov.removal import Devices
-from host import pci, placement
+from host import netdev_move, pci
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
+from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
-from host.paths import Paths
-from host.placement import NameTaken
 from ipam.delegation import OURS, TAKEN_OVER, Delegation
 from ipam.plugin import AddressPlugin
 
@@ -63,7 +63,7 @@ class _InUse(Exception):
     Only the note for the administrator says which one.
     """
 
-    def __init__(self, owner: Entry, *, settling: bool) -> None:
+    def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
         super().__init__(
             f"device {owner.device} is already allocated: another attachment has it since "
             f"{owner.since} (the agent's log says which): try again, or name another device"
@@ -200,11 +200,11 @@ class Sriov:
     def _choose(
         self,
         request: Request,
-        wanted: Options,
+        wanted: SriovOptions,
         namespace: NetworkNamespace,
         host: Rtnetlink,
         policy: Policy,
-    ) -> tuple[Entry, Record, Plan]:
+    ) -> tuple[JournalEntry, DeviceRecord, DevicePlan]:
         """Claim a device, of those that the pod was given if it was given any."""
         match = matched(
             self._paths,
@@ -219,11 +219,11 @@ class Sriov:
     def _claim(
         self,
         request: Request,
-        wanted: Options,
+        wanted: SriovOptions,
         namespace: NetworkNamespace,
         host: Rtnetlink,
         match: Match,
-    ) -> tuple[Entry, Record, Plan]:
+    ) -> tuple[JournalEntry, DeviceRecord, DevicePlan]:
         """Choose a device and write down that it is this attachment's. Nothing else is changed.
 
         A device whose owner is dead is made what it was first. One whose owner is being removed
@@ -263,28 +263,28 @@ class Sriov:
         self,
         address: str,
         request: Request,
-        wanted: Options,
+        wanted: SriovOptions,
         namespace: NetworkNamespace,
         host: Rtnetlink,
         match: Match,
-    ) -> tuple[Entry, Record, Plan]:
+    ) -> tuple[JournalEntry, DeviceRecord, DevicePlan]:
         with self._journal.device_locked(address, timeout=0.0):
             self._evict_the_dead(address)
             if wanted.device or wanted.device_id:
-                unrecorded.bring_home(host, self._paths, address)
+                restore_without_journal.bring_home(host, self._paths, address)
             plan = plan_of(host, self._paths, address, wanted)
             devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
             boot_id = self._paths.boot_id()
             entry = begun("sriov", request, namespace, boot_id, record, wanted.pod, address)
             self._journal.write(entry)
-            match.take(devices.adapter_of(self._paths, plan.function, match))
+            match.take(devices.hca_of(self._paths, plan.function, match))
         return entry, record, plan
 
     def _evict_the_dead(self, address: str) -> None:
         """Take the device back from attachments whose sandbox is gone. Raises _InUse, CNIError."""
         for owner in self._journal.holders(address):
-            if isinstance(owner, Damaged):
+            if isinstance(owner, JournalDamaged):
                 note(f"{owner}, and it names device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
@@ -297,10 +297,10 @@ class Sriov:
             except Busy:
                 raise _InUse(owner, settling=True) from None
 
-    def _evict(self, owner: Entry) -> None:
+    def _evict(self, owner: JournalEntry) -> None:
         try:
             unchanged = self._journal.read(owner.attachment) == owner
-        except Damaged:
+        except JournalDamaged:
             unchanged = False
         if not unchanged:
             raise _InUse(owner, settling=True)  # somebody was faster: look again
@@ -320,7 +320,7 @@ class Sriov:
         else:  # no kernel state outlives a boot
             self._journal.write(msgspec.structs.replace(owner, device=""))
 
-    def _interface(self, request: Request, placed: Placed, plan: Plan) -> Interface:
+    def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
         names = pci.verbs_of(self._paths, plan.function.address) or plan.function.rdma
         rdma, uverbs = verbs_beside(self._paths, names)
         return Interface(
@@ -333,7 +333,7 @@ class Sriov:
             uverbs=uverbs,
         )
 
-    def _apply_settings(self, host: Rtnetlink, record: Record) -> None:
+    def _apply_settings(self, host: Rtnetlink, record: DeviceRecord) -> None:
         if record.before is not None and record.applied not in (None, record.before):
             function = pci.find(self._paths, record.device)
             if function is None or function.index != record.before.index:
@@ -344,7 +344,7 @@ class Sriov:
                 settings.apply(host, pf, record.before, record.applied)
 
 
-def _require_allowed(policy: Policy, wanted: Options) -> None:
+def _require_allowed(policy: Policy, wanted: SriovOptions) -> None:
     require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
 
 
@@ -359,7 +359,7 @@ def _joined(refusals: list[CNIError]) -> CNIError:
 
 def _refuse_taken_name(pod: Rtnetlink, request: Request) -> None:
     try:
-        placement.require_free(pod, request.ifname)
+        netdev_move.require_free(pod, request.ifname)
     except NameTaken as taken:
         raise CNIError(
             Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"

@@ -2,30 +2,30 @@
 
 import msgspec
 
-from cni.attachments.entry import Attachment
+from cni.spec.attachment import Attachment
 from cni.sriov import settings
-from cni.sriov.options import Options
-from cni.sriov.plan import SOFT_KINDS, Plan
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import SOFT_KINDS, DevicePlan
 from host import links
-from host.placement import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
+from host.netdev_move import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
 from host.vfs import VF
 
 
-class Verbs(msgspec.Struct, frozen=True):
+class MovedRdmaDevice(msgspec.Struct, frozen=True):
     """An RDMA device that goes with the interface."""
 
     index: int
     name: str
 
 
-class Soft(msgspec.Struct, frozen=True):
+class SoftRdmaDevice(msgspec.Struct, frozen=True):
     """A software RDMA device on the interface, which is made anew wherever that goes."""
 
     kind: str  # "rxe", "siw"
     name: str
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Enough to find the device and to make it what it was."""
 
     device: str
@@ -40,8 +40,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: set, among those asked for
     infiniband: bool = False
     pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
-    rdma: tuple[Verbs, ...] = ()
-    soft: tuple[Soft, ...] = ()
+    rdma: tuple[MovedRdmaDevice, ...] = ()
+    soft: tuple[SoftRdmaDevice, ...] = ()
 
     @property
     def segment(self) -> str:
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return f"{pf} vlan {vlan}" if vlan else pf
 
 
-def record_of(plan: Plan, options: Options) -> Record:
+def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
     """The record of an ADD before it has changed anything."""
     function = plan.function
     on = among = 0
@@ -64,7 +64,7 @@ def record_of(plan: Plan, options: Options) -> Record:
         if given is not None:
             among |= flag
             on |= flag if given else 0
-    return Record(
+    return DeviceRecord(
         device=function.address,
         driver=function.driver,
         pf=function.pf,
@@ -77,12 +77,14 @@ def record_of(plan: Plan, options: Options) -> Record:
         modes=(on & MODES, among & MODES),
         infiniband=plan.infiniband,
         pkey=plan.link.pkey if plan.link is not None else None,
-        rdma=tuple(Verbs(device.index, device.name) for device in plan.rdma),
-        soft=tuple(Soft(SOFT_KINDS[device.protocol], device.name) for device in plan.soft),
+        rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in plan.rdma),
+        soft=tuple(
+            SoftRdmaDevice(SOFT_KINDS[device.protocol], device.name) for device in plan.soft
+        ),
     )
 
 
-def _origin(plan: Plan) -> Origin | None:
+def _origin(plan: DevicePlan) -> Origin | None:
     """What the interface is to be again. Not what an attachment that nobody knows made of it."""
     if plan.link is None:
         return None

@@ -11,22 +11,23 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from cni.attachments.entry import Attachment, Damaged, Entry
+from base import interrupts
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments.entry import JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.removal import await_return
-from cni.locks import Busy
-from cni.spec import interrupts
+from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import guids, settings, soft, unrecorded, verbs
+from cni.sriov import guids, rdma_devices, restore_without_journal, settings, soft_roce
 from cni.sriov.binding import bind
-from cni.sriov.record import Record
-from host import pci, placement, vfs
+from cni.sriov.record import DeviceRecord
+from host import netdev_move, pci, vfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark, Origin
 from host.netlink import Rtnetlink, netlink
-from host.paths import Paths
-from host.placement import Mark, Origin
 
 RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
 
@@ -40,21 +41,25 @@ class Devices:
         self._journal = journal
         self._paths = paths
 
-    def take_back(self, attachment: Attachment, request: Request, entry: Entry | None) -> None:
+    def take_back(
+        self, attachment: Attachment, request: Request, entry: JournalEntry | None
+    ) -> None:
         """Make the attachment's device what it was, unless it has been given back already."""
         if entry is None:
-            unrecorded.give_back(self._journal, self._paths, attachment, request)
+            restore_without_journal.give_back(self._journal, self._paths, attachment, request)
         elif entry.device:
             with self._journal.device_locked(entry.device):
                 self.take_back_locked(attachment, request, entry)
 
-    def take_back_locked(self, attachment: Attachment, request: Request, entry: Entry) -> None:
+    def take_back_locked(
+        self, attachment: Attachment, request: Request, entry: JournalEntry
+    ) -> None:
         """As `take_back`, for a caller that has the device's lock."""
         try:
-            record = entry.undo_as(Record)
-        except Damaged as damage:
+            record = entry.undo_as(DeviceRecord)
+        except JournalDamaged as damage:
             note(f"{damage}: going by what the device itself shows")
-            unrecorded.give_back_locked(
+            restore_without_journal.give_back_locked(
                 self._journal, self._paths, attachment, request, entry.device
             )
         else:
@@ -66,7 +71,7 @@ class Devices:
         return []
 
     def _give_back(
-        self, attachment: Attachment, request: Request, entry: Entry, record: Record
+        self, attachment: Attachment, request: Request, entry: JournalEntry, record: DeviceRecord
     ) -> None:
         """Every step is tried, whatever becomes of the others, with one exception.
 
@@ -77,7 +82,7 @@ class Devices:
             return
         failures = Failures()
         with (
-            soft.one_at_a_time(self._paths, record),
+            soft_roce.one_at_a_time(self._paths, record),
             places_of(request, entry) as places,
             netlink() as host,
         ):
@@ -89,7 +94,7 @@ class Devices:
                     # One that the PF has set allows a VF no other: it goes back before.
                     failures.of(lambda: _restore_settings(self._paths, host, record, ("mac",)))
                 on = (entry.ifname, origin.name)
-                failures.of(lambda: soft.take_off(self._paths, record, on))
+                failures.of(lambda: soft_roce.take_off(self._paths, record, on))
                 failures.of(lambda: self._bring_home(host, places, entry, record, origin))
             if failures and _is_away(self._paths, record):
                 failures.report()
@@ -99,19 +104,19 @@ class Devices:
             failures.of(lambda: guids.give_back(host, self._paths, record, mark))
             if record.origin is not None:
                 name = record.origin.name
-                failures.of(lambda: soft.put_on(record, name))
+                failures.of(lambda: soft_roce.put_on(record, name))
             failures.report()
 
     def _bring_verbs_home(
-        self, places: Sequence[NetworkNamespace], entry: Entry, record: Record
+        self, places: Sequence[NetworkNamespace], entry: JournalEntry, record: DeviceRecord
     ) -> None:
         """Raises HostError while a dying namespace has an RDMA device, or anything fails."""
-        if verbs.brought_home(self._paths, record, places, RETURN_TIME):
+        if rdma_devices.brought_home(self._paths, record, places, RETURN_TIME):
             return
         for place in NetworkNamespace.every():
             with place:
-                verbs.send_home(self._paths, record, place)
-        if verbs.brought_home(self._paths, record, (), 0.0):
+                rdma_devices.send_home(self._paths, record, place)
+        if rdma_devices.brought_home(self._paths, record, (), 0.0):
             return
         await_return(self._journal, entry, f"RDMA device of {record.device}")
         # No namespace that we see has it: its driver makes it anew, on the host.
@@ -122,8 +127,8 @@ class Devices:
         self,
         host: Rtnetlink,
         places: Sequence[NetworkNamespace],
-        entry: Entry,
-        record: Record,
+        entry: JournalEntry,
+        record: DeviceRecord,
         origin: Origin,
     ) -> None:
         """Raises HostError while a dying namespace has the interface, or anything fails."""
@@ -134,7 +139,7 @@ class Devices:
         # With its RDMA device an IPoIB interface is made anew, and a namespace's end takes time.
         patience = RETURN_TIME if record.infiniband or not places else 0.0
         deadline = time.monotonic() + patience
-        while not placement.bring_back(host, None, entry.ifname, origin, mark):
+        while not netdev_move.bring_back(host, None, entry.ifname, origin, mark):
             if time.monotonic() >= deadline:
                 break
             interrupts.checkpoint()
@@ -153,7 +158,7 @@ class Devices:
         # No namespace has it: the driver makes it anew, on the host.
         note(f"device {record.device} has no interface: its driver is bound again")
         bind(self._paths, record.device, record.driver)
-        if not placement.bring_back(host, None, entry.ifname, origin, mark):
+        if not netdev_move.bring_back(host, None, entry.ifname, origin, mark):
             raise HostError(f"device {record.device} has no interface, though its driver is bound")
 
 
@@ -180,7 +185,7 @@ class Failures:
 
 
 @contextmanager
-def places_of(request: Request, entry: Entry) -> Iterator[list[NetworkNamespace]]:
+def places_of(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
     """The namespaces where an attachment's device may be: its paths', or the one without a path."""
     with ExitStack() as opened:
         places = []
@@ -203,23 +208,23 @@ def _brought(
     host: Rtnetlink, place: NetworkNamespace, ifname: str, origin: Origin, mark: Mark
 ) -> bool:
     with netlink(place) as pod:
-        if placement.find(pod, (ifname,), origin, mark) is None:
+        if netdev_move.find(pod, (ifname,), origin, mark) is None:
             return False
-        return placement.bring_back(host, pod, ifname, origin, mark)
+        return netdev_move.bring_back(host, pod, ifname, origin, mark)
 
 
-def _is_away(paths: Paths, record: Record) -> bool:
+def _is_away(paths: Paths, record: DeviceRecord) -> bool:
     """Whether the interface is in another namespace than the host's."""
     function = pci.find(paths, record.device)
     return record.origin is not None and function is not None and not function.netdevs
 
 
-def _address_was_set(record: Record) -> bool:
+def _address_was_set(record: DeviceRecord) -> bool:
     before, applied = record.before, record.applied
     return before is not None and applied is not None and before.mac != applied.mac
 
 
-def _restore_driver(paths: Paths, record: Record) -> None:
+def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
     """A runtime binds a device to vfio-pci for a virtual machine, and may die before it undoes."""
     function = pci.find(paths, record.device)
     if function is not None and record.driver and function.driver != record.driver:
@@ -228,7 +233,7 @@ def _restore_driver(paths: Paths, record: Record) -> None:
 
 
 def _restore_settings(
-    paths: Paths, host: Rtnetlink, record: Record, only: Sequence[str] = ()
+    paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
 ) -> None:
     """What the PF had set for the VF, as far as it differs."""
     if record.before is None or record.applied is None:

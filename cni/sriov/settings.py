@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cni import locks
-from cni.sriov.options import Options
+from base import locks
+from base.paths import Paths
+from cni.sriov.options import SriovOptions
 from host import links, pci, vfs
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.netlink import Rtnetlink
-from host.paths import Paths
 from host.vfs import VF
 
 NO_MAC = "00:00:00:00:00:00"
@@ -49,7 +49,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
         yield link
 
 
-def wanted(before: VF, options: Options) -> VF:
+def wanted(before: VF, options: SriovOptions) -> VF:
     """The VF's settings with the options, everything that they leave out as it is."""
     after = before
     if options.vlan is not None:

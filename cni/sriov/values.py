@@ -29,7 +29,7 @@ class Vlan(msgspec.Struct, frozen=True):
     proto: str  # "802.1q", "802.1ad"
 
 
-class Given(NamedTuple):
+class WrittenValue(NamedTuple):
     """A value, and the place it was given at, as an error names it. ("", "") if nowhere."""
 
     place: str
@@ -71,7 +71,7 @@ def vlan(number: int | None, qos: int | None, proto: str | None) -> Vlan | None:
     return Vlan(number, qos, proto)
 
 
-def mac(given: Given) -> str:
+def mac(given: WrittenValue) -> str:
     """A unicast hardware address of Ethernet, "02:00:00:00:00:01"."""
     if not given.value:
         return ""
@@ -90,7 +90,7 @@ def mac(given: Given) -> str:
     return address
 
 
-def guid(given: Given) -> str:
+def guid(given: WrittenValue) -> str:
     """A GUID of InfiniBand, "02:00:00:00:00:00:00:01"."""
     if not given.value:
         return ""

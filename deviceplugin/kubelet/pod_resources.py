@@ -6,9 +6,9 @@ from pathlib import Path
 
 import grpc
 
+from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
-from deviceplugin.kubelet.records import Unreadable
-from host.paths import Paths
+from deviceplugin.kubelet.records import KubeletUnreadable
 
 MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
 
@@ -19,7 +19,7 @@ _OPTIONS = (
 )
 
 
-class Connection:
+class PodResourcesClient:
     """To the kubelet that is there when it is asked. Any thread may use it, one does at a time.
 
     gRPC 1.85 may crash the process if a channel is closed while other threads have calls on it.
@@ -32,7 +32,7 @@ class Connection:
         self._stub: podresources_pb2_grpc.PodResourcesListerStub | None = None  # on the channel
         self._made: tuple[int, int, int] | None = None  # what socket the channel is to
 
-    def __enter__(self) -> "Connection":
+    def __enter__(self) -> "PodResourcesClient":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,12 +47,12 @@ class Connection:
         """What every container holds. Raises Unreadable, after `timeout` seconds at the latest."""
         end = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
-            raise Unreadable(f"{self._socket}: is being asked already, for {timeout:g} s")
+            raise KubeletUnreadable(f"{self._socket}: is being asked already, for {timeout:g} s")
         try:
             return self._asked(end - time.monotonic())
         except grpc.RpcError as error:
             self._drop()  # it would wait longer and longer before it tries to connect again
-            raise Unreadable(f"{self._socket}: {_why(self._socket, error)}") from None
+            raise KubeletUnreadable(f"{self._socket}: {_why(self._socket, error)}") from None
         finally:
             self._lock.release()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from host.paths import Paths
+from base.paths import Paths
 
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
@@ -28,7 +28,7 @@ _ADDRESS = re.compile(
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
-class Unreadable(Exception):
+class KubeletUnreadable(Exception):
     """The kubelet cannot be asked. The text names socket or file, and says why and what to do."""
 
 
@@ -47,18 +47,18 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _AllocateAnswer(msgspec.Struct, frozen=True):
     """What Allocate gave a container."""
 
     nodes: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
 
 
-_NOTHING = _Answer()
-_NONE: Mapping[_Key, _Answer] = {}
+_NOTHING = _AllocateAnswer()
+_NONE: Mapping[_Key, _AllocateAnswer] = {}
 
 
-class _Entry(msgspec.Struct):
+class _ContainerEntry(msgspec.Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
@@ -68,11 +68,11 @@ class _Entry(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    PodDeviceEntries: list[_Entry] | None = None
+    PodDeviceEntries: list[_ContainerEntry] | None = None
     RegisteredDevices: dict[str, list[str] | None] | None = None
 
 
-class _File(msgspec.Struct):
+class _KubeletFile(msgspec.Struct):
     Data: _Data
 
 
@@ -105,7 +105,7 @@ def written(paths: Paths) -> tuple[list[PodDevices], dict[str, list[str]]] | Non
 
 def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
     found: dict[_Key, set[str]] = {}
-    given: dict[_Key, _Answer] = {}
+    given: dict[_Key, _AllocateAnswer] = {}
     for entry in content.PodDeviceEntries or ():
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
@@ -130,9 +130,9 @@ def from_pod_resources(
     Raises Unreadable, after `timeout` seconds at the latest.
     """
     # Not earlier: what asks the checkpoint alone needs no gRPC.
-    from deviceplugin.kubelet.pod_resources import Connection
+    from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
-    with Connection(paths) as kubelet:
+    with PodResourcesClient(paths) as kubelet:
         return told(kubelet.list(timeout), claimed=claimed)
 
 
@@ -179,21 +179,21 @@ def of_pod(
     try:
         rows = from_pod_resources(paths, timeout, claimed=True)
         by_name = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
-    except Unreadable as problem:
+    except KubeletUnreadable as problem:
         problems.append(str(problem))
     try:
         noted = from_checkpoint(paths) if uid else []
         if problems and not uid:
-            raise Unreadable(
+            raise KubeletUnreadable(
                 f"{_checkpoint_path(paths)}: knows pods by their UID alone, and CNI_ARGS have no "
                 "K8S_POD_UID"
             )
         if problems and not _checkpoint_path(paths).exists():
-            raise Unreadable(f"{_checkpoint_path(paths)}: is not there")
-    except Unreadable as problem:
+            raise KubeletUnreadable(f"{_checkpoint_path(paths)}: is not there")
+    except KubeletUnreadable as problem:
         problems.append(str(problem))
     if len(problems) == 2:
-        raise Unreadable("; ".join(problems))
+        raise KubeletUnreadable("; ".join(problems))
     by_uid = {(row.container, row.resource): row for row in noted if row.uid == uid}
     others = {(row.resource, known) for row in noted if row.uid != uid for known in row.ids}
     if _keys(by_name) & (others - _keys(by_uid.values())):
@@ -235,7 +235,7 @@ def _address(match: re.Match[str]) -> str:
     return f"{domain}:{bus}:{slot}.{function}".lower()
 
 
-def _answer(response: str) -> _Answer:
+def _answer(response: str) -> _AllocateAnswer:
     """The host's uverbs devices and the CDI names in one of Allocate's; none if it is none."""
     # Not earlier: a CNI plugin asks for ids alone.
     from google.protobuf.message import DecodeError
@@ -245,9 +245,9 @@ def _answer(response: str) -> _Answer:
     try:
         answer = ContainerAllocateResponse.FromString(base64.b64decode(response))
     except (ValueError, DecodeError):
-        return _Answer()
+        return _AllocateAnswer()
     numbers = {int(found[1]) for one in answer.devices if (found := _UVERBS.search(one.host_path))}
-    return _Answer(
+    return _AllocateAnswer(
         nodes=tuple(f"uverbs{number}" for number in sorted(numbers)),
         cdi=tuple(sorted(one.name for one in answer.cdi_devices)),
     )
@@ -260,16 +260,16 @@ def _checkpoint_path(paths: Paths) -> Path:
 def _checkpoint(paths: Paths) -> _Data | None:
     path = _checkpoint_path(paths)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).Data
+        return msgspec.json.decode(path.read_bytes(), type=_KubeletFile).Data
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise Unreadable(
+        raise KubeletUnreadable(
             f"{path}: cannot be read: {error.strerror}: only root may, on the host or with the "
             "kubelet's directory mounted"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(
+        raise KubeletUnreadable(
             f"{path}: is no checkpoint of the kubelet's: {error}: the kubelet writes it anew with "
             "the next pod that gets a device"
         ) from None
@@ -279,7 +279,7 @@ def _rows(
     found: dict[_Key, set[str]],
     *,
     claimed: bool = False,
-    given: Mapping[_Key, _Answer] = _NONE,
+    given: Mapping[_Key, _AllocateAnswer] = _NONE,
 ) -> list[PodDevices]:
     return [
         PodDevices(

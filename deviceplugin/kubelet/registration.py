@@ -18,6 +18,7 @@ from typing import Literal
 
 import grpc
 
+from base.paths import Paths
 from deviceplugin.api import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
@@ -27,8 +28,7 @@ from deviceplugin.api import (
 from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
-from deviceplugin.kubelet.wakes import Wakes
-from host.paths import Paths
+from deviceplugin.kubelet.waker import Wakes
 
 Mode = Literal["legacy", "watcher"]
 
@@ -127,7 +127,7 @@ class Keeper:
     def serve(self, server: grpc.Server) -> None:
         """Add what the kubelet's plugin watcher calls to a server."""
         pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
-            _Watched(self._info, self._notified), server
+            _RegistrationService(self._info, self._notified), server
         )
 
     def _run(self) -> None:
@@ -322,7 +322,7 @@ class Keeper:
             self.wake()
 
 
-class _Watched(pluginregistration_pb2_grpc.RegistrationServicer):
+class _RegistrationService(pluginregistration_pb2_grpc.RegistrationServicer):
     """/pluginregistration.Registration: the kubelet gives GetInfo one second."""
 
     def __init__(

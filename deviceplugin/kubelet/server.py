@@ -13,12 +13,12 @@ from typing import NoReturn, Protocol
 import grpc
 import msgspec
 
+from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import streams
 from deviceplugin.kubelet.registration import OPTIONS, Keeper, Mode
 from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Streams
-from host.paths import Paths
 
 MAX_LIST = int(3.5 * 2**20)  # bytes: the kubelet takes messages of 4 MiB at most
 _OTHER_CALLS = 8  # threads that no stream can have
@@ -56,7 +56,7 @@ class Resource(Protocol):
         """A container with these ids is about to start. Raises Rejected."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """How a pool stands with the kubelet."""
 
     resource: str
@@ -98,10 +98,10 @@ class PluginServer:
         """Serve nobody any more; no thread and no socket stays. Again is fine."""
         self._keeper.close()
 
-    def state(self) -> State:
+    def state(self) -> PoolState:
         """For health checks and `podfabric doctor`."""
         listing = self._resource.listing()
-        return State(
+        return PoolState(
             resource=self._resource.name,
             mode=self._mode,
             socket=self._keeper.socket,

@@ -1,1 +1,1 @@
-"""Pools: what configuration says, in three forms, and which adapters are in which pool."""
+"""Pools: what configuration says, in three forms, and which HCAs are in which pool."""

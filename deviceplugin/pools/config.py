@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from host import documents
-from host.documents import DocumentError
+from base import documents
+from base.documents import DocumentError
 
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
@@ -35,7 +35,7 @@ _QUOTA = "requests."  # what a ResourceQuota puts before the name, which must st
 
 
 class Selector(msgspec.Struct, frozen=True, kw_only=True):
-    """Which adapters: every key that is given must match, by any of its values."""
+    """Which HCAs: every key that is given must match, by any of its values."""
 
     vendors: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -67,10 +67,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     issm: bool = False
     cdi: bool = False
     numa: bool = True  # tell the kubelet the NUMA nodes
-    overlap: bool = False  # may offer adapters that another pool offers
-    only_working: bool = False  # leaves adapters out that never had a working port
-    # PFs whose VFs it takes, and adapters of the host's default route: offered like any other,
-    # if a selector names the very adapter, or (PFs with any VF, then) not at all.
+    overlap: bool = False  # may offer HCAs that another pool offers
+    only_working: bool = False  # leaves HCAs out that never had a working port
+    # PFs whose VFs it takes, and HCAs of the host's default route: offered like any other,
+    # if a selector names the very HCA, or (PFs with any VF, then) not at all.
     used: Literal["offered", "named", "left"] = "offered"
     additional_info: dict[str, dict[str, str]] = {}  # by address, or "*"
 
@@ -80,7 +80,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return re.sub(r"[^A-Z0-9_]", "_", self.resource.upper())
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All of the device plugin's configuration."""
 
     pools: tuple[PoolConfig, ...]
@@ -96,7 +96,9 @@ DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
 """The pool of a node that is not told otherwise: every HCA with a working port."""
 
 
-def load(path: Path, *, prefix: str = "", cdi: bool = False, required: bool = False) -> Config:
+def load(
+    path: Path, *, prefix: str = "", cdi: bool = False, required: bool = False
+) -> DevicePluginConfig:
     """The configuration in that file; the default pool where there is none, unless `required`.
 
     `prefix` and `cdi` as in `parse`. Raises ConfigError.
@@ -114,7 +116,7 @@ def load(path: Path, *, prefix: str = "", cdi: bool = False, required: bool = Fa
     return parse(content, str(path), prefix=prefix, cdi=cdi)
 
 
-def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> Config:
+def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
     """The configuration in a file of this content; `name` is for the errors (ConfigError).
 
     `prefix` is the domain of resources for which another plugin's file gives none, "" for that

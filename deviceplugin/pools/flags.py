@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from base.documents import DocumentError
 from deviceplugin.pools import config
-from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
 from deviceplugin.pools.selectors import parse as parse_selector
-from host.documents import DocumentError
 
 _WITH_VALUE = {
     "config": "config",  # our own
@@ -45,10 +45,10 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
         """The file whose changes count, None if there is none."""
         return None if self.pool else self.file or usual
 
-    def load(self, usual: Path) -> Config:
+    def load(self, usual: Path) -> DevicePluginConfig:
         """The configuration as it is now. Raises ConfigError."""
         if self.pool:
-            return Config(pools=(self.pool,))
+            return DevicePluginConfig(pools=(self.pool,))
         return config.load(
             self.file or usual, prefix=self.prefix, cdi=self.cdi, required=self.file is not None
         )

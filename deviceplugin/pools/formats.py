@@ -15,10 +15,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from base import documents
+from base.documents import DocumentError
 from deviceplugin.pools import config, selectors
-from deviceplugin.pools.config import Config, Mode, Placement, PoolConfig, Registration, Selector
-from host import documents, pci
-from host.documents import DocumentError
+from deviceplugin.pools.config import (
+    DevicePluginConfig,
+    Mode,
+    Placement,
+    PoolConfig,
+    Registration,
+    Selector,
+)
+from host import pci
 
 _Nodes = tuple[Literal["umad", "issm"], ...]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
@@ -74,7 +82,7 @@ _UNSUPPORTED = {
 _ACCELERATOR = "accelerators are not offered: leave this resource to the SR-IOV plugin"
 
 
-def read(document: object, name: str, prefix: str) -> Config:
+def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     """The configuration in a decoded file called `name`, of whichever form. DocumentError.
 
     `prefix` is the resources' domain where another plugin's file gives none, "" for its own.
@@ -109,7 +117,7 @@ def read(document: object, name: str, prefix: str) -> Config:
         pools = (config.DEFAULT,)
     if problem := config.together_problem(pools):
         raise DocumentError(f"{name}: {problem}")
-    return Config(pools=pools, **given)
+    return DevicePluginConfig(pools=pools, **given)
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:

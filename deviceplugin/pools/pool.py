@@ -1,4 +1,4 @@
-"""Which adapters are in which pool, and the device ids that the kubelet gets of each.
+"""Which HCAs are in which pool, and the device ids that the kubelet gets of each.
 
 docs/pools.md has the rules in words. All but `used_netdevs` is computed from what it is given.
 """
@@ -8,11 +8,11 @@ from functools import cached_property
 
 import msgspec
 
+from base.paths import Paths
 from deviceplugin.pools import selectors
-from deviceplugin.pools.config import MOST_IDS, Config, PoolConfig, Selector
+from deviceplugin.pools.config import MOST_IDS, DevicePluginConfig, PoolConfig, Selector
 from host import sysfs
-from host.adapters import Adapter
-from host.paths import Paths
+from host.discovery import HCA
 
 _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 
@@ -21,23 +21,23 @@ class Slot(msgspec.Struct, frozen=True):
     """A device id of the kubelet's."""
 
     id: str
-    adapters: tuple[str, ...]  # ids of the adapters that its holder gets
+    hcas: tuple[str, ...]  # ids of the HCAs that its holder gets
     numa: tuple[int, ...]  # sorted; () if unknown or not wanted
 
 
 class Left(msgspec.Struct, frozen=True):
-    """An adapter that a pool does not offer, and why: "driver is igb, not one of mlx5_core"."""
+    """An HCA that a pool does not offer, and why: "driver is igb, not one of mlx5_core"."""
 
     resource: str
-    adapter: str
+    hca: str
     why: str
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A resource with what it offers now: adapters by id, device ids in the same order."""
+    """A resource with what it offers now: HCAs by id, device ids in the same order."""
 
     config: PoolConfig
-    adapters: tuple[Adapter, ...]
+    hcas: tuple[HCA, ...]
     slots: tuple[Slot, ...]
     problem: str = ""  # why there are fewer ids than configured, for the log
 
@@ -45,22 +45,22 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The slot with that device id, None if there is none."""
         return self._slots.get(id)
 
-    def adapter(self, id: str) -> Adapter | None:
-        """The adapter with that id, None if the pool does not offer it."""
-        return self._adapters.get(id)
+    def hca(self, id: str) -> HCA | None:
+        """The HCA with that id, None if the pool does not offer it."""
+        return self._hcas.get(id)
 
     @cached_property
     def _slots(self) -> dict[str, Slot]:
         return {slot.id: slot for slot in self.slots}
 
     @cached_property
-    def _adapters(self) -> dict[str, Adapter]:
-        return {adapter.id: adapter for adapter in self.adapters}
+    def _hcas(self) -> dict[str, HCA]:
+        return {hca.id: hca for hca in self.hcas}
 
 
 def pools(
-    config: Config,
-    found: Sequence[Adapter],
+    config: DevicePluginConfig,
+    found: Sequence[HCA],
     kept: Mapping[str, Collection[str]] | None = None,
     used: Collection[str] = (),
     *,
@@ -68,9 +68,9 @@ def pools(
 ) -> list[Pool]:
     """The pools in the configuration's order.
 
-    `kept` has, by resource, ids of adapters that stay listed whatever the selectors say now,
+    `kept` has, by resource, ids of HCAs that stay listed whatever the selectors say now,
     for a container holds them; no other pool gets them without `overlap`. `used` are the
-    interfaces of the host's default route (`used_netdevs`), `worked` the ids of adapters that
+    interfaces of the host's default route (`used_netdevs`), `worked` the ids of HCAs that
     had a working port some time, which a pool with `only_working` goes on offering.
     """
     return [
@@ -80,18 +80,18 @@ def pools(
 
 
 def left_out(
-    config: Config,
-    found: Sequence[Adapter],
+    config: DevicePluginConfig,
+    found: Sequence[HCA],
     kept: Mapping[str, Collection[str]] | None = None,
     used: Collection[str] = (),
     *,
     worked: Collection[str] = (),
 ) -> list[Left]:
-    """Every adapter that some pool does not offer, and why, by the same rules as `pools`."""
+    """Every HCA that some pool does not offer, and why, by the same rules as `pools`."""
     return [
-        Left(pool.resource, adapter, why)
+        Left(pool.resource, hca, why)
         for pool, _, left in _shared_out(config, found, kept or {}, worked, used)
-        for adapter, why in left.items()
+        for hca, why in left.items()
     ]
 
 
@@ -114,12 +114,12 @@ def used_netdevs(paths: Paths) -> frozenset[str]:
     return frozenset(found)
 
 
-_Taken = tuple[PoolConfig, list[Adapter], dict[str, str]]
+_Taken = tuple[PoolConfig, list[HCA], dict[str, str]]
 
 
 def _shared_out(
-    config: Config,
-    found: Sequence[Adapter],
+    config: DevicePluginConfig,
+    found: Sequence[HCA],
     kept: Mapping[str, Collection[str]],
     worked: Collection[str],
     used: Collection[str],
@@ -129,55 +129,53 @@ def _shared_out(
     owner: dict[str, str] = {}
     shares = {pool.resource for pool in config.pools if pool.overlap}
     for resource in [*order, *kept]:  # also what a pool handed out that is no longer there
-        for adapter_id in kept.get(resource, ()) if resource not in shares else ():
-            owner.setdefault(adapter_id, resource)
+        for hca_id in kept.get(resource, ()) if resource not in shares else ():
+            owner.setdefault(hca_id, resource)
     result: list[_Taken] = []
     for pool in config.pools:
-        taken: list[Adapter] = []
+        taken: list[HCA] = []
         left: dict[str, str] = {}
         with_vfs = _pfs_of_taken(pool, found, worked) if pool.used != "offered" else ()
         mine = kept.get(pool.resource, ())
-        for adapter in sorted(found, key=lambda one: one.id):
-            why = "" if adapter.id in mine else _why_not(pool, adapter, worked, used, with_vfs)
-            holder = owner.get(adapter.id, pool.resource)
-            if not why and holder != pool.resource and adapter.id not in mine and not pool.overlap:
+        for hca in sorted(found, key=lambda one: one.id):
+            why = "" if hca.id in mine else _why_not(pool, hca, worked, used, with_vfs)
+            holder = owner.get(hca.id, pool.resource)
+            if not why and holder != pool.resource and hca.id not in mine and not pool.overlap:
                 why = f"pool {holder} has it"
             if why:
-                left[adapter.id] = why
+                left[hca.id] = why
             else:
-                taken.append(adapter)
-                owner.setdefault(adapter.id, pool.resource)
+                taken.append(hca)
+                owner.setdefault(hca.id, pool.resource)
         result.append((pool, taken, left))
     return result
 
 
 def _why_not(
     pool: PoolConfig,
-    adapter: Adapter,
+    hca: HCA,
     worked: Collection[str],
     used: Collection[str],
     with_vfs: Collection[str],
 ) -> str:
-    selector = selectors.match(pool.selectors, adapter)
+    selector = selectors.match(pool.selectors, hca)
     if selector is None:
-        return selectors.why_not(pool.selectors, adapter)
-    return _unfit(pool, selector, adapter, worked) or _in_use(
-        pool, selector, adapter, used, with_vfs
-    )
+        return selectors.why_not(pool.selectors, hca)
+    return _unfit(pool, selector, hca, worked) or _in_use(pool, selector, hca, used, with_vfs)
 
 
-def _unfit(pool: PoolConfig, selector: Selector, adapter: Adapter, worked: Collection[str]) -> str:
-    if pool.functions == "pci" and (adapter.software or adapter.aux_type):
+def _unfit(pool: PoolConfig, selector: Selector, hca: HCA, worked: Collection[str]) -> str:
+    if pool.functions == "pci" and (hca.software or hca.aux_type):
         return "it is no PCI function"
-    if pool.functions == "auxiliary" and not adapter.aux_type:
+    if pool.functions == "auxiliary" and not hca.aux_type:
         return "it is no auxiliary device"
-    if adapter.software and not _takes_software(pool, selector):
+    if hca.software and not _takes_software(pool, selector):
         return "it is a software device, which rdmaDevices, ifNames or drivers must name"
-    if _needs_rdma(pool, selector) and not selectors.rdma_names(adapter):
+    if _needs_rdma(pool, selector) and not selectors.rdma_names(hca):
         return "it has no RDMA device"
-    if not adapter.driver and not selectors.rdma_names(adapter):
+    if not hca.driver and not selectors.rdma_names(hca):
         return "no driver is bound to it"
-    if pool.only_working and not adapter.working and adapter.id not in worked:
+    if pool.only_working and not hca.working and hca.id not in worked:
         return "no port of it works or has worked"
     return ""
 
@@ -185,17 +183,17 @@ def _unfit(pool: PoolConfig, selector: Selector, adapter: Adapter, worked: Colle
 def _in_use(
     pool: PoolConfig,
     selector: Selector,
-    adapter: Adapter,
+    hca: HCA,
     used: Collection[str],
     with_vfs: Collection[str],
 ) -> str:
     if pool.used == "offered" or (pool.used == "named" and selectors.names(selector)):
         return ""
-    if pool.used == "left" and adapter.num_vfs:
+    if pool.used == "left" and hca.num_vfs:
         return "it is a PF that has VFs"
-    if adapter.id in with_vfs:
+    if hca.id in with_vfs:
         return "it is a PF whose VFs are offered"
-    routed = set(adapter.netdevs).intersection(used)
+    routed = set(hca.netdevs).intersection(used)
     return f"the host's default route is over {min(routed)}" if routed else ""
 
 
@@ -211,53 +209,53 @@ def _takes_software(pool: PoolConfig, selector: Selector) -> bool:
 
 
 def _pfs_of_taken(
-    pool: PoolConfig, found: Iterable[Adapter], worked: Collection[str]
+    pool: PoolConfig, found: Iterable[HCA], worked: Collection[str]
 ) -> frozenset[str]:
     """The PFs of those VFs that the pool takes, or would if no other had them."""
     return frozenset(
-        adapter.pf
-        for adapter in found
-        if adapter.pf
-        and not adapter.aux_type
-        and (selector := selectors.match(pool.selectors, adapter))
-        and not _unfit(pool, selector, adapter, worked)
+        hca.pf
+        for hca in found
+        if hca.pf
+        and not hca.aux_type
+        and (selector := selectors.match(pool.selectors, hca))
+        and not _unfit(pool, selector, hca, worked)
     )
 
 
-def _pool(config: PoolConfig, adapters: list[Adapter]) -> Pool:
-    slots, problem = _slots(config, adapters)
-    return Pool(config=config, adapters=tuple(adapters), slots=tuple(slots), problem=problem)
+def _pool(config: PoolConfig, hcas: list[HCA]) -> Pool:
+    slots, problem = _slots(config, hcas)
+    return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots), problem=problem)
 
 
-def _slots(config: PoolConfig, adapters: list[Adapter]) -> tuple[list[Slot], str]:
-    if not adapters:
+def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str]:
+    if not hcas:
         return [], ""
     if config.mode == "all":
-        ids = tuple(adapter.id for adapter in adapters)
-        numa = _numa(config, adapters)
+        ids = tuple(hca.id for hca in hcas)
+        numa = _numa(config, hcas)
         return [Slot(str(number), ids, numa) for number in range(config.amount)], ""
     if config.mode == "exclusive":
-        return [Slot(one.id, (one.id,), _numa(config, [one])) for one in adapters], ""
-    each = min(config.slots, MOST_IDS // len(adapters))
+        return [Slot(one.id, (one.id,), _numa(config, [one])) for one in hcas], ""
+    each = min(config.slots, MOST_IDS // len(hcas))
     problem = (
         ""
         if each == config.slots
         else (
-            f"{config.resource}: {config.slots} slots of {len(adapters)} adapters are more than "
+            f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than "
             f"the kubelet takes ({MOST_IDS}): {each} of each are offered: configure fewer"
         )
     )
     slots = []
-    for adapter in adapters:
-        numa = _numa(config, [adapter])
-        slots += [Slot(f"{adapter.id}-{n}", (adapter.id,), numa) for n in range(each)]
+    for hca in hcas:
+        numa = _numa(config, [hca])
+        slots += [Slot(f"{hca.id}-{n}", (hca.id,), numa) for n in range(each)]
     return slots, problem
 
 
-def _numa(config: PoolConfig, adapters: Iterable[Adapter]) -> tuple[int, ...]:
+def _numa(config: PoolConfig, hcas: Iterable[HCA]) -> tuple[int, ...]:
     if not config.numa:
         return ()
-    nodes = {one.numa for one in adapters if one.numa is not None and one.numa >= 0}
+    nodes = {one.numa for one in hcas if one.numa is not None and one.numa >= 0}
     return tuple(sorted(nodes))
 
 

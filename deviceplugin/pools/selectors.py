@@ -1,4 +1,4 @@
-"""Which adapters a pool takes: AND between the keys of a selector, OR within, OR between selectors.
+"""Which HCAs a pool takes: AND between the keys of a selector, OR within, OR between selectors.
 
 Keys and their meaning are those of the SR-IOV network device plugin; `ifNames` is the Mellanox
 plugin's, `rdmaDevices` is our own.
@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from base import documents
+from base.documents import DocumentError
 from deviceplugin.pools.config import Selector
-from host import documents, pci
-from host.adapters import Adapter
-from host.documents import DocumentError
+from host import pci
+from host.discovery import HCA
 
 LINK_TYPES = {"Ethernet": "ether", "InfiniBand": "infiniband"}  # of a port, of a netdev
 
@@ -50,31 +51,31 @@ def parse(
     return Selector(**checked)
 
 
-def match(selectors: Sequence[Selector], adapter: Adapter) -> Selector | None:
-    """The first selector that takes the adapter; an empty one if there are none at all."""
+def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
+    """The first selector that takes the HCA; an empty one if there are none at all."""
     if not selectors:
         return Selector()
-    return next((one for one in selectors if not _objection(one, adapter)), None)
+    return next((one for one in selectors if not _objection(one, hca)), None)
 
 
-def why_not(selectors: Sequence[Selector], adapter: Adapter) -> str:
+def why_not(selectors: Sequence[Selector], hca: HCA) -> str:
     """Why none takes it, such as "driver is igb, not one of mlx5_core"; "" if one does."""
-    if match(selectors, adapter) is not None:
+    if match(selectors, hca) is not None:
         return ""
-    objections = [_objection(one, adapter) for one in selectors]
+    objections = [_objection(one, hca) for one in selectors]
     if len(objections) == 1:
         return objections[0]
     return "; ".join(f"selector {number}: {text}" for number, text in enumerate(objections))
 
 
 def names(selector: Selector) -> bool:
-    """Whether it means the very adapters that it takes, not all of a kind or of a PF."""
+    """Whether it means the very HCAs that it takes, not all of a kind or of a PF."""
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
-def rdma_names(adapter: Adapter) -> tuple[str, ...]:
+def rdma_names(hca: HCA) -> tuple[str, ...]:
     """Its RDMA devices, also those that are in another network namespace. Sorted."""
-    return tuple(sorted({*(rdma.name for rdma in adapter.rdma), *adapter.verbs}))
+    return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.verbs}))
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
@@ -85,46 +86,46 @@ def ranges(text: str) -> tuple[str, frozenset[int] | None]:
     return name, _indexes(indexes) if mark else None
 
 
-def _objection(selector: Selector, adapter: Adapter) -> str:
-    return next(_objections(selector, adapter), "")
+def _objection(selector: Selector, hca: HCA) -> str:
+    return next(_objections(selector, hca), "")
 
 
-def _objections(selector: Selector, adapter: Adapter) -> Iterator[str]:
+def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
     """What is not as the selector wants it, in the order in which the SR-IOV plugin looks."""
-    for wanted, found, what in _facts(selector, adapter):
+    for wanted, found, what in _facts(selector, hca):
         if wanted and not set(wanted).intersection(found):
             yield _differs(what, found, wanted)
-    is_pf = adapter.pf == ""
-    names = adapter.netdevs if is_pf else adapter.pf_netdevs
-    root = (adapter.address if is_pf else adapter.pf,)
+    is_pf = hca.pf == ""
+    names = hca.netdevs if is_pf else hca.pf_netdevs
+    root = (hca.address if is_pf else hca.pf,)
     above = ((selector.pfNames, names, "PF"), (selector.rootDevices, root, "root device"))
     for wanted, found, what in above:
-        if wanted and not any(_within(one, found, adapter) for one in wanted):
-            suffix = "" if adapter.index is None else f"#{adapter.index}"
+        if wanted and not any(_within(one, found, hca) for one in wanted):
+            suffix = "" if hca.index is None else f"#{hca.index}"
             yield _differs(what, tuple(f"{name}{suffix}" for name in found if name), wanted)
     if selector.pKeys:
-        first = _first_pkeys(adapter)
+        first = _first_pkeys(hca)
         if not {int(text, 16) for text in selector.pKeys}.intersection(first):
             yield _differs("first P_Key", tuple(f"{pkey:#06x}" for pkey in first), selector.pKeys)
-    if selector.isRdma and not rdma_names(adapter):
+    if selector.isRdma and not rdma_names(hca):
         yield "it has no RDMA device"
 
 
 _Fact = tuple[tuple[str, ...], tuple[str, ...], str]
 
 
-def _facts(selector: Selector, adapter: Adapter) -> tuple[_Fact, ...]:
+def _facts(selector: Selector, hca: HCA) -> tuple[_Fact, ...]:
     """What is wanted, what there is, and what it is."""
     return (
-        (selector.vendors, (adapter.vendor,), "vendor"),
-        (selector.devices, (adapter.device,), "device"),
-        (selector.drivers, (adapter.driver,), "driver"),
-        (selector.pciAddresses, (adapter.address,), "address"),
-        (selector.acpiIndexes, (adapter.acpi_index,), "ACPI index"),
-        (selector.ifNames, adapter.netdevs, "interface"),
-        (selector.linkTypes, _link_types(adapter), "link type"),
-        (selector.auxTypes, (adapter.aux_type,), "auxiliary type"),
-        (selector.rdmaDevices, rdma_names(adapter), "RDMA device"),
+        (selector.vendors, (hca.vendor,), "vendor"),
+        (selector.devices, (hca.device,), "device"),
+        (selector.drivers, (hca.driver,), "driver"),
+        (selector.pciAddresses, (hca.address,), "address"),
+        (selector.acpiIndexes, (hca.acpi_index,), "ACPI index"),
+        (selector.ifNames, hca.netdevs, "interface"),
+        (selector.linkTypes, _link_types(hca), "link type"),
+        (selector.auxTypes, (hca.aux_type,), "auxiliary type"),
+        (selector.rdmaDevices, rdma_names(hca), "RDMA device"),
     )
 
 
@@ -134,22 +135,22 @@ def _differs(what: str, found: Sequence[str], wanted: Sequence[str]) -> str:
     )
 
 
-def _within(wanted: str, above: Sequence[str], adapter: Adapter) -> bool:
+def _within(wanted: str, above: Sequence[str], hca: HCA) -> bool:
     name, indexes = _ranges(wanted)
-    return name in above and (indexes is None or adapter.index in indexes)
+    return name in above and (indexes is None or hca.index in indexes)
 
 
-def _link_types(adapter: Adapter) -> tuple[str, ...]:
-    if adapter.link_types:
-        return adapter.link_types
-    layers = {port.link_layer for rdma in adapter.rdma for port in rdma.ports}
+def _link_types(hca: HCA) -> tuple[str, ...]:
+    if hca.link_types:
+        return hca.link_types
+    layers = {port.link_layer for rdma in hca.rdma for port in rdma.ports}
     return tuple(sorted(LINK_TYPES.get(layer, layer) for layer in layers))
 
 
-def _first_pkeys(adapter: Adapter) -> tuple[int, ...]:
+def _first_pkeys(hca: HCA) -> tuple[int, ...]:
     return tuple(
         port.pkeys[0]
-        for rdma in adapter.rdma
+        for rdma in hca.rdma
         for port in rdma.ports
         if port.link_layer == "InfiniBand" and port.pkeys
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import framing
-from agent.framing import Request
+from agent.framing import LauncherRequest
 from tests.host.agent.serving import Reply, read
 from tests.plugins.service import Service
 
@@ -48,7 +48,7 @@ class Caller:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(PATIENCE)
         client.connect(str(self.service.socket))
-        request = Request(plugin, self.environ(verb, container, more), config)
+        request = LauncherRequest(plugin, self.environ(verb, container, more), config)
         client.sendall(framing.write_request(request))
         return client
 

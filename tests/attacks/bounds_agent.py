@@ -4,7 +4,7 @@ import os
 import sys
 
 from agent import main as agent
-from host.paths import Paths
+from base.paths import Paths
 from tests.plugins.noop import Noop
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import socket
 import sys
 
 from agent import framing
-from agent.framing import Request
+from agent.framing import LauncherRequest
 from tests.attacks.test_bounds import LISTS
 from tests.host.agent.serving import read
 from tests.unit.spec.test_limits import HOSTILE
@@ -29,7 +29,7 @@ def _frames() -> list[bytes]:
     texts = [("podfabric-ipam", raw) for raw in HOSTILE.values()]
     texts += [(one.plugin, one.of(entries)) for one in LISTS for entries in (one.limit, one.widest)]
     return [
-        framing.write_request(Request(plugin, _environ(verb), raw))
+        framing.write_request(LauncherRequest(plugin, _environ(verb), raw))
         for plugin, raw in texts
         for verb in ("ADD", "DEL", "CHECK", "STATUS")
     ]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.opening import PerCall
 from ipam.resident import Resident
+from ipam.store_files import PerCall
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.unit.ipam.calls import Calls
 

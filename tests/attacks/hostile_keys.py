@@ -35,7 +35,7 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 
 # What is decoded as a plain object first, by the key that holds it, and what it is read as.
 SECTIONS = {
-    "ipam": ipam._Ipam,
+    "ipam": ipam._IpamSection,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
     "addresses": ipam._Static,
@@ -48,9 +48,9 @@ FREE: Mapping[Key, tuple[str, ...]] = {
     ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "other"),
 }
 SHAPES = {
-    "podfabric-ipam": (ipam._Network,),
-    "ipoib": (ipoib._Config, matching._Config),
-    "sriov": (sriov._Config, matching._Config),
+    "podfabric-ipam": (ipam._NetworkConfiguration,),
+    "ipoib": (ipoib._IpoibConfig, matching._Config),
+    "sriov": (sriov._SriovConfig, matching._Config),
     "rdma": (sriov._OnlyDevice, results._Previous),
 }
 EVERYWHERE = (request._Named, request._Versioned)

@@ -1,4 +1,4 @@
-"""A node of Kubernetes under attack: its adapters are made up, everything else is real.
+"""A node of Kubernetes under attack: its HCAs are made up, everything else is real.
 
 Calls go through `cni.spec.dispatch.answer`, to a real network namespace. A device that a call may
 have has no interface in this kernel, so that the ADD fails for that, behind every rule.
@@ -8,14 +8,15 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cni.attachments.entry import ATTACHED, Attachment, Entry
+from base.paths import Paths
+from cni.attachments.entry import ATTACHED, JournalEntry
 from cni.attachments.journal import Journal
 from cni.ipoib.plugin import IPoIB
+from cni.spec.attachment import Attachment
 from cni.spec.dispatch import answer
 from cni.spec.notes import collected
 from cni.sriov.plugin import Sriov
 from deviceplugin.claims import Pod
-from host.paths import Paths
 from tests.unit.deviceplugin.holding import Holding
 
 TENANT = Pod("tenant", "attacker", "uid-attacker")
@@ -82,7 +83,7 @@ class Attacked(Holding):
     def has_attached(self, ipam: str) -> None:
         """The journal has an attachment of an earlier boot, whose ADD had that `ipam` (JSON)."""
         Journal(self.paths).write(
-            Entry(
+            JournalEntry(
                 plugin="sriov",
                 network=ATTACHMENT.network,
                 container_id=ATTACHMENT.container_id,

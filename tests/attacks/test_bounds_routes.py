@@ -12,7 +12,7 @@ from cni.attachments.results import Expected
 from cni.spec import limits
 from cni.spec.errors import CNIError
 from cni.spec.result import Interface, IPConfig, Result, Route
-from host import addresses, links, placement
+from host import addresses, links, netdev_move
 from host.addresses import Hop, Routes
 from host.errors import HostError
 from host.links import Link
@@ -33,7 +33,7 @@ class Pod:
     def __init__(self, path: Path, space: NetworkNamespace, route: Rtnetlink) -> None:
         self.path = path
         self.route = route
-        placement.configure(route, space, links.require(route, "near"), CIDRS)
+        netdev_move.configure(route, space, links.require(route, "near"), CIDRS)
         self.link: Link = links.require(route, "near")
 
     def routes(self) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam import other_domains, rows, tables
+from ipam import other_domains, schema, tables
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -32,7 +32,7 @@ Decoded = Callable[[], int]
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
     """How many rows became reservations since the start of the test."""
     count = 0
-    original = rows.reservation_of
+    original = schema.reservation_of
 
     def counted(row: tuple[object, ...]) -> Reservation:
         nonlocal count

@@ -1,4 +1,4 @@
-"""A tenant's pod tries to get a device that is for another pod, or the whole of an adapter."""
+"""A tenant's pod tries to get a device that is for another pod, or the whole of an HCA."""
 
 import shutil
 import tempfile
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import ATTACHED, Entry
+from cni.attachments.entry import ATTACHED, JournalEntry
 from cni.attachments.journal import Journal
 from deviceplugin import checkpoint
 from host import pci
@@ -257,7 +257,7 @@ def test_status_says_what_the_rules_would_refuse(node: Attacked) -> None:
 @pytest.mark.parametrize("damaged", [False, True])
 def test_error_names_no_other_pod_and_no_container(node: Attacked, damaged: bool) -> None:
     with NetworkNamespace.open("/proc/self/ns/net") as own:
-        entry = Entry(
+        entry = JournalEntry(
             plugin="sriov",
             network="fabric",
             container_id="0123456789abcdef",

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Device, Unreadable
+from deviceplugin.checkpoint import AllocatedHCA, CheckpointUnreadable
 from deviceplugin.ledger import Key, Ledger
-from host.paths import Paths
 from tests.attacks.full_disk import PAGE, SmallDisk, calls_left, descriptors_left, small_disk
 
 RESOURCE, OTHER = "rdma/hca", "rdma/other"
@@ -27,7 +27,7 @@ def key(number: int) -> Key:
 
 def grant(ledger: Ledger, number: int) -> None:
     """An Allocate of that id."""
-    device = Device(id="0000:3b:00.0", address="0000:3b:00.0", netdevs=("x" * 400,), rdma=())
+    device = AllocatedHCA(id="0000:3b:00.0", address="0000:3b:00.0", netdevs=("x" * 400,), rdma=())
     ledger.grant(RESOURCE, {key(number)[1]: (device,)})
 
 
@@ -158,6 +158,6 @@ def test_read_only_disk_is_an_error_and_nothing_is_lost(disk: SmallDisk, act: Ac
 
 def test_ledger_that_cannot_read_its_checkpoint_now_forgets_nothing(disk: SmallDisk) -> None:
     begun(disk, restarted=False)
-    with descriptors_left(0), pytest.raises(Unreadable, match="Too many open files"):
+    with descriptors_left(0), pytest.raises(CheckpointUnreadable, match="Too many open files"):
         ledger_on(disk)
     assert ledger_on(disk).keys() == keys([0, 1])

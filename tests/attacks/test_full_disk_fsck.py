@@ -5,8 +5,8 @@ from contextlib import closing, suppress
 
 from cni.spec.errors import CNIError
 from ipam import fsck
-from ipam.opening import PerCall
 from ipam.recovery import DATABASE, build
+from ipam.store_files import PerCall
 from ipam.tables import Tables
 from tests.attacks.full_disk import small_disk
 from tests.attacks.full_disk_ipam import silent

@@ -6,11 +6,11 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from cni.attachments.entry import ADDING, ATTACHED, Damaged, Entry
+from base.paths import Paths
+from cni.attachments.entry import ADDING, ATTACHED, JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.requests import explained
 from cni.spec.errors import CNIError
-from host.paths import Paths
 from tests.attacks.full_disk import SmallDisk, calls_left, descriptors_left, small_disk
 
 DEVICE = "0000:3b:00.2"
@@ -20,9 +20,9 @@ ENOUGH = 6  # pages, or descriptors
 Act = Callable[[Journal], None]
 
 
-def entry(container_id: str, phase: str = ADDING) -> Entry:
+def entry(container_id: str, phase: str = ADDING) -> JournalEntry:
     """An entry of some pages."""
-    return Entry(
+    return JournalEntry(
         plugin="sriov",
         network="fabric",
         container_id=container_id,
@@ -52,10 +52,10 @@ def remove(journal: Journal) -> None:
     journal.remove(BEFORE.attachment)
 
 
-def held(journal: Journal) -> list[Entry]:
+def held(journal: Journal) -> list[JournalEntry]:
     """Every entry; one that cannot be read is an error."""
     found = list(journal.entries())
-    entries = [one for one in found if isinstance(one, Entry)]
+    entries = [one for one in found if isinstance(one, JournalEntry)]
     assert entries == found
     return sorted(entries, key=msgspec.json.encode)
 
@@ -70,7 +70,7 @@ def begun(disk: SmallDisk) -> Journal:
 
 def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done: bool) -> None:
     """With room again: as the answer said; the act works now, and no other file is left."""
-    afterwards: dict[Act, list[Entry]] = {
+    afterwards: dict[Act, list[JournalEntry]] = {
         write_new: [BEFORE, NEW],
         replace: [AFTER],
         remove: [],
@@ -144,5 +144,5 @@ def test_journal_that_cannot_be_read_is_told_and_is_not_empty() -> None:
         journal = begun(disk)
         with descriptors_left(0):
             (unreadable,) = journal.entries()
-        assert isinstance(unreadable, Damaged)
+        assert isinstance(unreadable, JournalDamaged)
         assert "Too many open files" in str(unreadable)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from agent import framing
+from base.paths import Paths
 from cni import installation
 from cni.spec.dispatch import answer
-from host.paths import Paths
-from ipam.executable import Executable
+from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.sqlite_store import SqliteStore
 from tests.host.agent.nodes import environ_of, host, left, service
@@ -83,7 +83,7 @@ class Installed:
         """An agent that does a whole call, on the state directory, and dies before it answers."""
         request = peer.receive()
         addresses = AddressPlugin.on_node(self.paths.ipam, self.paths.boot_id)
-        plugin = Executable(addresses, self.paths.locks)
+        plugin = IpamExecutable(addresses, self.paths.locks)
         reply = answer(lambda: plugin, request.environ, lambda: request.config)
         assert reply.exit_code == 0, reply.document
 

@@ -12,7 +12,7 @@ FIRST = "10.9.0.1/24"  # what an ADD answers while nothing of the range is held
 
 @dataclass(frozen=True)
 class Subject:
-    """One executable. `adds`: its ADD succeeds on any machine, without an adapter."""
+    """One executable. `adds`: its ADD succeeds on any machine, without an HCA."""
 
     name: str
     about: str

@@ -59,7 +59,7 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
         assert int(parent) == links()[PARENT]["ifindex"]
 
         (interface,) = result["interfaces"]
-        assert interface.pop("pciID", "")[:1] in ("", "0")  # ibloop's adapters may be on no bus
+        assert interface.pop("pciID", "")[:1] in ("", "0")  # ibloop's HCAs may be on no bus
         uverbs = Path("/sys/class/infiniband_verbs") / interface.pop("uverbs")
         assert (uverbs / "ibdev").read_text().strip() == interface.pop("rdmaDevice")
         assert interface == {

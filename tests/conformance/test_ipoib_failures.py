@@ -274,7 +274,7 @@ def test_add_that_is_ended_after_the_interface_was_moved(
 def test_zz_del_after_the_parent_has_gone(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
-    """Last in the file: the adapters are unplugged, and plugged in again."""
+    """Last in the file: the HCAs are unplugged, and plugged in again."""
     config = subject.config(ipam={"type": delegate.name})
     add(node, netns, config)
     try:

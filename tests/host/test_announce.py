@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from host import announce, links, placement
+from host import announce, links, netdev_move
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
@@ -40,7 +40,7 @@ class Cable:
 
     def configured(self, *cidrs: str) -> Link:
         link = links.require(self._route, "near")
-        placement.configure(self._route, self.namespace, link, cidrs)
+        netdev_move.configure(self._route, self.namespace, link, cidrs)
         return links.require(self._route, "near")
 
     def heard(self, part: bytes) -> bytes:

@@ -149,7 +149,7 @@ def test_wake_ends_the_next_wait_once(told: Events) -> None:
 
 
 @pytest.mark.parametrize("subsystem", ["infiniband", "infiniband_verbs", "pci", "auxiliary"])
-def test_uevents_of_adapters_are_a_change(subsystem: str) -> None:
+def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
     message = f"add@/devices/x\0ACTION=add\0DEVPATH=/devices/x\0SUBSYSTEM={subsystem}\0SEQNUM=9\0"
     assert events._is_of_devices(message.encode())
 

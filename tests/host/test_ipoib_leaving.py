@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cni.attachments.entry import ATTACHED, LEAVING, Entry
+from base.paths import Paths
+from cni.attachments.entry import ATTACHED, LEAVING, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.removal import PATIENCE
 from cni.attachments.requests import request_of
@@ -16,7 +17,6 @@ from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from host.errors import HostError
 from host.namespaces import NetworkNamespace, view
-from host.paths import Paths
 
 
 def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
@@ -25,7 +25,7 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
     monkeypatch.setattr(child, "RETURN_TIME", 0.1)
     paths = Paths(run=tmp_path / "run", state=tmp_path / "state")
     journal, plugin = Journal(paths), IPoIB(paths)
-    entry = Entry(
+    entry = JournalEntry(
         plugin="ipoib",
         network="fabric",
         container_id="c1",
@@ -50,9 +50,9 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
     assert journal.read(entry.attachment) is None
 
 
-def entry_of(paths: Paths, container_id: str, **changes: str) -> Entry:
+def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
     """An attachment whose namespace is nowhere to be seen."""
-    entry = Entry(
+    entry = JournalEntry(
         plugin="ipoib",
         network="fabric",
         container_id=container_id,
@@ -68,7 +68,7 @@ def entry_of(paths: Paths, container_id: str, **changes: str) -> Entry:
 
 
 def left(paths: Paths) -> set[str]:
-    return {one.container_id for one in Journal(paths).entries() if isinstance(one, Entry)}
+    return {one.container_id for one in Journal(paths).entries() if isinstance(one, JournalEntry)}
 
 
 def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from base.paths import Paths
 from host import pci
-from host.paths import Paths
 from tests.kernel.pods import IP, run
 
 DEVICES = Path("/sys/bus/pci/devices")

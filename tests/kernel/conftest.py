@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from cni.attachments.journal import Journal
 from cni.ipoib.removal import Children
-from host.paths import Paths
 from tests.kernel.cards import Card, cards
 from tests.kernel.igb import with_addressed_vfs
 from tests.kernel.pods import Node, SriovNode, pod

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from base import msgspec_warmup
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import Config, PoolConfig
-from host import decoders, pci
-from host.paths import Paths
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
+from host import pci
 from tests.kernel.pods import IP, Node, Reply, SriovNode, run
 from tests.kubelet import Kubelet, Pod
 
@@ -35,9 +36,9 @@ class PoolNode:
         self.ipoib.defaults = {"master": "auto"}  # type: ignore[misc]
         for plugin in (self.ipoib, self.sriov):
             plugin.paths = self.paths
-        decoders.build()
+        msgspec_warmup.build()
         self.kubelet = Kubelet(self.paths.kubelet)
-        self.config = Config(pools=pools)
+        self.config = DevicePluginConfig(pools=pools)
         self.plugin = DevicePlugin(self.paths, self.config)
 
     def restart(self) -> None:

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from cni.attachments.entry import Attachment
+from base.paths import Paths
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
 from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
+from cni.spec.attachment import Attachment
 from cni.spec.dispatch import answer
 from cni.spec.plugin import Plugin
 from cni.sriov.plugin import Sriov
@@ -25,7 +26,6 @@ from host import links
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
-from host.paths import Paths
 from ipam.sqlite_store import SqliteStore
 
 IP = "/usr/sbin/ip"

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Allocation, Device
-from host import adapters, infiniband, links
+from deviceplugin.checkpoint import AllocatedHCA, Allocation
+from host import discovery, infiniband, links
 from host.netlink import netlink
-from host.paths import Paths
 from tests.kernel.pods import link_names, pod
 from tests.plugins.service import Service, install_launchers
 from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
@@ -99,13 +99,11 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
 def _give_hca(paths: Paths) -> None:
     """As if the kubelet had given the pod the HCA, in what it and the device plugin keep."""
     rdma = _rdma(GIVEN)
-    (adapter,) = (
-        one for one in adapters.adapters(paths) if rdma in {each.name for each in one.rdma}
-    )
-    device = Device(id=adapter.id, address=adapter.address, netdevs=adapter.netdevs, rdma=())
+    (hca,) = (one for one in discovery.hcas(paths) if rdma in {each.name for each in one.rdma})
+    device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())
     given = Allocation(
         resource="rdma/hca",
-        id=f"{adapter.id}-0",
+        id=f"{hca.id}-0",
         devices=(device,),
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),

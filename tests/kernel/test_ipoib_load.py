@@ -5,8 +5,8 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
-from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
+from cni.spec.attachment import Attachment
 from tests.kernel.pods import NETWORK, Node, ipam, link_in, link_names, pings, pod
 from tests.kernel.processes import in_processes
 

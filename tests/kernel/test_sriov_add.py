@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from base.paths import Paths
 from cni.policy.rules import Policy
 from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
-from host.paths import Paths
 from tests.kernel import cards
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA

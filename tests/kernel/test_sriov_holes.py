@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import Attachment
 from cni.attachments.journal import Journal
 from cni.policy.rules import Policy
-from host import links, placement, vfs
+from cni.spec.attachment import Attachment
+from host import links, netdev_move, vfs
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
@@ -67,7 +67,7 @@ def test_hole_b_name_that_is_taken_meanwhile_leaves_the_other_alone(
     def too_early(pod: Rtnetlink, name: str) -> None:
         run(IP, "-n", pods[0], "link", "add", "net1", "address", MAC, "type", "bridge")
 
-    monkeypatch.setattr(placement, "require_free", too_early)
+    monkeypatch.setattr(netdev_move, "require_free", too_early)
     assert sriov.call("ADD", "c1", pods[0], deviceID=card.vfs[0], vlan=100).exit_code == 1
     foreign = link_in(pods[0])
     assert foreign is not None

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from agent import main as agent
 from agent.calls import Loader
+from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
-from host.paths import Paths
-from ipam.executable import Executable
+from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from tests.plugins.noop import Noop
 
@@ -24,7 +24,7 @@ def _ipoib(environ: Mapping[str, str]) -> Plugin:
 
 def _ipam(environ: Mapping[str, str]) -> Plugin:
     paths = Paths.from_environ(environ)
-    return Executable(AddressPlugin.on_node(paths.ipam, paths.boot_id), paths.locks)
+    return IpamExecutable(AddressPlugin.on_node(paths.ipam, paths.boot_id), paths.locks)
 
 
 PLUGINS: Mapping[str, Loader] = {"ipoib": _ipoib, "podfabric-ipam": _ipam, "noop": Noop}

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
+from base.paths import Paths
 from cni.spec import delegate
 from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
-from host.paths import Paths
 
 _NONE = msgspec.Raw()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from agent import main as agent
+from base.paths import Paths
 from bench import moved
-from host.paths import Paths
 
 
 def main() -> int:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import framing
-from agent.framing import HEADER, Request
+from agent.framing import HEADER, LauncherRequest
 from agent.server import Server, listen
 from agent.workers import Workers
-from cni.spec.interrupts import Call, Terminated, serving
+from base.interrupts import Call, Terminated, serving
 
-Does = Callable[[Request, int | None], bytes]
+Does = Callable[[LauncherRequest, int | None], bytes]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Scripted:
     begun: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
-    def call(self, request: Request, netns: int | None, call: Call) -> bytes:
+    def call(self, request: LauncherRequest, netns: int | None, call: Call) -> bytes:
         container = request.environ.get("CNI_CONTAINERID", "")
         self.begun.append(container)
         try:
@@ -93,7 +93,7 @@ def send(
     client: socket.socket, container: str, command: str, config: bytes, fds: Sequence[int] = ()
 ) -> None:
     environ = {"CNI_COMMAND": command, "CNI_CONTAINERID": container}
-    frame = framing.write_request(Request("ipoib", environ, config))
+    frame = framing.write_request(LauncherRequest("ipoib", environ, config))
     with suppress(BrokenPipeError, ConnectionResetError):  # it is refused: the answer is there
         if fds:
             sent = socket.send_fds(client, [frame], list(fds))

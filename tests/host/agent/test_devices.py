@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from host.paths import Paths
+from base.paths import Paths
 from tests.host.deviceplugin.processes import configure, made_server, running, until
 from tests.kubelet import Kubelet
 

@@ -13,12 +13,12 @@ import pytest
 
 from agent import framing
 from agent import server as server_module
-from agent.framing import ANSWERED, HEADER, REFUSED, REQUEST_MAGIC, Request
-from cni.spec import interrupts
+from agent.framing import ANSWERED, HEADER, REFUSED, REQUEST_MAGIC, LauncherRequest
+from base import interrupts
 from tests.host.agent.serving import Limits, Reply, descriptors, read, send, server, until
 
 
-def waiting(request: Request, netns: int | None) -> bytes:
+def waiting(request: LauncherRequest, netns: int | None) -> bytes:
     """A call that takes long, and may be ended."""
     for _ in range(1000):
         interrupts.checkpoint()
@@ -46,7 +46,7 @@ def test_socket_is_for_root_only(tmp_path: Path) -> None:
 def test_descriptor_arrives_and_is_closed_after_the_call(tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def look(request: Request, netns: int | None) -> bytes:
+    def look(request: LauncherRequest, netns: int | None) -> bytes:
         assert netns is not None
         seen.append(os.fstat(netns).st_ino)
         return b""
@@ -148,7 +148,7 @@ def test_client_that_sends_nothing_is_let_go_and_holds_up_nobody(
         silent = [serving.connect() for _ in range(20)]
         dripping = serving.connect()
         started = time.monotonic()
-        for byte in framing.write_request(Request("ipoib", {}, b"{}"))[:5]:
+        for byte in framing.write_request(LauncherRequest("ipoib", {}, b"{}"))[:5]:
             dripping.sendall(bytes([byte]))
             assert serving.ask().status == ANSWERED
         assert time.monotonic() - started < 1.0
@@ -185,7 +185,7 @@ def test_client_that_goes_away_ends_its_add(tmp_path: Path) -> None:
 def test_removal_comes_to_its_end_without_its_client(tmp_path: Path, command: str) -> None:
     done = threading.Event()
 
-    def remove(request: Request, netns: int | None) -> bytes:
+    def remove(request: LauncherRequest, netns: int | None) -> bytes:
         time.sleep(0.3)
         interrupts.checkpoint()
         done.set()
@@ -213,7 +213,7 @@ def test_call_that_cannot_end_is_answered_past_its_deadline(
     monkeypatch.setattr(server_module, "OVERTIME", 0.5)
     let_go = threading.Event()
 
-    def hang(request: Request, netns: int | None) -> bytes:
+    def hang(request: LauncherRequest, netns: int | None) -> bytes:
         let_go.wait(20)
         return b""
 
@@ -240,7 +240,7 @@ def test_without_a_free_worker_nothing_is_begun(tmp_path: Path) -> None:
 def test_stop_finishes_what_runs_and_refuses_the_rest(tmp_path: Path) -> None:
     go_on = threading.Event()
 
-    def wait(request: Request, netns: int | None) -> bytes:
+    def wait(request: LauncherRequest, netns: int | None) -> bytes:
         go_on.wait(10)
         return b"done"
 
@@ -309,7 +309,7 @@ def test_large_requests_wait_for_room_and_small_ones_do_not(tmp_path: Path) -> N
     """Two of 7 MiB fill it. They hold it until their calls have ended."""
     go_on = threading.Event()
 
-    def wait(request: Request, netns: int | None) -> bytes:
+    def wait(request: LauncherRequest, netns: int | None) -> bytes:
         if len(request.config) > 1 << 20:
             go_on.wait(60)
         return b"%d" % len(request.config)
@@ -480,7 +480,7 @@ def test_begun_call_is_answered_before_the_agent_ends(
     monkeypatch.setattr(server_module, "OVERTIME", 0.3)
     let_go = threading.Event()
 
-    def hang(request: Request, netns: int | None) -> bytes:
+    def hang(request: LauncherRequest, netns: int | None) -> bytes:
         let_go.wait(20)
         return b""
 

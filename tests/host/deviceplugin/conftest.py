@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import Mode
 from deviceplugin.kubelet.server import PluginServer, Resource
-from host.paths import Paths
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
 

@@ -1,9 +1,9 @@
 """A made-up server with its device plugin, for tests of the whole of it."""
 
+from base.paths import Paths
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import Config, PoolConfig
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host import gpus
-from host.paths import Paths
 from host.topology import Topology
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
@@ -12,8 +12,8 @@ HCA = "rdma/hca"
 FIRST = servers.DGX_HCAS[0]
 
 
-def config(*pools: PoolConfig) -> Config:
-    return Config(pools=pools)
+def config(*pools: PoolConfig) -> DevicePluginConfig:
+    return DevicePluginConfig(pools=pools)
 
 
 SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=True))
@@ -22,7 +22,7 @@ SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=Tr
 class Node:
     """A node with its device plugin, which can be ended and begun anew."""
 
-    def __init__(self, paths: Paths, configuration: Config) -> None:
+    def __init__(self, paths: Paths, configuration: DevicePluginConfig) -> None:
         self.paths = paths
         self.configuration = configuration
         self.plugin = DevicePlugin(paths, configuration)

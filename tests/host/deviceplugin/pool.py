@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc
 
+from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.kubelet.server import Listing, PluginServer, Rejected
-from host.paths import Paths
 
 NAME = "rdma/hca"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from host.paths import Paths
+from base.paths import Paths
 from tests.runtime import CHECKOUT
 from tests.unit.host import servers
 

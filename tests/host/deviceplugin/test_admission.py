@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet.server import PluginServer
-from deviceplugin.pools.config import Config, PoolConfig
-from host.paths import Paths
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from tests.host.deviceplugin.node import HCA, Node, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.unit.host import servers
 
 GPU = "nvidia.com/gpu"
-MANY = Config(pools=(PoolConfig(resource=HCA, slots=64),))
+MANY = DevicePluginConfig(pools=(PoolConfig(resource=HCA, slots=64),))
 
 
 class Cluster:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import checkpoint, match, plugin
+from base.paths import Paths
+from deviceplugin import checkpoint, plugin, pod_devices
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.pod_resources import Connection
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.ledger import Ledger
-from deviceplugin.match import Stale, Unknown
+from deviceplugin.pod_devices import Stale, Unknown
 from deviceplugin.pools.config import PoolConfig
-from host.paths import Paths
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
@@ -174,9 +174,9 @@ def test_what_is_taken_over_has_the_node_that_the_container_has(
     assert after.devices[0].rdma[0].uverbs == before.devices[0].rdma[0].uverbs
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)
     assert not kubelet.devices(HCA)[before.id][0]
-    (face,) = match.given_to(node.paths, Pod("default", "worker-0", pod.uid)).faces
+    (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).faces
     with pytest.raises(Stale, match=f"was given mlx5_., {theirs} "):
-        match.require_current(node.paths, face, [face.device.rdma[0].name])
+        pod_devices.require_current(node.paths, face, [face.device.rdma[0].name])
 
 
 def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet: Kubelet) -> None:
@@ -240,7 +240,7 @@ def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
         (after,) = held(server).values()
         assert [one.id for one in after.devices] == [one.id for one in before.devices]
         node.plugin.compare()
-        given = match.given_to(server, Pod("default", "worker-1", pod.uid))
+        given = pod_devices.given_to(server, Pod("default", "worker-1", pod.uid))
         assert {face.device.id for face in given.faces} == {one.id for one in before.devices}
     finally:
         node.plugin.close()
@@ -262,9 +262,9 @@ def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offe
 
         def slow(_: object, timeout: float) -> None:
             asked.set()
-            raise records.Unreadable("DEADLINE_EXCEEDED")
+            raise records.KubeletUnreadable("DEADLINE_EXCEEDED")
 
-        monkeypatch.setattr(Connection, "list", slow)
+        monkeypatch.setattr(PodResourcesClient, "list", slow)
         kubelet.restart()
         node.restart()
         kubelet.wait(lambda: kubelet.capacity("rdma/b") == 8)
@@ -432,7 +432,7 @@ def test_pods_of_another_device_plugin_run_on(
     one = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
     try:
         kubelet.wait(lambda: held(server))
-        assert {face.device.id for face in match.given_to(server, pod).faces} == hcas
+        assert {face.device.id for face in pod_devices.given_to(server, pod).faces} == hcas
         if mode == "exclusive":
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 - len(hcas))
     finally:
@@ -448,7 +448,7 @@ def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubele
             with pytest.raises(
                 Unknown, match=r"holds 17 of rdma/hca, and nothing tells .*: delete"
             ):
-                match.given_to(server, pod)
+                pod_devices.given_to(server, pod)
             one.plugin.compare()
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
     finally:
@@ -463,14 +463,14 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
     one = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
-        (face,) = match.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).faces
         assert (face.device.id, face.device.rdma) == (FIRST, ())
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
         shutil.rmtree(server.sys)
         shutil.copytree(whole, server.sys, symlinks=True)
         one.plugin._look()
         one.plugin.compare()
-        (face,) = match.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).faces
         assert face.device.id == FIRST
         assert uverbs_of(held(server)[FIRST]) == "uverbs0"
     finally:

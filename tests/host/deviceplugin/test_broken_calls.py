@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from base.paths import Paths
 from deviceplugin.api import pluginregistration_pb2 as registration_api
 from deviceplugin.api import pluginregistration_pb2_grpc, v1beta1_pb2_grpc
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.kubelet.registration import Mode
 from deviceplugin.kubelet.server import PluginServer
-from host.paths import Paths
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.host.deviceplugin.processes import until

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.grants import cdi
+from base.paths import Paths
+from deviceplugin.allocate import cdi
 from deviceplugin.pools.config import PoolConfig
-from host.paths import Paths
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, port
 from tests.kubelet import Kubelet, PodRejected
 from tests.unit.host import servers

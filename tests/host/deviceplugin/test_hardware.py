@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.pools.config import DEFAULT, Config, PoolConfig, Selector
-from host.paths import Paths
+from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig, Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, port
 from tests.host.deviceplugin.processes import made_server, until
 from tests.kubelet import Kubelet, PodRejected
@@ -27,7 +27,7 @@ FAST, SLOW = "400 Gb/sec (4X NDR)", "100 Gb/sec (1X NDR)"
 class Served:
     """A made-up server with its kubelet and the plugin."""
 
-    def __init__(self, stack: ExitStack, build: Build, configuration: Config) -> None:
+    def __init__(self, stack: ExitStack, build: Build, configuration: DevicePluginConfig) -> None:
         root = stack.enter_context(short_path())
         self.paths = made_server(root) if build is servers.dgx else build(root, nodes=True)
         self._boot(self.paths)
@@ -63,7 +63,7 @@ class Served:
         boot_id.write_text("9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11\n")
 
 
-Serve = Callable[[Build, Config], Served]
+Serve = Callable[[Build, DevicePluginConfig], Served]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_roce_port_that_goes_down_takes_no_infiniband_with_it(serve: Serve) ->
 
 
 def test_the_pool_of_a_node_without_configuration_has_both_kinds(serve: Serve) -> None:
-    one = serve(servers.vfs, Config(pools=(DEFAULT,)))
+    one = serve(servers.vfs, DevicePluginConfig(pools=(DEFAULT,)))
     one.start()
     one.offers({HCA: 11 * 64})
 
@@ -120,7 +120,7 @@ def test_the_pool_of_a_node_without_configuration_has_both_kinds(serve: Serve) -
 
 
 def test_a_degraded_link_is_withdrawn_and_comes_back(serve: Serve) -> None:
-    one = serve(servers.dgx, Config(pools=SHARED.pools, rescan=0.3))
+    one = serve(servers.dgx, DevicePluginConfig(pools=SHARED.pools, rescan=0.3))
     one.start()
     one.offers({HCA: 32})
     rate = "class/infiniband/mlx5_0/ports/1/rate"

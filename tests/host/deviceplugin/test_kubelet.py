@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
+from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
-from deviceplugin.kubelet.records import PodDevices, Unreadable
-from host.paths import Paths
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.other import Other
 from tests.host.deviceplugin.pool import Pool
@@ -297,7 +297,7 @@ def test_without_a_uid_the_checkpoint_is_no_answer(
     others()
     kubelet.admit("pod", [wants()], uid="u-1")
     kubelet.stop()
-    with pytest.raises(Unreadable, match=r"is not there.*; .*knows pods by their UID alone"):
+    with pytest.raises(KubeletUnreadable, match=r"is not there.*; .*knows pods by their UID alone"):
         reader.of_pod(paths, "default", "pod", "")
 
 
@@ -377,15 +377,17 @@ def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
     others()
     kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
     kubelet.stop()
-    with pytest.raises(Unreadable, match="is not there: is the kubelet running"):
+    with pytest.raises(KubeletUnreadable, match="is not there: is the kubelet running"):
         reader.from_pod_resources(paths)
     rows = reader.of_pod(paths, "default", "pod", "u-1")
     assert [row.container for row in rows] == ["a", "b"]
     kubelet.checkpoint.write_text("{")
-    with pytest.raises(Unreadable, match=r"is not there.*; .*is no checkpoint of the kubelet's"):
+    with pytest.raises(
+        KubeletUnreadable, match=r"is not there.*; .*is no checkpoint of the kubelet's"
+    ):
         reader.of_pod(paths, "default", "pod", "u-1")
     kubelet.checkpoint.unlink()
-    with pytest.raises(Unreadable, match=r"is not there.*; .*checkpoint: is not there"):
+    with pytest.raises(KubeletUnreadable, match=r"is not there.*; .*checkpoint: is not there"):
         reader.of_pod(paths, "default", "pod", "u-1")
 
 
@@ -405,7 +407,7 @@ def test_a_kubelet_that_does_not_answer_is_given_up(paths: Paths, listening: boo
         silent.bind(str(paths.pod_resources))
         if listening:
             silent.listen()
-        with pytest.raises(Unreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
+        with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             reader.from_pod_resources(paths, timeout=0.2)
 
 

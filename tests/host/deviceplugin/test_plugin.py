@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.pools.config import PoolConfig, Selector
 from host.errors import HostError
-from host.paths import Paths
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet.devices import PodRejected

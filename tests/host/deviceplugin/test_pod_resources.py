@@ -10,15 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deviceplugin.kubelet.pod_resources import Connection
-from deviceplugin.kubelet.records import Unreadable
-from host.paths import Paths
+from base.paths import Paths
+from deviceplugin.kubelet.pod_resources import PodResourcesClient
+from deviceplugin.kubelet.records import KubeletUnreadable
 from tests.kubelet import Kubelet
 
 
 @pytest.fixture
-def connection(root: Path) -> Iterator[Connection]:
-    with Connection(Paths(kubelet=root)) as connection:
+def connection(root: Path) -> Iterator[PodResourcesClient]:
+    with PodResourcesClient(Paths(kubelet=root)) as connection:
         yield connection
 
 
@@ -37,7 +37,7 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> list[grpc.Channel]:
 
 
 def test_is_kept_while_the_kubelet_stays(
-    kubelet: Kubelet, connection: Connection, channels: list[grpc.Channel]
+    kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     kubelet.start()
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_is_kept_while_the_kubelet_stays(
 
 
 def test_new_kubelet_is_asked_at_once(
-    kubelet: Kubelet, connection: Connection, channels: list[grpc.Channel]
+    kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     for _ in range(3):
         kubelet.start()
@@ -56,16 +56,16 @@ def test_new_kubelet_is_asked_at_once(
 
 
 def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
-    kubelet: Kubelet, connection: Connection
+    kubelet: Kubelet, connection: PodResourcesClient
 ) -> None:
     for _ in range(3):
-        with pytest.raises(Unreadable, match="is not there: is the kubelet running"):
+        with pytest.raises(KubeletUnreadable, match="is not there: is the kubelet running"):
             connection.list(0.5)
     kubelet.start()
     assert not connection.list(0.5).pod_resources
 
 
-def test_is_made_anew_after_it_was_ended(kubelet: Kubelet, connection: Connection) -> None:
+def test_is_made_anew_after_it_was_ended(kubelet: Kubelet, connection: PodResourcesClient) -> None:
     kubelet.start()
     connection.list(2.0)
     connection.close()
@@ -73,7 +73,7 @@ def test_is_made_anew_after_it_was_ended(kubelet: Kubelet, connection: Connectio
 
 
 def test_many_threads_ask_while_kubelets_come_and_go(
-    kubelet: Kubelet, connection: Connection
+    kubelet: Kubelet, connection: PodResourcesClient
 ) -> None:
     kubelet.start()
     answered = threading.Semaphore(0)
@@ -84,7 +84,7 @@ def test_many_threads_ask_while_kubelets_come_and_go(
             try:
                 connection.list(2.0)
                 answered.release()
-            except Unreadable:
+            except KubeletUnreadable:
                 pass
 
     with ThreadPoolExecutor(6) as threads:
@@ -102,7 +102,7 @@ def test_many_threads_ask_while_kubelets_come_and_go(
 
 
 def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
-    root: Path, connection: Connection
+    root: Path, connection: PodResourcesClient
 ) -> None:
     socket_path = Paths(kubelet=root).pod_resources
     socket_path.parent.mkdir(parents=True)
@@ -112,8 +112,8 @@ def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
         first = threads.submit(connection.list, 1.0)
         time.sleep(0.2)
         started = time.monotonic()
-        with pytest.raises(Unreadable, match="is being asked already"):
+        with pytest.raises(KubeletUnreadable, match="is being asked already"):
             connection.list(0.2)
         assert time.monotonic() - started < 0.7
-        with pytest.raises(Unreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
+        with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             first.result()

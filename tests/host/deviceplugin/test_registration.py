@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin.kubelet import registration, sockets
 from deviceplugin.kubelet.server import PluginServer
-from host.paths import Paths
 from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet, PodRejected

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
 from deviceplugin.kubelet import server as server_module
 from deviceplugin.kubelet import streams
 from deviceplugin.kubelet.server import PluginServer
-from host.paths import Paths
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.pools import config
 from deviceplugin.service import Service
-from host.paths import Paths
 from tests.host.deviceplugin.processes import configure, made_server, running, until
 from tests.kubelet import Kubelet, PodRejected
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import framing
-from agent.framing import HEADER, Header, Request
+from agent.framing import HEADER, LauncherRequest, RequestHeader
 
 PATIENCE = 60.0  # seconds; what takes longer hangs
 CONFIG = b'{"cniVersion":"1.1.0","name":"n","type":"ipoib"}'
@@ -103,10 +103,10 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.body = b""
-        self.header = Header(0, 0, 0, 0)
+        self.header = RequestHeader(0, 0, 0, 0)
         self.netns: os.stat_result | None = None
 
-    def receive(self) -> Request:
+    def receive(self) -> LauncherRequest:
         """The whole request; its descriptor is looked at and closed."""
         first = self._some(1)
         assert first, "the launcher sent nothing"

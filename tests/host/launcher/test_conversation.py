@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent import framing
-from agent.framing import MAX_CONFIG, Request
+from agent.framing import MAX_CONFIG, LauncherRequest
 from tests.host.launcher.fake import CONFIG, RESULT, WHOLE, Agent, Launcher, Peer, answering
 
 
@@ -24,7 +24,7 @@ class Recorder:
     def __init__(self, answer: bytes = WHOLE) -> None:
         self.answer = answer
         self.peer: Peer | None = None
-        self.request: Request | None = None
+        self.request: LauncherRequest | None = None
 
     def __call__(self, peer: Peer) -> None:
         self.request, self.peer = peer.receive(), peer
@@ -46,7 +46,7 @@ def test_request_is_name_environment_and_configuration(
         outcome = launcher.run(environ)
     assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (0, RESULT, b"")
     assert recorder.request is not None
-    assert recorder.request == Request(
+    assert recorder.request == LauncherRequest(
         name="ipoib",
         environ={key: os.fsdecode(value) for key, value in environ.items()},
         config=CONFIG,

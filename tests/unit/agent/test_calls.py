@@ -9,9 +9,9 @@ import pytest
 
 from agent import framing
 from agent.calls import MAX_LINES, Calls
-from agent.framing import HEADER, Request
+from agent.framing import HEADER, LauncherRequest
+from base.interrupts import Call
 from cni.spec.errors import CNIError
-from cni.spec.interrupts import Call
 from cni.spec.notes import note
 from tests.plugins.noop import Noop
 
@@ -57,7 +57,7 @@ def called(
     """Exit code, standard error and standard output of one call, and what was counted."""
     counted = Counted()
     calls = Calls({"noop": lambda environ: Does(does)}, counted)
-    request = Request(name, {**ENVIRON, **(more or {})}, CONFIG)
+    request = LauncherRequest(name, {**ENVIRON, **(more or {})}, CONFIG)
     frame = calls.call(request, None, Call(endable=False))
     _, status, exit_code, stderr, _ = HEADER.unpack(frame[: HEADER.size])
     assert status == framing.ANSWERED

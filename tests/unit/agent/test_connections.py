@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from agent import framing
-from agent.connections import Connection
-from agent.framing import Request
-from cni.spec.interrupts import Call
+from agent.connections import LauncherConnection
+from agent.framing import LauncherRequest
+from base.interrupts import Call
 
-REQUEST = Request("ipoib", {}, b"{}")
+REQUEST = LauncherRequest("ipoib", {}, b"{}")
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def client() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def connection(client: socket.socket) -> Iterator[Connection]:
+def connection(client: socket.socket) -> Iterator[LauncherConnection]:
     """An accepted connection whose request is whole; nobody polls it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + os.urandom(8).hex())
         listener.listen()
         client.connect(listener.getsockname())
         peer, _ = listener.accept()
-    connection = Connection(peer, 1, 0.0)
+    connection = LauncherConnection(peer, 1, 0.0)
     client.sendall(framing.write_request(REQUEST))
     request = connection.receive(1 << 20)
     assert request is not None
@@ -39,13 +39,15 @@ def connection(client: socket.socket) -> Iterator[Connection]:
     connection.close(lambda _: None)
 
 
-def test_client_that_waits_for_its_answer_is_there(connection: Connection) -> None:
+def test_client_that_waits_for_its_answer_is_there(connection: LauncherConnection) -> None:
     assert not connection.gone()
     assert connection.begin() is not None
     assert not connection.gone()
 
 
-def test_client_that_was_killed_has_gone(connection: Connection, client: socket.socket) -> None:
+def test_client_that_was_killed_has_gone(
+    connection: LauncherConnection, client: socket.socket
+) -> None:
     """From when its parent can see that it has ended."""
     descriptor = client.fileno()
     os.set_inheritable(descriptor, True)
@@ -67,12 +69,12 @@ def test_client_that_was_killed_has_gone(connection: Connection, client: socket.
 
 
 def test_call_whose_client_has_gone_is_not_begun(
-    connection: Connection, client: socket.socket
+    connection: LauncherConnection, client: socket.socket
 ) -> None:
     client.close()
     assert connection.begin() is None
 
 
-def test_connection_that_is_closed_has_no_client(connection: Connection) -> None:
+def test_connection_that_is_closed_has_no_client(connection: LauncherConnection) -> None:
     connection.close(lambda _: None)
     assert connection.gone()

@@ -18,8 +18,8 @@ from agent.framing import (
     REFUSED,
     REQUEST_MAGIC,
     BadFrame,
-    Header,
-    Request,
+    LauncherRequest,
+    RequestHeader,
 )
 
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -34,7 +34,7 @@ ANY_TEXT = st.binary(max_size=40).map(lambda raw: raw.decode(errors="surrogatees
 VALUES = ANY_TEXT.filter(no_nul)
 NAMES = VALUES.filter(lambda text: "=" not in text)
 REQUESTS = st.builds(
-    Request,
+    LauncherRequest,
     name=ANY_TEXT,
     environ=st.dictionaries(NAMES, VALUES, max_size=6),
     config=st.binary(max_size=200),
@@ -42,12 +42,12 @@ REQUESTS = st.builds(
 )
 
 
-def read(frame: bytes) -> Request:
+def read(frame: bytes) -> LauncherRequest:
     return framing.read_request(framing.read_header(frame[: HEADER.size]), frame[HEADER.size :])
 
 
 @given(REQUESTS)
-def test_a_request_comes_out_as_it_went_in(request: Request) -> None:
+def test_a_request_comes_out_as_it_went_in(request: LauncherRequest) -> None:
     frame = framing.write_request(request)
     assert framing.read_header(frame[: HEADER.size]).total == len(frame)
     assert read(frame) == request
@@ -68,7 +68,7 @@ def test_lengths_are_within_their_limits_or_a_bad_frame(
     within = name <= MAX_NAME and environ <= MAX_ENVIRON and config <= MAX_CONFIG
     head = HEADER.pack(REQUEST_MAGIC, name, environ, config, stdin_errno)
     if within:
-        assert framing.read_header(head) == Header(name, environ, config, stdin_errno)
+        assert framing.read_header(head) == RequestHeader(name, environ, config, stdin_errno)
         return
     with pytest.raises(BadFrame, match="at most"):
         framing.read_header(head)
@@ -76,7 +76,7 @@ def test_lengths_are_within_their_limits_or_a_bad_frame(
 
 @given(st.binary(max_size=300), st.integers(0, MAX_NAME), st.integers(0, 300), st.integers(0, 300))
 def test_any_body_is_a_request(body: bytes, name: int, environ: int, config: int) -> None:
-    request = framing.read_request(Header(name, environ, config, 0), body)
+    request = framing.read_request(RequestHeader(name, environ, config, 0), body)
     assert all("\0" not in key + value and "=" not in key for key, value in request.environ.items())
 
 
@@ -101,7 +101,7 @@ def test_an_answer_is_no_request() -> None:
 
 def test_of_two_variables_of_a_name_the_first_counts() -> None:
     body = b"A=1\0A=2\0B\0=3\0C=\0"
-    request = framing.read_request(Header(0, len(body), 0, 0), body)
+    request = framing.read_request(RequestHeader(0, len(body), 0, 0), body)
     assert request.environ == {"A": "1", "": "3", "C": ""}
 
 

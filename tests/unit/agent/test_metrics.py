@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
-from deviceplugin.kubelet.server import State
+from deviceplugin.kubelet.server import PoolState
 from ipam.store import RangeUsage
 from tests.plugins import CHECKOUT
 
@@ -18,7 +18,7 @@ from tests.plugins import CHECKOUT
 def made(
     usage: Iterable[RangeUsage] = (),
     attachments: Mapping[tuple[str, str], int] | None = None,
-    devices: Iterable[State] = (),
+    devices: Iterable[PoolState] = (),
     *,
     by_range: bool = False,
 ) -> Metrics:
@@ -32,7 +32,7 @@ def made(
     )
 
 
-POOL = State(
+POOL = PoolState(
     resource="rdma/hca",
     mode="legacy",
     socket="/s",

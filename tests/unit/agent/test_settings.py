@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.settings import Settings, SettingsError, Watched, listen_address, load, parse
-from host import documents
-from host import watching as file_watch
+from agent.settings import Settings, SettingsError, WatchedSettings, listen_address, load, parse
+from base import documents
+from base import watching as file_watch
 from tests.plugins import CHECKOUT
 
 SOON = 10.0  # seconds for a change to be seen through inotify; the look beside it comes later
@@ -153,7 +153,7 @@ def watching(
     path: Path, look_every: float = 60.0, current: Settings | None = None
 ) -> Iterator[list[Settings]]:
     changes: list[Settings] = []
-    with closing(Watched(path, current or load(path), changes.append, look_every)):
+    with closing(WatchedSettings(path, current or load(path), changes.append, look_every)):
         time.sleep(2 * file_watch.SETTLE)  # its first look is over: what comes is seen as it comes
         yield changes
 
@@ -300,7 +300,7 @@ def test_half_a_file_is_not_taken_for_the_whole(
 
 def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
-    watched = Watched(tmp_path / "config.yaml", Settings(), print)
+    watched = WatchedSettings(tmp_path / "config.yaml", Settings(), print)
     started = time.monotonic()
     watched.close()
     watched.close()

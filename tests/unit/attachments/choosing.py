@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from base.paths import Paths
 from cni.attachments.entitlement import require_allowed
 from cni.attachments.matching import Match, matched
 from cni.ipoib import options as ipoib_options
@@ -22,7 +23,6 @@ from deviceplugin.claims import Pod
 from host import links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
 from host.netlink import Rtnetlink
-from host.paths import Paths
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
@@ -92,7 +92,7 @@ def ipoib(
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, policy, **ask) as match:
         plan = parents.choose(ROUTE, node.paths, wanted, match)
-        match.take(plan.adapter)
+        match.take(plan.hca)
     return plan.parent.name
 
 
@@ -119,7 +119,7 @@ def sriov(
             except CNIError as refusal:
                 refusals.append(refusal)
                 continue
-            match.take(devices.adapter_of(node.paths, function, match))
+            match.take(devices.hca_of(node.paths, function, match))
             return address
     raise refusals[0]
 

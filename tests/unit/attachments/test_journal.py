@@ -10,15 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cni.attachments.entry import ADDING, Attachment, Damaged, Entry, from_bytes, to_bytes
+from base.interrupts import Call, Terminated, serving
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments.entry import ADDING, JournalDamaged, JournalEntry, from_bytes, to_bytes
 from cni.attachments.journal import Journal
-from cni.locks import Busy
-from cni.spec.interrupts import Call, Terminated, serving
-from host.paths import Paths
+from cni.spec.attachment import Attachment
 
 
-def _entry(container_id: str = "c1", ifname: str = "net1") -> Entry:
-    return Entry(
+def _entry(container_id: str = "c1", ifname: str = "net1") -> JournalEntry:
+    return JournalEntry(
         plugin="ipoib",
         network="fabric",
         container_id=container_id,
@@ -47,7 +48,7 @@ def test_entry_is_read_as_it_was_written(journal: Journal) -> None:
 def test_every_truncation_is_called_damaged() -> None:
     content = to_bytes(_entry())
     for length in range(len(content) - 1):
-        with pytest.raises(Damaged, match="damaged"):
+        with pytest.raises(JournalDamaged, match="damaged"):
             from_bytes(content[:length], "x.json")
 
 
@@ -58,13 +59,13 @@ def test_every_flipped_bit_is_called_damaged_or_changes_nothing() -> None:
         flipped[position // 8] ^= 1 << position % 8
         try:
             assert from_bytes(bytes(flipped), "x.json") == _entry()
-        except Damaged:
+        except JournalDamaged:
             continue
 
 
 def test_entry_of_a_newer_version_is_not_guessed_at(journal: Journal) -> None:
     journal.write(msgspec.structs.replace(_entry(), version=2))
-    with pytest.raises(Damaged, match="written by a newer one"):
+    with pytest.raises(JournalDamaged, match="written by a newer one"):
         journal.read(_entry().attachment)
 
 
@@ -72,7 +73,7 @@ def test_file_that_speaks_of_another_attachment_is_damaged(journal: Journal) -> 
     journal.write(_entry("c2"))
     other = journal.path_of(_entry("c2").attachment)
     other.rename(journal.path_of(_entry("c1").attachment))
-    with pytest.raises(Damaged, match="speaks of fabric/c2/net1"):
+    with pytest.raises(JournalDamaged, match="speaks of fabric/c2/net1"):
         journal.read(_entry("c1").attachment)
 
 
@@ -82,7 +83,7 @@ def test_damaged_file_is_listed_and_can_be_set_aside(journal: Journal) -> None:
     path = journal.path_of(_entry("c1").attachment)
     path.write_bytes(b"")
     found = list(journal.entries())
-    assert [type(one) for one in found].count(Damaged) == 1
+    assert [type(one) for one in found].count(JournalDamaged) == 1
     assert _entry("c2") in found
     aside = journal.set_aside(_entry("c1").attachment)
     assert aside.exists()
@@ -159,7 +160,7 @@ def test_entry_that_cannot_be_read_does_not_hide_the_others(journal: Journal) ->
     journal.write(_entry())
     (journal.path_of(_entry().attachment).parent / "a.json").mkdir()
     unreadable, entry = journal.entries()
-    assert isinstance(unreadable, Damaged)
+    assert isinstance(unreadable, JournalDamaged)
     assert entry == _entry()
 
 

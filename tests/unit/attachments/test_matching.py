@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from filelock import FileLock
 
+from base import interrupts
 from cni.attachments.matching import tell, verbs_beside
-from cni.spec import interrupts
 from cni.spec.notes import collected
 from cni.spec.result import Interface
 from deviceplugin.claims import lock_of

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from base.paths import Paths
 from cli.main import run
-from host.paths import Paths
 
 _IN_MEMORY = Path("/dev/shm")  # a server has 800 files
 

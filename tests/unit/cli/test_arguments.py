@@ -10,9 +10,9 @@ import pytest
 
 from agent import logs
 from agent.settings import Settings
+from base.paths import Paths
 from cli import arguments, device_plugin
 from deviceplugin import service
-from host.paths import Paths
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Allocation, Device, Rdma
-from host.paths import Paths
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, Allocation
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
@@ -40,8 +40,10 @@ def _configured(paths: Paths, text: str) -> None:
     paths.config.write_text(text)
 
 
-def _allocated(paths: Paths, *keys: tuple[str, str, str], rdma: tuple[Rdma, ...] = ()) -> None:
-    """Resource, device id, adapter of each."""
+def _allocated(
+    paths: Paths, *keys: tuple[str, str, str], rdma: tuple[AllocatedRdmaDevice, ...] = ()
+) -> None:
+    """Resource, device id, HCA of each."""
     checkpoint.write(
         paths,
         ["rdma/hca"],
@@ -51,13 +53,13 @@ def _allocated(paths: Paths, *keys: tuple[str, str, str], rdma: tuple[Rdma, ...]
                     Allocation(
                         resource=resource,
                         id=known,
-                        devices=(Device(id=adapter, address=adapter, netdevs=(), rdma=rdma),),
+                        devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
                         time="2026-11-21T19:12:56Z",
                         boot_id="b",
                     )
                 )
             )
-            for resource, known, adapter in keys
+            for resource, known, hca in keys
         ],
     )
 
@@ -65,21 +67,21 @@ def _allocated(paths: Paths, *keys: tuple[str, str, str], rdma: tuple[Rdma, ...]
 def test_every_hca_is_offered_by_the_default_pool(shell_of: ShellOf, tmp_path: Path) -> None:
     found = shell_of(servers.dgx(tmp_path))("devices", "-o", "json").document()
 
-    assert tuple(one["adapter"]["id"] for one in found) == servers.DGX_HCAS
+    assert tuple(one["hca"]["id"] for one in found) == servers.DGX_HCAS
     for one in found:
         assert one["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0, "unfit": {}}]
         assert one["fault"] == ""
-        assert one["adapter"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
+        assert one["hca"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
 
 
-def test_what_containers_hold_is_counted_for_its_adapter(shell_of: ShellOf, tmp_path: Path) -> None:
+def test_what_containers_hold_is_counted_for_its_hca(shell_of: ShellOf, tmp_path: Path) -> None:
     paths = servers.dgx(tmp_path)
     first, second = servers.DGX_HCAS[:2]
     _allocated(paths, *(("rdma/hca", f"{first}-{slot}", first) for slot in range(3)))
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    held = {one["adapter"]["id"]: one["offered"][0]["held"] for one in found}
+    held = {one["hca"]["id"]: one["offered"][0]["held"] for one in found}
     assert held[first] == 3
     assert held[second] == 0
 
@@ -92,7 +94,7 @@ def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["adapter"]["id"]: one for one in found}
+    rows = {one["hca"]["id"]: one for one in found}
     assert rows[servers.VFS[0]]["offered"] == [
         {"resource": "rdma/vf", "ids": 1, "held": 0, "unfit": {}}
     ]
@@ -124,12 +126,12 @@ def test_one_pool_can_be_asked_for(shell_of: ShellOf, tmp_path: Path) -> None:
 
     found = shell_of(paths)("devices", "--pool", "rdma/vf", "-o", "json").document()
 
-    offered = {one["adapter"]["id"] for one in found if one["offered"]}
+    offered = {one["hca"]["id"] for one in found if one["offered"]}
     assert offered == set(servers.VFS[:2])
     assert all(why["resource"] == "rdma/vf" for one in found for why in one["not_offered"])
 
 
-def test_a_port_that_is_down_and_an_adapter_that_is_gone_are_faults(
+def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
     shell_of: ShellOf, tmp_path: Path
 ) -> None:
     paths = servers.dgx(tmp_path)
@@ -141,7 +143,7 @@ def test_a_port_that_is_down_and_an_adapter_that_is_gone_are_faults(
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["adapter"]["id"]: one for one in found}
+    rows = {one["hca"]["id"]: one for one in found}
     assert "DOWN (Disabled)" in rows[first]["fault"]
     assert rows[first]["offered"], "held, so it stays listed"
     assert not rows[second]["present"]
@@ -154,14 +156,18 @@ def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -
     paths = servers.dgx(tmp_path)
     first, second, third = servers.DGX_HCAS[:3]
     _configured(paths, "pools: [{name: rdma/hca, mode: exclusive}]")
-    old = Rdma(name="mlx5_2", uverbs=checkpoint.Node("/dev/infiniband/uverbs9", 231, 201), ports=())
+    old = AllocatedRdmaDevice(
+        name="mlx5_2",
+        uverbs=checkpoint.AllocatedNode("/dev/infiniband/uverbs9", 231, 201),
+        ports=(),
+    )
     _allocated(paths, ("rdma/hca", f"{first}-3", first), ("rdma/hca", third, third), rdma=(old,))
     (paths.sys / "class/infiniband/mlx5_1").unlink()
 
     out = shell_of(paths)("devices").out
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["adapter"]["id"]: one for one in found}
+    rows = {one["hca"]["id"]: one for one in found}
     reasons = {known: " ".join(rows[known]["offered"][0]["unfit"]) for known in rows}
     assert f"is held by id {first}-3 of an earlier configuration" in reasons[first]
     assert "is in another network namespace" in reasons[second]
@@ -185,7 +191,7 @@ def test_vf_that_is_set_up_with_its_pod_is_well_while_its_pf_is(
 
     def vf() -> dict[str, Any]:
         found = shell("devices", "-o", "json").document()
-        return next(one for one in found if one["adapter"]["id"] == servers.VFS[0])
+        return next(one for one in found if one["hca"]["id"] == servers.VFS[0])
 
     assert (vf()["fault"], vf()["offered"][0]["unfit"]) == ("", {})
     tree.port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
@@ -235,5 +241,5 @@ def test_another_plugins_file_can_be_tried(shell_of: ShellOf, tmp_path: Path) ->
     found = shell_of(paths)("devices", "--config", str(file), "-o", "json").document()
 
     offered = [one for one in found if one["offered"]]
-    assert [one["adapter"]["netdevs"] for one in offered] == [["ib0"]]
+    assert [one["hca"]["netdevs"] for one in offered] == [["ib0"]]
     assert offered[0]["offered"][0]["ids"] == 5

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
 from cli.executables import PLUGINS, script
 from cli.this_node import ThisNode
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import Allocation, Device
+from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import Config, PoolConfig
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
-from host.paths import Paths
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
@@ -95,7 +95,7 @@ def test_a_node_on_which_everything_runs_has_no_failure(
     node: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell = Shell(node, monkeypatch, capsys)
-    config = Config(pools=(PoolConfig(resource="rdma/hca", slots=4),))
+    config = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", slots=4),))
     _configured(node, "pools: [{name: rdma/hca, slots: 4}]")
     with Kubelet(node.kubelet) as kubelet, _listening(node.agent_socket):
         plugin = DevicePlugin(node, config)
@@ -334,7 +334,7 @@ def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
 
 
 def _allocated(paths: Paths, known: str, time: str) -> None:
-    device = Device(id=FIRST, address=FIRST, netdevs=(), rdma=())
+    device = AllocatedHCA(id=FIRST, address=FIRST, netdevs=(), rdma=())
     one = Allocation(resource="rdma/hca", id=known, devices=(device,), time=time, boot_id="a-boot")
     checkpoint.write(paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one))])
 

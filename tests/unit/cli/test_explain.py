@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.attachments.entry import ATTACHED, Entry
+from base.paths import Paths
+from cni.attachments.entry import ATTACHED, JournalEntry
 from cni.attachments.journal import Journal
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.claims import Claims, Pod
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
-from deviceplugin.pools.config import Config, PoolConfig
-from host.paths import Paths
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
-CONFIG = Config(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
+CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
 
 
 class Gpus:
@@ -102,7 +102,7 @@ def _prepared(paths: Paths, config: str) -> None:
 
 
 def _attached(paths: Paths, pod: str, ifname: str, **undo: Any) -> None:  # noqa: ANN401
-    entry = Entry(
+    entry = JournalEntry(
         plugin="ipoib" if "parent" in undo else "sriov",
         network="fabric",
         container_id="0123456789abcdef",

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from base.paths import Paths
 from cli.main import run
-from cni.attachments.entry import ADDING, ATTACHED, Entry
+from cni.attachments.entry import ADDING, ATTACHED, JournalEntry
 from cni.attachments.journal import Journal
-from host.paths import Paths
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return Paths(state=tmp_path / "state", run=tmp_path / "run")
 
 
-def _attached(container_id: str, cidr: str, **ipam: Any) -> Entry:  # noqa: ANN401
+def _attached(container_id: str, cidr: str, **ipam: Any) -> JournalEntry:  # noqa: ANN401
     config = {"name": "fabric", "type": "ipoib", "master": "ib0", "ipam": ipam}
-    return Entry(
+    return JournalEntry(
         plugin="ipoib",
         network="fabric",
         container_id=container_id,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from host.paths import Paths
+from base.paths import Paths
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from host.adapters import Adapter, Node, Port, RdmaDevice
-from tests.unit.deviceplugin.made import adapter
+from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
+from tests.unit.deviceplugin.made import hca
 
 
 def port(
@@ -31,25 +31,25 @@ def rdma(name: str, *ports: Port) -> RdmaDevice:
     return RdmaDevice(
         name=name,
         node_guid="0011:2233:4455:6677",
-        uverbs=Node(f"uverbs{name[-1]}", 231, 192),
+        uverbs=CharacterDevice(f"uverbs{name[-1]}", 231, 192),
         ports=ports or (port(),),
     )
 
 
-def card(address: str, *devices: RdmaDevice, **changed: object) -> Adapter:
+def card(address: str, *devices: RdmaDevice, **changed: object) -> HCA:
     """An mlx5 function at that address, with whatever else is given."""
     given: dict[str, object] = {"device": "101b", "software": False, **changed}
-    return adapter(address, *devices, **given)
+    return hca(address, *devices, **given)
 
 
-def vf(pf: Adapter, index: int, *devices: RdmaDevice, **changed: object) -> Adapter:
+def vf(pf: HCA, index: int, *devices: RdmaDevice, **changed: object) -> HCA:
     """A VF of that PF, at an address behind it."""
     address = f"{pf.address[:-4]}{index // 8 + 2:02x}.{index % 8}"
     given = {"device": "101c", "pf": pf.id, "pf_netdevs": pf.netdevs, "index": index, **changed}
     return card(address, *devices, **given)
 
 
-def sf(pf: Adapter, number: int, *devices: RdmaDevice, **changed: object) -> Adapter:
+def sf(pf: HCA, number: int, *devices: RdmaDevice, **changed: object) -> HCA:
     """An SF of that PF."""
     given = {
         "driver": "mlx5_core.sf",
@@ -62,7 +62,7 @@ def sf(pf: Adapter, number: int, *devices: RdmaDevice, **changed: object) -> Ada
     return card(f"mlx5_core.sf.{number}", *devices, **given)
 
 
-def rxe(name: str, netdev: str) -> Adapter:
+def rxe(name: str, netdev: str) -> HCA:
     """A Soft-RoCE device."""
     return card(
         name,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.checkpoint import Allocation, Device, Node, Rdma
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
 from deviceplugin.claims import Pod
 from host import pci
-from host.paths import Paths
 from tests import kubelet
 from tests.kubelet import checkpoint as of_kubelet
 from tests.kubelet.devices import Held, Request
@@ -87,16 +87,16 @@ class Holding:
         return self.paths.device_plugins / "kubelet_internal_checkpoint"
 
 
-def device(paths: Paths, address: str) -> Device:
+def device(paths: Paths, address: str) -> AllocatedHCA:
     """An HCA, or a software RDMA device by its name, with the numbers that sysfs has now."""
     names = pci.verbs_of(paths, address) if ":" in address or "." in address else (address,)
     numbers = pci.uverbs_numbers(paths)
     rdma = []
     for name in names:
         uverbs, major, minor = numbers[name]
-        node = Node(f"/dev/infiniband/{uverbs}", major, minor)
-        rdma.append(Rdma(name=name, uverbs=node, ports=()))
-    return Device(
+        node = AllocatedNode(f"/dev/infiniband/{uverbs}", major, minor)
+        rdma.append(AllocatedRdmaDevice(name=name, uverbs=node, ports=()))
+    return AllocatedHCA(
         id=address,
         address=address if address not in names else "",
         netdevs=(),

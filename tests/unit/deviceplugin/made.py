@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from deviceplugin.pools.config import PoolConfig
 from deviceplugin.pools.pool import Pool, Slot
-from host.adapters import Adapter, Node, Port, RdmaDevice
+from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
 
 
 def port(number: int = 1, state: str = "ACTIVE", **fields: object) -> Port:
@@ -30,15 +30,15 @@ def port(number: int = 1, state: str = "ACTIVE", **fields: object) -> Port:
 
 def rdma(number: int, *ports: Port) -> RdmaDevice:
     """mlx5_<number> with uverbs<number>."""
-    uverbs = Node(f"uverbs{number}", 231, 192 + number)
+    uverbs = CharacterDevice(f"uverbs{number}", 231, 192 + number)
     name = f"mlx5_{number}"
     return RdmaDevice(name=name, node_guid="", uverbs=uverbs, ports=ports or (port(),))
 
 
-def adapter(id: str, *devices: RdmaDevice, **fields: object) -> Adapter:
-    """An adapter; software if its id is no address."""
+def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
+    """An HCA; software if its id is no address."""
     address = id if ":" in id or "." in id else ""
-    made = Adapter(
+    made = HCA(
         id=id,
         address=address,
         vendor="15b3",
@@ -61,14 +61,14 @@ def adapter(id: str, *devices: RdmaDevice, **fields: object) -> Adapter:
     return replace(made, **fields)
 
 
-def pool(adapters: Sequence[Adapter], **fields: object) -> Pool:
-    """A pool over these adapters, exclusive if nothing else is said, with the ids of its mode."""
+def pool(hcas: Sequence[HCA], **fields: object) -> Pool:
+    """A pool over these HCAs, exclusive if nothing else is said, with the ids of its mode."""
     config = replace(PoolConfig(resource="rdma/hca", mode="exclusive"), **fields)
-    every = tuple(one.id for one in adapters)
+    every = tuple(one.id for one in hcas)
     if config.mode == "all":
         slots = [Slot(str(n), every, ()) for n in range(config.amount)]
     elif config.mode == "exclusive":
         slots = [Slot(one, (one,), ()) for one in every]
     else:
         slots = [Slot(f"{one}-{n}", (one,), ()) for one in every for n in range(config.slots)]
-    return Pool(config=config, adapters=tuple(adapters), slots=tuple(slots))
+    return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots))

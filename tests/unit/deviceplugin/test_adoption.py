@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin.adoption import behind, is_as_recorded
-from deviceplugin.checkpoint import Device
-from deviceplugin.grants.allocation import recorded
+from deviceplugin.allocate.allocation import recorded
+from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.pools.pool import Pool
-from host.adapters import Adapter, adapters
-from host.paths import Paths
+from host.discovery import HCA, hcas
 from tests.unit.deviceplugin import made
 from tests.unit.host import servers
 
@@ -23,11 +23,11 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 
 
 @pytest.fixture(scope="module")
-def found(paths: Paths) -> list[Adapter]:
-    return adapters(paths)
+def found(paths: Paths) -> list[HCA]:
+    return hcas(paths)
 
 
-def pool(found: list[Adapter], mode: str, *hcas: str) -> Pool:
+def pool(found: list[HCA], mode: str, *hcas: str) -> Pool:
     return made.pool([one for one in found if one.id in hcas], mode=mode)
 
 
@@ -43,7 +43,7 @@ def row(*ids: str, nodes: tuple[str, ...] = ()) -> PodDevices:
     )
 
 
-def told(devices: tuple[Device, ...]) -> dict[str, str]:
+def told(devices: tuple[AllocatedHCA, ...]) -> dict[str, str]:
     """The node of each HCA: "uverbs0 231:192"."""
     found = {}
     for device in devices:
@@ -54,12 +54,12 @@ def told(devices: tuple[Device, ...]) -> dict[str, str]:
     return found
 
 
-def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[Adapter]) -> None:
+def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[HCA]) -> None:
     of = pool(found, "shared", A, B)
     devices = behind(paths, of, found, row(f"{A}-3", f"{B}-0"))
     assert devices == {
         known: (recorded(of, one),)
-        for known, one in zip((f"{A}-3", f"{B}-0"), of.adapters, strict=True)
+        for known, one in zip((f"{A}-3", f"{B}-0"), of.hcas, strict=True)
     }
 
 
@@ -81,7 +81,7 @@ def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[Adapter]) 
     ],
 )
 def test_id_that_the_pool_has_not_tells_by_its_name(
-    paths: Paths, found: list[Adapter], mode: str, known: str, hcas: set[str]
+    paths: Paths, found: list[HCA], mode: str, known: str, hcas: set[str]
 ) -> None:
     devices = behind(paths, pool(found, mode, A, B), found, row(known))
     assert {one.id for one in devices[known]} == hcas
@@ -109,7 +109,7 @@ def test_id_that_the_pool_has_not_tells_by_its_name(
 )
 def test_holder_has_the_nodes_that_it_was_given(
     paths: Paths,
-    found: list[Adapter],
+    found: list[HCA],
     mode: str,
     known: str,
     nodes: list[str],
@@ -119,7 +119,7 @@ def test_holder_has_the_nodes_that_it_was_given(
     assert told(devices[known]) == expected
 
 
-def test_nodes_are_of_all_ids_of_the_container(paths: Paths, found: list[Adapter]) -> None:
+def test_nodes_are_of_all_ids_of_the_container(paths: Paths, found: list[HCA]) -> None:
     of = pool(found, "shared", A, B)
     ids = f"{A}-0", f"{A}-1", f"{B}-0"
     devices = behind(paths, of, found, row(*ids, nodes=("uverbs0", "uverbs1")))
@@ -136,11 +136,11 @@ def test_nodes_are_of_all_ids_of_the_container(paths: Paths, found: list[Adapter
     ]
 
 
-def test_hca_is_as_recorded_while_its_holders_nodes_are_its_own(found: list[Adapter]) -> None:
+def test_hca_is_as_recorded_while_its_holders_nodes_are_its_own(found: list[HCA]) -> None:
     of = pool(found, "exclusive", A, B)
-    first, second = of.adapters
+    first, second = of.hcas
     assert is_as_recorded(recorded(of, first), first)
     assert not is_as_recorded(recorded(of, first), second)
     without = pool(found, "exclusive", A)
-    without = made.pool(without.adapters, rdma=False)
+    without = made.pool(without.hcas, rdma=False)
     assert is_as_recorded(recorded(without, first), second)

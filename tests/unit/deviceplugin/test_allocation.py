@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin.checkpoint import Node
-from deviceplugin.grants import cdi
-from deviceplugin.grants.allocation import Granted, GrantedNode, Refused, allocation, describe
+from base.paths import Paths
+from deviceplugin.allocate import cdi
+from deviceplugin.allocate.allocation import (
+    AllocateRefused,
+    AllocateResult,
+    GrantedNode,
+    allocation,
+    describe,
+)
+from deviceplugin.checkpoint import AllocatedNode
 from deviceplugin.pools.config import Selector
 from deviceplugin.pools.pool import Pool
-from host.adapters import Adapter, adapters
-from host.paths import Paths
-from tests.unit.deviceplugin.made import adapter, pool, rdma
+from host.discovery import HCA, hcas
+from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -44,26 +50,26 @@ def changing(tmp_path: Path) -> Paths:
 
 
 def _pool(paths: Paths, **fields: object) -> Pool:
-    found = [one for one in adapters(paths) if one.rdma]
+    found = [one for one in hcas(paths) if one.rdma]
     return pool(found, **fields)
 
 
-def _allocated(paths: Paths, of: Pool, *ids: str) -> Granted:
+def _allocated(paths: Paths, of: Pool, *ids: str) -> AllocateResult:
     return allocation(paths, of, ids, {slot.id for slot in of.slots})
 
 
-def _names(granted: Granted) -> list[str]:
+def _names(granted: AllocateResult) -> list[str]:
     return [node.path.removeprefix("/dev/infiniband/") for node in granted.nodes]
 
 
 def _refused(paths: Paths, of: Pool, *ids: str) -> tuple[str, str]:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AllocateRefused) as caught:
         _allocated(paths, of, *ids)
     return caught.value.code, str(caught.value)
 
 
-def _set(adapters: list[Adapter], states: dict[str, str]) -> dict[str, Adapter]:
-    """The adapters by id, the ports of some in another state."""
+def _set(hcas: list[HCA], states: dict[str, str]) -> dict[str, HCA]:
+    """The HCAs by id, the ports of some in another state."""
     return {
         one.id: replace(
             one,
@@ -77,7 +83,7 @@ def _set(adapters: list[Adapter], states: dict[str, str]) -> dict[str, Adapter]:
                 for device in one.rdma
             ),
         )
-        for one in adapters
+        for one in hcas
     }
 
 
@@ -128,7 +134,7 @@ def test_each_node_is_given_once(paths: Paths) -> None:
 
 
 def test_no_ids_get_nothing(paths: Paths) -> None:
-    assert _allocated(paths, _pool(paths)) == Granted()
+    assert _allocated(paths, _pool(paths)) == AllocateResult()
 
 
 def test_nodes_are_those_of_now(changing: Paths) -> None:
@@ -139,7 +145,9 @@ def test_nodes_are_those_of_now(changing: Paths) -> None:
     servers.make_nodes(changing)
     granted = _allocated(changing, of, FIRST)
     assert _names(granted) == ["rdma_cm", "uverbs9"]
-    assert granted.devices[FIRST][0].rdma[0].uverbs == Node("/dev/infiniband/uverbs9", 231, 201)
+    assert granted.devices[FIRST][0].rdma[0].uverbs == AllocatedNode(
+        "/dev/infiniband/uverbs9", 231, 201
+    )
 
 
 def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: Paths) -> None:
@@ -208,7 +216,7 @@ def test_an_unknown_id_is_an_invalid_argument(paths: Paths, id_: str) -> None:
 
 def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
     of = _pool(paths, mode="shared", slots=2)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AllocateRefused) as caught:
         allocation(paths, of, [f"{FIRST}-1"], {f"{SECOND}-1"})
     assert caught.value.code == "FAILED_PRECONDITION"
     assert f"cannot allocate {FIRST}-1 of rdma/hca: {FIRST} is unhealthy" in str(caught.value)
@@ -218,24 +226,24 @@ def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
     ("now", "words"),
     [
         pytest.param(None, f"{FIRST} is not on this node now", id="unplugged"),
-        pytest.param(adapter(FIRST), f"{FIRST}: has no RDMA device now", id="driver reload"),
+        pytest.param(hca(FIRST), f"{FIRST}: has no RDMA device now", id="driver reload"),
         pytest.param(
-            adapter(FIRST, verbs=("mlx5_0",)), "mlx5_0 is in another network namespace", id="in pod"
+            hca(FIRST, verbs=("mlx5_0",)), "mlx5_0 is in another network namespace", id="in pod"
         ),
         pytest.param(
-            adapter(FIRST, replace(rdma(0), uverbs=None)), "mlx5_0 has no verbs device", id="uverbs"
+            hca(FIRST, replace(rdma(0), uverbs=None)), "mlx5_0 has no verbs device", id="uverbs"
         ),
         pytest.param(
-            adapter(FIRST, driver="vfio-pci", iommu_group="3"), "is bound to vfio-pci", id="vfio"
+            hca(FIRST, driver="vfio-pci", iommu_group="3"), "is bound to vfio-pci", id="vfio"
         ),
     ],
 )
 def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
-    paths: Paths, now: Adapter | None, words: str
+    paths: Paths, now: HCA | None, words: str
 ) -> None:
     of = _pool(paths)
     current = {} if now is None else {now.id: now}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AllocateRefused) as caught:
         allocation(paths, of, [FIRST], {FIRST}, current=current)
     assert caught.value.code == "FAILED_PRECONDITION"
     assert words in str(caught.value)
@@ -254,7 +262,7 @@ def test_an_hca_without_a_verbs_device_is_refused_and_it_is_said_why(
 )
 def test_a_token_of_all_is_every_hca_that_works(paths: Paths, down: list[int], given: str) -> None:
     of = _pool(paths, mode="all", amount=2)
-    current = _set(adapters(paths), {servers.DGX_HCAS[n]: "DOWN" for n in down})
+    current = _set(hcas(paths), {servers.DGX_HCAS[n]: "DOWN" for n in down})
     granted = allocation(paths, of, ["1", "0"], {"0", "1"}, current=current)
     assert _names(granted) == ["rdma_cm", *(f"uverbs{n}" for n in given)]
     held = {id_: [device.id for device in held] for id_, held in granted.devices.items()}
@@ -281,14 +289,14 @@ def _bound(paths: Paths, *names: str) -> Pool:
     (paths.dev / "vfio").mkdir()
     for minor, name in enumerate(names):
         os.mknod(paths.dev / "vfio" / name, stat.S_IFCHR | 0o600, os.makedev(240, minor))
-    bound = adapter(FIRST, driver="vfio-pci", iommu_group="37")
+    bound = hca(FIRST, driver="vfio-pci", iommu_group="37")
     return pool([bound], resource="intel.com/dpdk", rdma=False)
 
 
 @pytest.mark.parametrize("name", ["37", "noiommu-37"])
 def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> None:
     of = _bound(paths, "vfio", name)
-    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
     assert [(node.path, node.host) for node in granted.nodes] == [
         (f"/dev/vfio/{one}", str(paths.dev / "vfio" / one)) for one in sorted(("vfio", name))
     ]
@@ -299,8 +307,8 @@ def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> Non
 
 def test_a_function_on_vfio_without_its_group_is_refused(paths: Paths) -> None:
     of = _bound(paths, "vfio")
-    with pytest.raises(Refused, match=rf"{FIRST}: .*/vfio/37: No such file"):
-        allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+    with pytest.raises(AllocateRefused, match=rf"{FIRST}: .*/vfio/37: No such file"):
+        allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
 
 
 def test_a_network_function_without_rdma_comes_without_nodes(paths: Paths) -> None:
@@ -311,7 +319,7 @@ def test_a_network_function_without_rdma_comes_without_nodes(paths: Paths) -> No
     assert [one.uverbs for one in granted.devices[FIRST][0].rdma] == [None]
 
 
-def test_verbs_are_given_by_the_selector_that_takes_the_adapter(paths: Paths) -> None:
+def test_verbs_are_given_by_the_selector_that_takes_the_hca(paths: Paths) -> None:
     selectors = (
         Selector(pciAddresses=(FIRST,), isRdma=True),
         Selector(pciAddresses=(SECOND,)),
@@ -332,10 +340,13 @@ def test_what_was_handed_out_is_told_with_its_numbers(tmp_path: Path) -> None:
     assert (device.id, device.address) == (servers.MULTIPORT_HCA, servers.MULTIPORT_HCA)
     assert device.netdevs == ("ib0", "ib1")
     (mlx5,) = device.rdma
-    assert (mlx5.name, mlx5.uverbs) == ("mlx5_0", Node("/dev/infiniband/uverbs0", 231, 192))
+    assert (mlx5.name, mlx5.uverbs) == (
+        "mlx5_0",
+        AllocatedNode("/dev/infiniband/uverbs0", 231, 192),
+    )
     assert [(port.number, port.netdevs, port.umad, port.issm) for port in mlx5.ports] == [
-        (1, ("ib0",), Node("/dev/infiniband/umad0", 231, 0), None),
-        (2, ("ib1",), Node("/dev/infiniband/umad1", 231, 1), None),
+        (1, ("ib0",), AllocatedNode("/dev/infiniband/umad0", 231, 0), None),
+        (2, ("ib1",), AllocatedNode("/dev/infiniband/umad1", 231, 1), None),
     ]
     assert [port.guid for port in mlx5.ports] == [servers.port_guid(0, n) for n in (1, 2)]
     assert {port.link_layer for port in mlx5.ports} == {"InfiniBand"}
@@ -408,7 +419,7 @@ def test_the_specification_follows_the_nodes(changing: Paths) -> None:
     (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
     tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
     servers.make_nodes(changing)
-    describe(changing, of, {one.id: one for one in adapters(changing)})
+    describe(changing, of, {one.id: one for one in hcas(changing)})
     assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs9"]
 
 
@@ -429,6 +440,6 @@ def test_a_specification_that_cannot_be_written_fails_the_allocation(paths: Path
 
 def test_a_bound_function_has_a_cdi_device(paths: Paths) -> None:
     of = _bound(paths, "vfio", "37")
-    of = Pool(config=replace(of.config, cdi=True), adapters=of.adapters, slots=of.slots)
-    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.adapters[0]})
+    of = Pool(config=replace(of.config, cdi=True), hcas=of.hcas, slots=of.slots)
+    granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
     assert granted.cdi == (f"podfabric.io/intel-com-dpdk={FIRST}",)

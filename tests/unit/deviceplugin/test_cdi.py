@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.grants import cdi
-from deviceplugin.grants.nodes import DeviceNode
-from host.paths import Paths
+from base.paths import Paths
+from deviceplugin.allocate import cdi
+from deviceplugin.allocate.nodes import DeviceNode
 from tests.unit.deviceplugin.made import pool
 
 HCA, OTHER = "0000:00:00.1", "0001:af:00.0"
@@ -85,9 +85,9 @@ _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
         "a" * 63 + ".b/" + "c" * 63,
     ],
 )
-@pytest.mark.parametrize("adapter", [HCA, "10000:e1:00.0", "mlx5_core.sf.4", "rxe0", "_x.", "é"])
-def test_names_are_such_as_runtimes_take(resource: str, adapter: str) -> None:
-    vendor, _, rest = cdi.qualified(resource, adapter).partition("/")
+@pytest.mark.parametrize("hca", [HCA, "10000:e1:00.0", "mlx5_core.sf.4", "rxe0", "_x.", "é"])
+def test_names_are_such_as_runtimes_take(resource: str, hca: str) -> None:
+    vendor, _, rest = cdi.qualified(resource, hca).partition("/")
     of_class, _, device = rest.partition("=")
     assert vendor == "podfabric.io"
     assert _CLASS.fullmatch(of_class)

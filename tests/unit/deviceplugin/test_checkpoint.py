@@ -8,21 +8,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
+    AllocatedHCA,
+    AllocatedNode,
+    AllocatedPort,
+    AllocatedRdmaDevice,
     Allocation,
     Checkpoint,
-    Damaged,
-    Device,
-    Node,
-    Port,
-    Rdma,
+    CheckpointDamaged,
 )
-from host.paths import Paths
 from tests.runtime import CHECKOUT
 
 PAGE = (CHECKOUT / "docs/checkpoint.md").read_text()
-STRUCTS: tuple[type[msgspec.Struct], ...] = (Checkpoint, Allocation, Device, Rdma, Port, Node)
+STRUCTS: tuple[type[msgspec.Struct], ...] = (
+    Checkpoint,
+    Allocation,
+    AllocatedHCA,
+    AllocatedRdmaDevice,
+    AllocatedPort,
+    AllocatedNode,
+)
 HCA = "0000:3b:00.0"
 
 
@@ -32,19 +39,21 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
-    port = Port(
+    port = AllocatedPort(
         number=1,
         link_layer="InfiniBand",
         guid="0002:c903:0000:0001",
         pkeys=(0xFFFF, 0x8001),
         netdevs=("ib0",),
-        umad=Node("/dev/infiniband/umad0", 231, 0),
+        umad=AllocatedNode("/dev/infiniband/umad0", 231, 0),
     )
-    rdma = Rdma(name="mlx5_0", uverbs=Node("/dev/infiniband/uverbs0", 231, 192), ports=(port,))
+    rdma = AllocatedRdmaDevice(
+        name="mlx5_0", uverbs=AllocatedNode("/dev/infiniband/uverbs0", 231, 192), ports=(port,)
+    )
     made = Allocation(
         resource="rdma/hca",
         id=device_id,
-        devices=(Device(id=HCA, address=HCA, netdevs=("ib0",), rdma=(rdma,)),),
+        devices=(AllocatedHCA(id=HCA, address=HCA, netdevs=("ib0",), rdma=(rdma,)),),
         time="2026-01-02T03:04:05Z",
         boot_id="9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11",
     )
@@ -100,7 +109,7 @@ def test_what_cannot_be_read_says_why_and_what_to_do(
 ) -> None:
     paths.devices.mkdir(parents=True)
     paths.checkpoint.write_bytes(content)
-    with pytest.raises(Damaged) as error:
+    with pytest.raises(CheckpointDamaged) as error:
         checkpoint.read(paths)
     text = str(error.value)
     assert text.startswith(f"{paths.checkpoint}: ")
@@ -140,14 +149,18 @@ def test_lines_of_its_log_count_as_if_they_were_in_it(paths: Paths) -> None:
 def test_log_that_is_not_there_is_damage_and_not_waited_for(paths: Paths) -> None:
     with_log(paths, b"")
     (paths.devices / "checkpoint.1.log").unlink()
-    with pytest.raises(Damaged, match=r"checkpoint\.1\.log: is not there: remove .*\.json"):
+    with pytest.raises(
+        CheckpointDamaged, match=r"checkpoint\.1\.log: is not there: remove .*\.json"
+    ):
         checkpoint.read(paths)
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"no JSON\n", b"\xff\xfe\n", b'{"resource": 1}\n'])
 def test_line_of_its_log_that_is_no_allocation_is_damage(paths: Paths, line: bytes) -> None:
     with_log(paths, line + msgspec.json.encode(allocation()) + b"\n")
-    with pytest.raises(Damaged, match=r"checkpoint\.1\.log: .*: remove .*\.json and restart"):
+    with pytest.raises(
+        CheckpointDamaged, match=r"checkpoint\.1\.log: .*: remove .*\.json and restart"
+    ):
         checkpoint.read(paths)
 
 
@@ -173,10 +186,10 @@ def _heading(struct: type[msgspec.Struct]) -> str:
     return {
         Checkpoint: "The file",
         Allocation: "An allocation",
-        Device: "A device",
-        Rdma: "An RDMA device",
-        Port: "A port",
-        Node: "A node",
+        AllocatedHCA: "A device",
+        AllocatedRdmaDevice: "An RDMA device",
+        AllocatedPort: "A port",
+        AllocatedNode: "A node",
     }[struct]
 
 

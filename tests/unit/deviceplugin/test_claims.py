@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from base.paths import Paths
 from deviceplugin import claims as kept
 from deviceplugin.claims import YOUNG, Claims, Pod, lock_of, prune
-from host.paths import Paths
 
 A, B, C = "0000:3b:00.0", "0000:5e:00.0", "0000:af:00.0"
 POD = Pod("ml", "worker-0", "5a4ad5c2-uid")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from deviceplugin.pools.config import (
     DEFAULT,
-    Config,
     ConfigError,
+    DevicePluginConfig,
     PoolConfig,
     Selector,
     load,
@@ -20,7 +20,9 @@ from tests.plugins import CHECKOUT
 
 
 def test_no_file_and_no_pools_are_one_shared_pool_of_what_works(tmp_path: Path) -> None:
-    expected = Config(pools=(PoolConfig(resource="rdma/hca", slots=64, only_working=True),))
+    expected = DevicePluginConfig(
+        pools=(PoolConfig(resource="rdma/hca", slots=64, only_working=True),)
+    )
     assert load(tmp_path / "absent/config.yaml") == expected
     for content in (b"", b"agent: {workers: 3}", b"devices:\n", b"# nothing\n"):
         assert parse(content, "f") == expected
@@ -53,7 +55,7 @@ pools:
   - {name: a/one, mode: exclusive}
 """
     )
-    assert load(path) == Config(
+    assert load(path) == DevicePluginConfig(
         registration="watcher",
         rescan=5.0,
         pools=(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from deviceplugin.grants.demand import waiting_gpus
+from deviceplugin.allocate.demand import waiting_gpus
 from host.gpus import GPU
 from tests.unit.host import servers
 

@@ -5,15 +5,15 @@ import subprocess
 
 import pytest
 
-from deviceplugin.grants.environment import Given, environment, nccl, ucx, variable
-from host.adapters import Adapter, RdmaDevice
-from tests.unit.deviceplugin.made import adapter, pool, port, rdma
+from deviceplugin.allocate.environment import ContainerHCA, environment, nccl, ucx, variable
+from host.discovery import HCA, RdmaDevice
+from tests.unit.deviceplugin.made import hca, pool, port, rdma
 
-HCA, VF, SF = "0000:3b:00.0", "0000:af:06.1", "mlx5_core.sf.4"
+CARD, VF, SF = "0000:3b:00.0", "0000:af:06.1", "mlx5_core.sf.4"
 
 
-def _given(of: Adapter, **nodes: str) -> Given:
-    return Given(adapter=of, rdma=of.rdma, nodes=nodes)
+def _given(of: HCA, **nodes: str) -> ContainerHCA:
+    return ContainerHCA(hca=of, rdma=of.rdma, nodes=nodes)
 
 
 @pytest.mark.parametrize(
@@ -26,40 +26,41 @@ def _given(of: Adapter, **nodes: str) -> Given:
     ],
 )
 def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -> None:
-    of = pool([adapter(HCA)], resource=resource).config
+    of = pool([hca(CARD)], resource=resource).config
     assert variable(of) == name
-    envs = environment(of, [_given(adapter(HCA))], fabric=False)
+    envs = environment(of, [_given(hca(CARD))], fabric=False)
     echo = f'echo "${name}" && echo "${name}_INFO"'
     shown = subprocess.run(["/bin/sh", "-uc", echo], env=envs, capture_output=True, text=True)
-    assert shown.stdout.splitlines() == [HCA, f'{{"{HCA}":{{"generic":{{"deviceID":"{HCA}"}}}}}}']
+    assert shown.stdout.splitlines() == [
+        CARD,
+        f'{{"{CARD}":{{"generic":{{"deviceID":"{CARD}"}}}}}}',
+    ]
 
 
 def test_addresses_are_sorted_and_each_there_once() -> None:
     of = pool([], resource="a.b/c").config
-    given = [_given(adapter(id_)) for id_ in (VF, SF, HCA, VF, "rxe0")]
+    given = [_given(hca(id_)) for id_ in (VF, SF, CARD, VF, "rxe0")]
     envs = environment(of, given, fabric=True)
-    assert envs["PCIDEVICE_A_B_C"] == f"{HCA},{VF},{SF},rxe0"
+    assert envs["PCIDEVICE_A_B_C"] == f"{CARD},{VF},{SF},rxe0"
     assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]  # no RDMA, nothing for NCCL
 
 
 def test_the_details_are_in_the_sriov_plugins_format() -> None:
-    extra = {"*": {"rail": "0", "site": "b"}, HCA: {"rail": "3"}}
+    extra = {"*": {"rail": "0", "site": "b"}, CARD: {"rail": "3"}}
     of = pool([], resource="a.b/c", additional_info=extra).config
-    hca = _given(
-        adapter(HCA, rdma(3)),
+    whole = _given(
+        hca(CARD, rdma(3)),
         uverbs="/dev/infiniband/uverbs3",
         umad="/dev/infiniband/umad3",
         issm="/dev/infiniband/issm3",
         rdma_cm="/dev/infiniband/rdma_cm",
     )
-    bound = Given(
-        adapter=adapter(VF), vfio={"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/37"}
-    )
-    envs = environment(of, [bound, hca], fabric=False)
+    bound = ContainerHCA(hca=hca(VF), vfio={"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/37"})
+    envs = environment(of, [bound, whole], fabric=False)
     assert json.loads(envs["PCIDEVICE_A_B_C_INFO"]) == {
-        HCA: {
+        CARD: {
             "extra": {"rail": "3", "site": "b"},
-            "generic": {"deviceID": HCA},
+            "generic": {"deviceID": CARD},
             "rdma": {
                 "issm": "/dev/infiniband/issm3",
                 "rdma_cm": "/dev/infiniband/rdma_cm",
@@ -77,7 +78,7 @@ def test_the_details_are_in_the_sriov_plugins_format() -> None:
 
 
 def test_one_pool_of_a_node_tells_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
-    given = [_given(adapter(HCA, rdma(3))), _given(adapter(VF, rdma(0)))]
+    given = [_given(hca(CARD, rdma(3))), _given(hca(VF, rdma(0)))]
     first = environment(pool([], resource="rdma/hca").config, given, fabric=True)
     second = environment(pool([], resource="rdma/vf").config, given, fabric=False)
     assert first["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest

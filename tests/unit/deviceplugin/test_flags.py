@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
 from deviceplugin.pools.flags import CommandLine, parse_command_line
 
 USUAL = Path("/nowhere/config.yaml")
@@ -58,7 +58,7 @@ def test_a_file_is_named(arguments: list[str], expected: CommandLine) -> None:
 def test_flags_are_a_pool(arguments: list[str], pool: PoolConfig) -> None:
     command, rest = parse_command_line(arguments)
     assert rest == []
-    assert command.load(USUAL) == Config(pools=(pool,))
+    assert command.load(USUAL) == DevicePluginConfig(pools=(pool,))
     assert command.watched(USUAL) is None
 
 

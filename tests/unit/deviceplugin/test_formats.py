@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deviceplugin.pools.config import Config, ConfigError, PoolConfig, Selector, parse
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector, parse
 
 
 def mellanox(**changed: object) -> dict[str, object]:
@@ -18,7 +18,7 @@ def mellanox(**changed: object) -> dict[str, object]:
     return {key: value for key, value in whole.items() if value is not None}
 
 
-def read_mellanox(*entries: dict[str, object], **top: object) -> Config:
+def read_mellanox(*entries: dict[str, object], **top: object) -> DevicePluginConfig:
     return parse(json.dumps({"configList": entries, **top}).encode(), "f")
 
 
@@ -46,7 +46,7 @@ def test_a_mellanox_file_is_read_as_it_is() -> None:
             "linkTypes": ["infiniband"],
         },
     )
-    assert read_mellanox(mellanox(), second, periodicUpdateInterval=300) == Config(
+    assert read_mellanox(mellanox(), second, periodicUpdateInterval=300) == DevicePluginConfig(
         rescan=300.0,
         pools=(
             PoolConfig(

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from deviceplugin.health import LONGEST_SETTLE, NOTICE, SETTLE, Health
-from host.adapters import Adapter, Node, Port, RdmaDevice
+from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
 
-HCA = "0000:3b:00.0"
+CARD = "0000:3b:00.0"
 
 
 def port(**fields: object) -> Port:
@@ -27,15 +27,15 @@ def port(**fields: object) -> Port:
     return msgspec.convert(usual | fields, Port)
 
 
-UVERBS = Node("uverbs0", 231, 192)
+UVERBS = CharacterDevice("uverbs0", 231, 192)
 DOWN = port(state="DOWN", physical_state="Polling")
 
 
-def adapter(*ports: Port) -> Adapter:
+def hca(*ports: Port) -> HCA:
     rdma = RdmaDevice(name="mlx5_0", node_guid="", uverbs=UVERBS, ports=ports)
-    return Adapter(
-        id=HCA,
-        address=HCA,
+    return HCA(
+        id=CARD,
+        address=CARD,
         vendor="15b3",
         device="1021",
         driver="mlx5_core",
@@ -56,68 +56,68 @@ def adapter(*ports: Port) -> Adapter:
 
 
 class Clock:
-    """Observes one adapter at times of the test's choice."""
+    """Observes one HCA at times of the test's choice."""
 
-    def __init__(self, first: Adapter) -> None:
+    def __init__(self, first: HCA) -> None:
         self.health = Health()
         self.now = 1000.0
         self.see(first)
 
-    def see(self, *seen: Adapter, after: float = 0.0) -> bool:
+    def see(self, *seen: HCA, after: float = 0.0) -> bool:
         self.now += after
-        self.health.observe(seen, [HCA], self.now)
-        return not self.health.reports()[HCA]
+        self.health.observe(seen, [CARD], self.now)
+        return not self.health.reports()[CARD]
 
 
 @pytest.mark.parametrize(
     ("seen", "fault"),
     [
-        (adapter(port()), ""),
-        (adapter(DOWN), "port 1 of mlx5_0 is DOWN (Polling)"),
-        (adapter(port(state="INIT")), "port 1 of mlx5_0 is INIT (LinkUp)"),
-        (adapter(DOWN, port(number=2)), ""),  # one port of two is enough
-        (adapter(), "mlx5_0 has no port"),
-        (msgspec.structs.replace(adapter(), rdma=()), ""),  # it is in a pod
+        (hca(port()), ""),
+        (hca(DOWN), "port 1 of mlx5_0 is DOWN (Polling)"),
+        (hca(port(state="INIT")), "port 1 of mlx5_0 is INIT (LinkUp)"),
+        (hca(DOWN, port(number=2)), ""),  # one port of two is enough
+        (hca(), "mlx5_0 has no port"),
+        (msgspec.structs.replace(hca(), rdma=()), ""),  # it is in a pod
     ],
 )
-def test_what_is_first_seen_is_believed(seen: Adapter, fault: str) -> None:
-    told = Clock(seen).health.reports()[HCA]
+def test_what_is_first_seen_is_believed(seen: HCA, fault: str) -> None:
+    told = Clock(seen).health.reports()[CARD]
     assert bool(told) is bool(fault)
     assert told.startswith(fault)
 
 
 def test_fault_counts_once_it_lasts() -> None:
-    clock = Clock(adapter(port()))
-    assert clock.see(adapter(DOWN), after=1.0)
+    clock = Clock(hca(port()))
+    assert clock.see(hca(DOWN), after=1.0)
     assert clock.health.pending
-    assert clock.see(adapter(DOWN), after=NOTICE / 2)
-    assert not clock.see(adapter(DOWN), after=NOTICE / 2)
+    assert clock.see(hca(DOWN), after=NOTICE / 2)
+    assert not clock.see(hca(DOWN), after=NOTICE / 2)
     assert not clock.health.pending
 
 
 def test_flicker_is_not_told() -> None:
-    clock = Clock(adapter(port()))
+    clock = Clock(hca(port()))
     for _ in range(10):
-        assert clock.see(adapter(DOWN), after=NOTICE / 2)
-        assert clock.see(adapter(port()), after=NOTICE / 2)
+        assert clock.see(hca(DOWN), after=NOTICE / 2)
+        assert clock.see(hca(port()), after=NOTICE / 2)
 
 
 def test_end_of_a_fault_counts_once_it_lasts() -> None:
-    clock = Clock(adapter(DOWN))
-    assert not clock.see(adapter(port()), after=1.0)
-    assert not clock.see(adapter(port()), after=SETTLE * 0.9)
-    assert clock.see(adapter(port()), after=SETTLE * 0.2)
+    clock = Clock(hca(DOWN))
+    assert not clock.see(hca(port()), after=1.0)
+    assert not clock.see(hca(port()), after=SETTLE * 0.9)
+    assert clock.see(hca(port()), after=SETTLE * 0.2)
 
 
 def test_every_fault_makes_the_next_end_take_longer_up_to_a_limit() -> None:
-    clock = Clock(adapter(port()))
+    clock = Clock(hca(port()))
     waits = []
     for _ in range(8):
-        clock.see(adapter(DOWN), after=0.1)
-        assert not clock.see(adapter(DOWN), after=NOTICE)
-        clock.see(adapter(port()), after=0.1)
+        clock.see(hca(DOWN), after=0.1)
+        assert not clock.see(hca(DOWN), after=NOTICE)
+        clock.see(hca(port()), after=0.1)
         began = clock.now
-        while not clock.see(adapter(port()), after=0.5):
+        while not clock.see(hca(port()), after=0.5):
             assert clock.now < began + 2 * LONGEST_SETTLE
         waits.append(clock.now - began)
     assert waits[0] == SETTLE
@@ -127,27 +127,27 @@ def test_every_fault_makes_the_next_end_take_longer_up_to_a_limit() -> None:
 
 
 def test_degraded_link_is_a_fault_until_it_has_its_rate_again() -> None:
-    clock = Clock(adapter(port()))
-    slow = adapter(port(rate="100 Gb/sec (1X NDR)"))
+    clock = Clock(hca(port()))
+    slow = hca(port(rate="100 Gb/sec (1X NDR)"))
     clock.see(slow, after=1.0)
     assert not clock.see(slow, after=NOTICE)
-    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in clock.health.reports()[HCA]
-    clock.see(adapter(port()), after=1.0)
-    assert clock.see(adapter(port()), after=SETTLE)
+    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in clock.health.reports()[CARD]
+    clock.see(hca(port()), after=1.0)
+    assert clock.see(hca(port()), after=SETTLE)
 
 
-def test_listed_adapter_that_is_gone_is_unhealthy_and_one_that_is_not_listed_is_forgotten() -> None:
-    clock = Clock(adapter(port()))
+def test_listed_hca_that_is_gone_is_unhealthy_and_one_that_is_not_listed_is_forgotten() -> None:
+    clock = Clock(hca(port()))
     clock.see(after=1.0)
     assert not clock.see(after=NOTICE)
-    assert clock.health.reports()[HCA] == "it is gone from this node"
+    assert clock.health.reports()[CARD] == "it is gone from this node"
     clock.health.observe([], [], clock.now)
     assert clock.health.reports() == {}
 
 
-def test_rate_of_another_adapter_that_took_the_name_is_no_measure() -> None:
-    clock = Clock(adapter(port()))
-    slow = msgspec.structs.replace(adapter(port(rate="25 Gb/sec (1X EDR)")), id="0000:af:00.0")
+def test_rate_of_another_hca_that_took_the_name_is_no_measure() -> None:
+    clock = Clock(hca(port()))
+    slow = msgspec.structs.replace(hca(port(rate="25 Gb/sec (1X EDR)")), id="0000:af:00.0")
     for _ in range(20):
         clock.health.observe([slow], [slow.id], clock.now)
         clock.now += 1.0

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin.inventory import Inventory
-from host import adapters
-from host.adapters import Adapter
-from host.paths import Paths
+from host import discovery
+from host.discovery import HCA
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -30,11 +30,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
     """How often all of sysfs was read."""
     seen: list[Paths] = []
 
-    def counted(paths: Paths) -> list[Adapter]:
+    def counted(paths: Paths) -> list[HCA]:
         seen.append(paths)
-        return adapters.adapters(paths)
+        return discovery.hcas(paths)
 
-    monkeypatch.setattr("deviceplugin.inventory.sysfs", SimpleNamespace(adapters=counted))
+    monkeypatch.setattr("deviceplugin.inventory.sysfs", SimpleNamespace(hcas=counted))
     return seen
 
 

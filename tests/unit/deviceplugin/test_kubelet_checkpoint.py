@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from base.paths import Paths
 from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
 from deviceplugin.kubelet import records
-from deviceplugin.kubelet.records import PodDevices, Unreadable
-from host.paths import Paths
+from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 
 
 @pytest.fixture
@@ -136,20 +136,22 @@ def test_the_resources_that_were_registered_are_known(paths: Paths) -> None:
 def test_a_damaged_file_is_named_with_what_to_do(paths: Paths, content: object) -> None:
     put(paths, content)
     for read in (records.from_checkpoint, records.registered):
-        with pytest.raises(Unreadable, match="kubelet_internal_checkpoint: is no checkpoint"):
+        with pytest.raises(
+            KubeletUnreadable, match="kubelet_internal_checkpoint: is no checkpoint"
+        ):
             read(paths)
 
 
 def test_a_file_that_may_not_be_read_is_named(paths: Paths) -> None:
     (paths.device_plugins / "kubelet_internal_checkpoint").mkdir()
-    with pytest.raises(Unreadable, match="cannot be read: Is a directory"):
+    with pytest.raises(KubeletUnreadable, match="cannot be read: Is a directory"):
         records.from_checkpoint(paths)
 
 
 def test_reading_the_checkpoint_imports_no_grpc(paths: Paths) -> None:
     put(paths, whole(entry(["a"])))
     program = (
-        "import sys; from pathlib import Path; from host.paths import Paths; "
+        "import sys; from pathlib import Path; from base.paths import Paths; "
         "from deviceplugin.kubelet import records; "
         "assert records.from_checkpoint(Paths(kubelet=Path(sys.argv[1]))); "
         "assert 'grpc' not in sys.modules"

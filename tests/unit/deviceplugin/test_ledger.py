@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from base.paths import Paths
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Damaged, Device
+from deviceplugin.checkpoint import AllocatedHCA, CheckpointDamaged
 from deviceplugin.ledger import YOUNG, Ledger
-from host.paths import Paths
 
 RESOURCE = "rdma/hca"
 BOOT = "9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11"
@@ -39,8 +39,8 @@ def with_a_line(paths: Paths) -> Ledger:
     return one
 
 
-def devices(*hcas: str) -> tuple[Device, ...]:
-    return tuple(Device(id=hca, address=hca, netdevs=(), rdma=()) for hca in hcas)
+def devices(*hcas: str) -> tuple[AllocatedHCA, ...]:
+    return tuple(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=()) for hca in hcas)
 
 
 def on_disk(paths: Paths) -> set[tuple[str, str]]:
@@ -468,7 +468,7 @@ def test_reader_never_misses_what_was_granted_before_it_began(
             expected = set(granted)
             try:
                 missing = expected - {known for _, known in on_disk(paths)}
-            except Damaged as damage:
+            except CheckpointDamaged as damage:
                 faults.append(damage)
                 return
             if missing:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from cli import topo
 from cli.this_node import ThisNode
-from deviceplugin.grants.preferred import preferred
-from deviceplugin.pools.config import Config, PoolConfig
+from deviceplugin.allocate.preferred import preferred
+from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from deviceplugin.pools.pool import Pool, pools
-from host import adapters
-from host.paths import Paths
+from host import discovery
 from host.topology import Topology
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
@@ -48,7 +48,7 @@ def doubled() -> Iterator[Paths]:
 
 def _pool(paths: Paths, mode: str) -> Pool:
     config = PoolConfig(resource="rdma/hca", mode=mode, slots=4)  # type: ignore[arg-type]
-    (one,) = pools(Config(pools=(config,)), adapters.adapters(paths), {})
+    (one,) = pools(DevicePluginConfig(pools=(config,)), discovery.hcas(paths), {})
     return one
 
 
@@ -82,9 +82,9 @@ def test_hcas_are_chosen_as_if_they_had_one_port(
     assert len({one[:12] for one in chosen}) == size == len(hcas)
 
 
-def test_siblings_are_no_adapters_and_no_rows_of_the_matrix(plain: Paths, doubled: Paths) -> None:
-    found = adapters.adapters(doubled)
-    assert [one.id for one in found] == [one.id for one in adapters.adapters(plain)]
+def test_siblings_are_no_hcas_and_no_rows_of_the_matrix(plain: Paths, doubled: Paths) -> None:
+    found = discovery.hcas(doubled)
+    assert [one.id for one in found] == [one.id for one in discovery.hcas(plain)]
     assert [[rdma.name for rdma in one.rdma] for one in found] == [
         [f"mlx5_{number}"] for number in range(8)
     ]

@@ -1,4 +1,4 @@
-"""Which adapters get into which pool, and the ids that the kubelet sees."""
+"""Which HCAs get into which pool, and the ids that the kubelet sees."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.pools.config import DEFAULT, MOST_IDS, Config, PoolConfig, Selector, parse
+from base.paths import Paths
+from deviceplugin.pools.config import (
+    DEFAULT,
+    MOST_IDS,
+    DevicePluginConfig,
+    PoolConfig,
+    Selector,
+    parse,
+)
 from deviceplugin.pools.pool import Pool, Slot, left_out, pools, used_netdevs
-from host.adapters import Adapter
-from host.paths import Paths
+from host.discovery import HCA
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 A = card("0000:3b:00.0", rdma("mlx5_0"), netdevs=("ib0",), numa=0)
@@ -23,17 +30,17 @@ NIC = card("0000:01:00.0", driver="igb", vendor="8086", netdevs=("eno1",))
 RXE = rxe("rxe0", "eno1")
 
 
-def config(*several: PoolConfig) -> Config:
-    return Config(pools=several)
+def config(*several: PoolConfig) -> DevicePluginConfig:
+    return DevicePluginConfig(pools=several)
 
 
-def one(pool: PoolConfig, found: Sequence[Adapter], **keys: Sequence[str]) -> Pool:
+def one(pool: PoolConfig, found: Sequence[HCA], **keys: Sequence[str]) -> Pool:
     (made,) = pools(config(pool), found, **keys)  # type: ignore[arg-type]
     return made
 
 
-def ids(pool: PoolConfig, *found: Adapter, **keys: Sequence[str]) -> list[str]:
-    return [adapter.id for adapter in one(pool, found, **keys).adapters]
+def ids(pool: PoolConfig, *found: HCA, **keys: Sequence[str]) -> list[str]:
+    return [hca.id for hca in one(pool, found, **keys).hcas]
 
 
 EXCLUSIVE = PoolConfig(resource="a/b", mode="exclusive", used="named")
@@ -51,7 +58,7 @@ def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> Non
     assert one(pool, []).slots == ()
 
 
-def test_exclusive_ids_are_the_adapters() -> None:
+def test_exclusive_ids_are_the_hcas() -> None:
     assert one(EXCLUSIVE, [B, SF, A]).slots == (
         Slot("0000:3b:00.0", ("0000:3b:00.0",), (0,)),
         Slot("0000:5e:00.0", ("0000:5e:00.0",), (1,)),
@@ -59,7 +66,7 @@ def test_exclusive_ids_are_the_adapters() -> None:
     )
 
 
-def test_shared_ids_are_adapter_and_slot() -> None:
+def test_shared_ids_are_hca_and_slot() -> None:
     made = one(SHARED, [B, A])
     assert [slot.id for slot in made.slots] == [
         "0000:3b:00.0-0",
@@ -69,8 +76,8 @@ def test_shared_ids_are_adapter_and_slot() -> None:
     ]
     assert made.slot("0000:5e:00.0-1") == Slot("0000:5e:00.0-1", (B.id,), (1,))
     assert made.slot("0000:5e:00.0-2") is None
-    assert made.adapter(A.id) is A
-    assert made.adapter("0000:5e:00.0-1") is None
+    assert made.hca(A.id) is A
+    assert made.hca("0000:5e:00.0-1") is None
 
 
 def test_ids_do_not_depend_on_the_order_or_the_names_of_rdma_devices() -> None:
@@ -86,28 +93,26 @@ def test_numa_nodes_are_told_if_known_and_wanted(
     numa: int | None, wanted: bool, told: tuple[int, ...]
 ) -> None:
     """SR-IOV plugin "NUMA": missing and -1 are no topology, excludeTopology is none."""
-    adapter = msgspec.structs.replace(A, numa=numa)
+    hca = msgspec.structs.replace(A, numa=numa)
     for mode in ("all", "exclusive", "shared"):
         pool = PoolConfig(resource="a/b", mode=mode, numa=wanted)
-        assert {slot.numa for slot in one(pool, [adapter]).slots} == {told}
+        assert {slot.numa for slot in one(pool, [hca]).slots} == {told}
 
 
 def test_a_list_too_long_for_the_kubelet_has_fewer_slots_of_each_and_says_so() -> None:
     many = [card(f"{n:04x}:00:00.0", rdma("mlx5_0")) for n in range(1, 101)]
     made = one(PoolConfig(resource="a/b", slots=1000), many)
     assert len(made.slots) == MOST_IDS // 100 * 100 <= MOST_IDS
-    assert made.problem.startswith("a/b: 1000 slots of 100 adapters are more than the kubelet")
+    assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more than the kubelet")
     assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem == ""
 
 
-def test_the_first_pool_that_selects_an_adapter_has_it() -> None:
+def test_the_first_pool_that_selects_an_hca_has_it() -> None:
     first = PoolConfig(resource="a/first", selectors=(Selector(pciAddresses=(B.id,)),))
     rest = PoolConfig(resource="a/rest")
     made = pools(config(first, rest), [A, B])
-    assert [[adapter.id for adapter in pool.adapters] for pool in made] == [[B.id], [A.id]]
-    assert [
-        (one.resource, one.adapter, one.why) for one in left_out(config(first, rest), [A, B])
-    ] == [
+    assert [[hca.id for hca in pool.hcas] for pool in made] == [[B.id], [A.id]]
+    assert [(one.resource, one.hca, one.why) for one in left_out(config(first, rest), [A, B])] == [
         ("a/first", A.id, f"address is {A.id}, not one of {B.id}"),
         ("a/rest", B.id, "pool a/first has it"),
     ]
@@ -118,7 +123,7 @@ def test_a_later_pool_that_may_overlap_has_it_as_well() -> None:
     again = PoolConfig(resource="a/again", overlap=True)
     third = PoolConfig(resource="a/third")
     made = pools(config(first, again, third), [A])
-    assert [len(pool.adapters) for pool in made] == [1, 1, 0]
+    assert [len(pool.hcas) for pool in made] == [1, 1, 0]
 
 
 def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
@@ -127,8 +132,8 @@ def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
     gone = msgspec.structs.replace(B, rdma=(), verbs=())
     kept = {"a/then": frozenset((B.id,)), "a/removed": frozenset((VF0.id,))}
     made = pools(config(now, then), [A, gone, VF0], kept)
-    assert [[adapter.id for adapter in pool.adapters] for pool in made] == [[A.id], [B.id]]
-    why = {(one.resource, one.adapter): one.why for one in left_out(config(now), [VF0], kept)}
+    assert [[hca.id for hca in pool.hcas] for pool in made] == [[A.id], [B.id]]
+    why = {(one.resource, one.hca): one.why for one in left_out(config(now), [VF0], kept)}
     assert why == {("a/now", VF0.id): "pool a/removed has it"}
 
 
@@ -228,7 +233,7 @@ def test_a_shared_pool_offers_the_pf_beside_its_vfs() -> None:
         ("left", Selector(pciAddresses=(A.id,)), False),
     ],
 )
-def test_the_adapter_of_the_default_route(used: str, selector: Selector, taken: bool) -> None:
+def test_the_hca_of_the_default_route(used: str, selector: Selector, taken: bool) -> None:
     """SR-IOV plugin: what the host's IPv4 default route is over is left out."""
     pool = msgspec.structs.replace(EXCLUSIVE, used=used, selectors=(selector,))
     assert (A.id in ids(pool, A, used=["ib0"])) is taken
@@ -255,7 +260,7 @@ def test_two_pools_of_a_mellanox_file_may_share_an_hca() -> None:
 
 
 ADAPTERS = st.lists(
-    st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda adapter: adapter.id
+    st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda hca: hca.id
 )
 CONFIGS = st.lists(
     st.builds(
@@ -278,13 +283,13 @@ CONFIGS = st.lists(
 
 
 @given(ADAPTERS, CONFIGS)
-def test_without_overlap_no_adapter_is_in_two_pools(
-    found: list[Adapter], several: list[PoolConfig]
+def test_without_overlap_no_hca_is_in_two_pools(
+    found: list[HCA], several: list[PoolConfig]
 ) -> None:
     made = pools(config(*several), found)
-    taken = [adapter.id for pool in made for adapter in pool.adapters]
+    taken = [hca.id for pool in made for hca in pool.hcas]
     assert len(taken) == len(set(taken))
-    left = {(one.resource, one.adapter) for one in left_out(config(*several), found) if one.why}
+    left = {(one.resource, one.hca) for one in left_out(config(*several), found) if one.why}
     assert len(left) + len(taken) == len(found) * len(several)
     for pool in made:
         known = [slot.id for slot in pool.slots]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from base import files
+from base.paths import Paths
 from deviceplugin import checkpoint, checkpoint_log
-from deviceplugin.checkpoint import Device
+from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.ledger import Ledger
-from host import files
-from host.paths import Paths
 
 RESOURCE, HCA = "rdma/hca", "0000:3b:00.0"
 
@@ -105,7 +105,7 @@ class Granting:
 
     def grant(self, number: int) -> None:
         known = f"{HCA}-{number}"
-        device = Device(id=HCA, address=HCA, netdevs=(), rdma=())
+        device = AllocatedHCA(id=HCA, address=HCA, netdevs=(), rdma=())
         self._granted.add(known)
         self.ledger.grant(RESOURCE, {known: (device,)})
 

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from deviceplugin.grants.assignment import assign
-from deviceplugin.grants.preferred import preferred
+from deviceplugin.allocate.assignment import assign
+from deviceplugin.allocate.preferred import preferred
 from deviceplugin.pools.pool import Pool
 from host.topology import Place, Topology
-from tests.unit.deviceplugin.made import adapter, pool
+from tests.unit.deviceplugin.made import hca, pool
 from tests.unit.host import servers
 
 UNKNOWN = Topology(())
@@ -24,9 +24,9 @@ def _ids(of: Pool) -> list[str]:
     return [slot.id for slot in of.slots]
 
 
-def _per_adapter(of: Pool, ids: Sequence[str]) -> list[int]:
+def _per_hca(of: Pool, ids: Sequence[str]) -> list[int]:
     slots = [slot for one in ids if (slot := of.slot(one)) is not None]
-    return sorted((Counter(slot.adapters[0] for slot in slots)).values(), reverse=True)
+    return sorted((Counter(slot.hcas[0] for slot in slots)).values(), reverse=True)
 
 
 # --- Slots over HCAs: internal/rm/allocate_test.go of the NVIDIA plugin, replicas for slots.
@@ -48,26 +48,26 @@ def _per_adapter(of: Pool, ids: Sequence[str]) -> list[int]:
 def test_slots_are_spread_or_packed_over_hcas(
     placement: str, hcas: int, slots: int, size: int, counts: list[int]
 ) -> None:
-    cards = [adapter(f"0000:0{n}:00.0") for n in range(hcas)]
+    cards = [hca(f"0000:0{n}:00.0") for n in range(hcas)]
     of = pool(cards, mode="shared", slots=slots, placement=placement)
     chosen = preferred(of, _ids(of), [], size, {}, [], UNKNOWN)
-    assert _per_adapter(of, chosen) == counts
+    assert _per_hca(of, chosen) == counts
     repeated = [preferred(of, _ids(of)[::-1], [], size, {}, [], UNKNOWN) for _ in range(10)]
     assert repeated == [chosen] * 10  # in whatever order the kubelet has them
 
 
 def test_spread_counts_the_slots_that_containers_hold() -> None:
-    of = pool([adapter("0000:00:00.0"), adapter("0000:01:00.0")], mode="shared", slots=2)
+    of = pool([hca("0000:00:00.0"), hca("0000:01:00.0")], mode="shared", slots=2)
     available = ["0000:00:00.0-0", "0000:00:00.0-1", "0000:01:00.0-1"]
     held = {"0000:01:00.0": 1}
-    assert _per_adapter(of, preferred(of, available, [], 2, held, [], UNKNOWN)) == [1, 1]
+    assert _per_hca(of, preferred(of, available, [], 2, held, [], UNKNOWN)) == [1, 1]
     assert preferred(of, available, [], 1, held, [], UNKNOWN) == ["0000:00:00.0-0"]
 
 
 def test_two_slots_of_one_hca_are_no_second_hca() -> None:
-    of = pool([adapter("0000:00:00.0"), adapter("0000:01:00.0")], mode="shared", slots=64)
+    of = pool([hca("0000:00:00.0"), hca("0000:01:00.0")], mode="shared", slots=64)
     held = {"0000:01:00.0": 40}
-    assert _per_adapter(of, preferred(of, _ids(of), [], 2, held, [], UNKNOWN)) == [1, 1]
+    assert _per_hca(of, preferred(of, _ids(of), [], 2, held, [], UNKNOWN)) == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_pack_takes_the_fewest_hcas_and_of_these_the_most_loaded(
     held: dict[str, int], must: list[str], size: int, chosen: list[str]
 ) -> None:
     of = pool(
-        [adapter("0000:00:00.0"), adapter("0000:01:00.0")],
+        [hca("0000:00:00.0"), hca("0000:01:00.0")],
         mode="shared",
         slots=4,
         placement="pack",
@@ -95,13 +95,13 @@ def test_pack_takes_the_fewest_hcas_and_of_these_the_most_loaded(
 
 
 def test_slots_are_taken_by_number() -> None:
-    of = pool([adapter("0000:00:00.0")], mode="shared", slots=12)
+    of = pool([hca("0000:00:00.0")], mode="shared", slots=12)
     available = [f"0000:00:00.0-{n}" for n in (11, 10, 9)]
     assert preferred(of, available, [], 2, {}, [], UNKNOWN) == available[:0:-1]
 
 
 def test_tokens_are_taken_by_number() -> None:
-    of = pool([adapter("0000:00:00.0")], mode="all", amount=20)
+    of = pool([hca("0000:00:00.0")], mode="all", amount=20)
     assert preferred(of, ["10", "9", "11"], ["11"], 2, {}, [], UNKNOWN) == ["11", "9"]
 
 
@@ -125,7 +125,7 @@ def test_tokens_are_taken_by_number() -> None:
 def test_a_request_that_makes_no_sense_is_answered_with_a_guess(
     available: str, must: str, size: int, expected: str
 ) -> None:
-    of = pool([adapter(f"0000:0{n}:00.0") for n in range(8)])
+    of = pool([hca(f"0000:0{n}:00.0") for n in range(8)])
     chosen = preferred(of, _named(available), _named(must), size, {}, [], UNKNOWN)
     assert chosen == _named(expected)
 
@@ -135,7 +135,7 @@ def _named(numbers: str) -> list[str]:
 
 
 def test_ids_that_the_pool_does_not_know_come_last() -> None:
-    of = pool([adapter("0000:01:00.0")])
+    of = pool([hca("0000:01:00.0")])
     available = ["0000:00:00.0", "what", "0000:01:00.0"]
     assert preferred(of, available, [], 2, {}, [], UNKNOWN) == ["0000:01:00.0", "0000:00:00.0"]
 
@@ -151,7 +151,7 @@ class Server:
         self.hcas = list(servers.DGX_HCAS)
         self.gpus = list(servers.DGX_GPUS)
         self.topology = Topology.read(paths, [*self.hcas, *self.gpus])
-        self.pool = pool([adapter(one) for one in self.hcas])
+        self.pool = pool([hca(one) for one in self.hcas])
 
     def moved(self, addresses: Mapping[str, str]) -> Topology:
         """A topology of the GPUs and of devices with these addresses, each an HCA's place."""
@@ -258,7 +258,7 @@ def test_successive_pairs_use_every_hca_once(server: Server) -> None:
 def test_load_decides_between_hcas_of_one_switch_and_does_not_send_traffic_over_the_bridge(
     server: Server,
 ) -> None:
-    of = pool(server.pool.adapters, mode="shared", slots=1000)
+    of = pool(server.pool.hcas, mode="shared", slots=1000)
     first, second = server.hcas[:2]
 
     def one(held: dict[str, int]) -> str:
@@ -272,7 +272,7 @@ def test_load_decides_between_hcas_of_one_switch_and_does_not_send_traffic_over_
 def test_more_hcas_than_gpus_are_of_the_gpus_switches_in_turn(server: Server) -> None:
     first, last = server.hcas[0], server.hcas[6]
     hcas = {f"0000:00:{n:02x}.0": first if n < 4 else last for n in range(6)}
-    of = pool([adapter(one) for one in hcas])
+    of = pool([hca(one) for one in hcas])
     near = [server.gpus[0], server.gpus[6]]
     chosen = preferred(of, list(hcas), [], 4, {}, near, server.moved(hcas))
     assert sorted(Counter(hcas[one] for one in chosen).items()) == [(first, 2), (last, 2)]
@@ -308,14 +308,14 @@ def test_domains_and_virtual_machines(
     tmp_path: Path, kind: str, size: int, gpus: str, chosen: str
 ) -> None:
     topology, hcas, all_gpus = _machine(tmp_path, kind)
-    of = pool([adapter(one) for one in hcas])
+    of = pool([hca(one) for one in hcas])
     near = [all_gpus[int(n)] for n in gpus]
     found = preferred(of, _ids(of), [], size, {}, near, topology)
     assert "".join(str(hcas.index(one)) for one in found) == chosen
 
 
 def test_vfs_of_one_pf_are_one_hca(server: Server) -> None:
-    vfs = [adapter(f"{pf[:-3]}{n:02x}.0", pf=pf, index=n) for pf in server.hcas[:2] for n in (1, 2)]
+    vfs = [hca(f"{pf[:-3]}{n:02x}.0", pf=pf, index=n) for pf in server.hcas[:2] for n in (1, 2)]
     of = pool(vfs)
     # As a node has it where the pool has VFs only: the topology does not know the PFs.
     known = server.moved({vf.id: vf.pf for vf in vfs})
@@ -327,14 +327,14 @@ def test_vfs_of_one_pf_are_one_hca(server: Server) -> None:
 
 def test_vfs_are_near_a_gpu_also_where_the_pf_is_not_known(server: Server) -> None:
     pfs = {f"0000:00:{n:02x}.0": server.hcas[n] for n in range(8)}
-    of = pool([adapter(vf, pf=pf) for vf, pf in pfs.items()])
+    of = pool([hca(vf, pf=pf) for vf, pf in pfs.items()])
     chosen = preferred(of, list(pfs), [], 1, {}, [server.gpus[6]], server.moved(pfs))
     assert chosen == ["0000:00:06.0"]
 
 
 def test_vfs_that_share_slots_of_a_pf_take_turns() -> None:
     pf = "0000:3b:00.0"
-    of = pool([adapter(f"0000:3b:00.{n}", pf=pf) for n in (1, 2)], mode="shared", slots=4)
+    of = pool([hca(f"0000:3b:00.{n}", pf=pf) for n in (1, 2)], mode="shared", slots=4)
     chosen = preferred(of, _ids(of), [], 3, {"0000:3b:00.1": 1}, [], UNKNOWN)
     assert chosen == ["0000:3b:00.2-0", "0000:3b:00.1-0", "0000:3b:00.2-1"]
 
@@ -342,7 +342,7 @@ def test_vfs_that_share_slots_of_a_pf_take_turns() -> None:
 # --- What holds for any request.
 
 _NAMES = [f"0000:0{n}:00.0" for n in range(5)]
-_ADAPTERS = [adapter(name, pf="0000:01:00.0" if n == 2 else "") for n, name in enumerate(_NAMES)]
+_ADAPTERS = [hca(name, pf="0000:01:00.0" if n == 2 else "") for n, name in enumerate(_NAMES)]
 _POOLS = [
     pool(_ADAPTERS),
     pool(_ADAPTERS, mode="shared", slots=3),

@@ -2,11 +2,11 @@
 
 import pytest
 
+from base.documents import DocumentError
 from deviceplugin.pools import selectors
 from deviceplugin.pools.config import Selector
 from deviceplugin.pools.selectors import match, parse, ranges, why_not
-from host.adapters import Adapter
-from host.documents import DocumentError
+from host.discovery import HCA
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 ENS0 = card("0000:3b:00.0", netdevs=("ens0",), link_types=("ether",))
@@ -15,9 +15,9 @@ ENS2 = card("0000:5e:00.1", netdevs=("ens2f1",), num_vfs=8)
 SF = sf(ENS0, 88)
 
 
-def takes(adapter: Adapter, **keys: object) -> bool:
+def takes(hca: HCA, **keys: object) -> bool:
     given = {key: value if value is True else [value] for key, value in keys.items()}
-    return match([parse(given, "f")], adapter) is not None
+    return match([parse(given, "f")], hca) is not None
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def takes(adapter: Adapter, **keys: object) -> bool:
 def test_every_key_takes_what_it_names_and_nothing_else(
     changed: dict[str, object], taken: dict[str, object], left: dict[str, object]
 ) -> None:
-    adapter = card("0000:3b:00.0", **changed)
-    assert takes(adapter, **taken)
-    assert not takes(adapter, **left)
+    hca = card("0000:3b:00.0", **changed)
+    assert takes(hca, **taken)
+    assert not takes(hca, **left)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_every_key_takes_what_it_names_and_nothing_else(
         *((ENS2, index, index in (0, 3, 4, 5, 7)) for index in range(8)),
     ],
 )
-def test_pf_names_and_root_devices_take_ranges_of_vfs(pf: Adapter, index: int, taken: bool) -> None:
+def test_pf_names_and_root_devices_take_ranges_of_vfs(pf: HCA, index: int, taken: bool) -> None:
     """SR-IOV plugin, deviceSelectors_test.go: ens2f1's VFs 1, 2, 6 are not selected."""
     by_name = Selector(pfNames=("ens0", "ens2f0#1", "ens2f1#0,3-5,7"))
     by_address = Selector(rootDevices=("0000:3b:00.0", "0000:5e:00.0#1", "0000:5e:00.1#0,3-5,7"))
@@ -106,16 +106,16 @@ def test_the_first_pkey_of_an_infiniband_port_counts(
     pkeys: tuple[int, ...], layer: str, wanted: str, taken: bool
 ) -> None:
     """SR-IOV plugin: 0x1 and 0x2 match, 0x3 does not."""
-    adapter = card("0000:3b:00.0", rdma("mlx5_0", port(layer, pkeys=pkeys)))
-    assert takes(adapter, pKeys=wanted) is taken
+    hca = card("0000:3b:00.0", rdma("mlx5_0", port(layer, pkeys=pkeys)))
+    assert takes(hca, pKeys=wanted) is taken
 
 
 @pytest.mark.parametrize(("layer", "kind"), [("Ethernet", "ether"), ("InfiniBand", "infiniband")])
 def test_without_a_netdev_the_ports_tell_the_link_type(layer: str, kind: str) -> None:
-    adapter = card("0000:3b:00.0", rdma("mlx5_0", port(layer)))
-    assert takes(adapter, linkTypes=kind)
+    hca = card("0000:3b:00.0", rdma("mlx5_0", port(layer)))
+    assert takes(hca, linkTypes=kind)
     other = {"ether": "infiniband", "infiniband": "ether"}[kind]
-    assert not takes(adapter, linkTypes=other)
+    assert not takes(hca, linkTypes=other)
     netdev = card("0000:3b:00.0", rdma("mlx5_0", port(layer)), link_types=(other,))
     assert takes(netdev, linkTypes=other)
 
@@ -147,7 +147,7 @@ def test_keys_are_and_and_values_are_or() -> None:
     assert [one.id for one in found if match([selector], one)] == ["0000:02:00.0", "0000:02:00.1"]
 
 
-def _shape(nic: Adapter) -> dict[str, object]:
+def _shape(nic: HCA) -> dict[str, object]:
     keys = ("vendor", "device", "driver", "netdevs")
     return {key: getattr(nic, key) for key in keys}
 
@@ -160,7 +160,7 @@ def test_the_first_selector_that_matches_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selector", "adapter", "text"),
+    ("selector", "hca", "text"),
     [
         (
             Selector(drivers=("mlx5_core",)),
@@ -178,10 +178,8 @@ def test_the_first_selector_that_matches_is_told() -> None:
         (Selector(), rxe("rxe0", "eth0"), ""),
     ],
 )
-def test_why_an_adapter_is_not_selected_is_told(
-    selector: Selector, adapter: Adapter, text: str
-) -> None:
-    assert why_not([selector], adapter) == text
+def test_why_an_hca_is_not_selected_is_told(selector: Selector, hca: HCA, text: str) -> None:
+    assert why_not([selector], hca) == text
 
 
 def test_of_several_selectors_each_says_why() -> None:
@@ -229,6 +227,6 @@ def test_values_are_brought_to_the_form_that_sysfs_has() -> None:
     )
 
 
-def test_names_of_the_very_adapter_are_told_from_kinds() -> None:
+def test_names_of_the_very_hca_are_told_from_kinds() -> None:
     assert selectors.names(Selector(ifNames=("ib0",)))
     assert not selectors.names(Selector(pfNames=("ib0",), vendors=("15b3",)))

@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from host.paths import Paths
+from base.paths import Paths
 from tests.unit.host.sysfs import Tree
 
 BRIDGES = ((0x17, 0), (0x5D, 0), (0x97, 1), (0xC7, 1))  # bus, NUMA node

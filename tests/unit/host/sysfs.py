@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from host.paths import Paths
+from base.paths import Paths
 
 ROOT_PORT = "devices/pci0000:00"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from host.gpus import GPUs, address_of, gpus
-from host.paths import Paths
 from tests.unit.host import servers
 from tests.unit.host.servers import DGX_GPUS, gpu_uuid
 from tests.unit.host.sysfs import Tree

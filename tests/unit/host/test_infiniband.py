@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from host import infiniband
 from host.links import Link
-from host.paths import Paths
 
 PREFIX = "fe80:0000:0000:0000"
 

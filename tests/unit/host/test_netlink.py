@@ -9,7 +9,7 @@ import pytest
 from host import links, netlink
 from host.errors import HostError
 from host.links import Link
-from host.netlink import Change, LinkMessage, NetlinkSocket, Refused, Rtnetlink, condensed
+from host.netlink import Change, LinkMessage, NetlinkError, NetlinkSocket, Rtnetlink, condensed
 from host.rtnetlink import RTM_GETLINK, RTM_NEWLINK, ifinfmsg
 
 ADDRESS = bytes(range(20))
@@ -46,7 +46,7 @@ class Kernel:
     def _receive(self) -> bytes:
         answer = self._waiting.pop(0)
         if isinstance(answer, OSError):
-            raise Refused(answer.errno or 0)
+            raise NetlinkError(answer.errno or 0)
         return answer
 
 
@@ -153,7 +153,7 @@ def test_change_that_is_not_answered_is_an_error_that_names_it(kernel: Kernel) -
 
 def test_late_answers_to_an_earlier_request_are_skipped(kernel: Kernel) -> None:
     kernel.answers(BlockingIOError(errno.ETIMEDOUT, ""))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(NetlinkError) as caught:
         kernel.route.get(RTM_GETLINK, ifinfmsg())
     assert caught.value.code == errno.ETIMEDOUT
     kernel.answers(_refusal(errno.EPERM, 1), _link_message(ADDRESS, 1) + _link_message(b"", 2))
@@ -184,13 +184,13 @@ def test_dump_of_which_something_was_lost_is_taken_to_its_end_and_read_again(
 def test_dump_that_never_is_consistent_is_an_error(kernel: Kernel) -> None:
     for number in range(1, netlink.DUMPS + 1):
         kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), _done(number))
-    with pytest.raises(Refused, match="changed during each"):
+    with pytest.raises(NetlinkError, match="changed during each"):
         kernel.route.dump(RTM_GETLINK, ifinfmsg())
 
 
 def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
     kernel.answers(_link_message(ADDRESS, 1, MULTI), _done(1, -errno.EMSGSIZE))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(NetlinkError) as caught:
         kernel.route.dump(RTM_GETLINK, ifinfmsg())
     assert caught.value.code == errno.EMSGSIZE
 
@@ -207,7 +207,7 @@ def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
         if fits:
             assert route._receive() == bytes(size)
             return
-        with pytest.raises(Refused, match=f"an answer of more than {netlink.BUFFER} bytes"):
+        with pytest.raises(NetlinkError, match=f"an answer of more than {netlink.BUFFER} bytes"):
             route._receive()
 
 

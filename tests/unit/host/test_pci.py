@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from host import pci
 from host.errors import HostError
-from host.paths import Paths
 from tests.unit.host import sysfs
 from tests.unit.host.sysfs import Tree
 

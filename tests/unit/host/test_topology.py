@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from host.errors import HostError
-from host.paths import Paths
 from host.topology import Distance, Topology
 from tests.unit.host import servers
 from tests.unit.host.servers import (

@@ -10,15 +10,16 @@ import msgspec
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.arguments import Pod
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface
-from ipam.opening import Opening
 from ipam.plugin import AddressPlugin
 from ipam.ranges import Range, RangeSet, of_network
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Owner, Reservation
+from ipam.store import Owner, Reservation
+from ipam.store_files import StoreFiles
 
 BOOT = "11111111-1111-1111-1111-111111111111"
 NEXT_BOOT = "22222222-2222-2222-2222-222222222222"
@@ -42,7 +43,7 @@ class How(TypedDict, total=False):
 class Calls:
     """A node with a store of its own: the verbs, with everything that matters as an argument."""
 
-    def __init__(self, files: Path | Opening, boot: str = BOOT) -> None:
+    def __init__(self, files: Path | StoreFiles, boot: str = BOOT) -> None:
         self.files = files
         self.boot = boot
         self.policy = Policy()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from base.paths import Paths
 from cli.main import run
-from host.paths import Paths
 from ipam.recovery import DATABASE, LOG
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 

@@ -14,10 +14,10 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.opening import PerCall
 from ipam.recovery import DATABASE, LOG
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
+from ipam.store_files import PerCall
 from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
 
 WAL = f"{DATABASE}-wal"

@@ -13,7 +13,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.ipam import ipam_of
 from cni.spec.notes import collected
 from cni.spec.request import Request
-from ipam.delegation import Delegation, Ipam
+from ipam.delegation import Delegation, IpamCall
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, Calls, error_of, request
 
 POOL = {"range": "10.0.0.0/24"}
@@ -49,7 +49,7 @@ def delegation(node: Calls, bin_dir: Path, *allowed: str) -> Delegation:
     return Delegation(node.plugin, bin_dir, lambda: Policy(ipam_types=allowed))
 
 
-def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> Ipam:
+def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> IpamCall:
     """What a node answers that allows the type."""
     ipam = delegation(node, bin_dir, ipam_type).of(asked(command, ipam_type))
     assert ipam is not None

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from cni import locks
+from base import locks
+from base.interrupts import Call, Terminated, serving
+from cni.spec.attachment import Attachment
 from cni.spec.errors import Code
-from cni.spec.interrupts import Call, Terminated, serving
-from ipam.executable import Executable
+from ipam.executable import IpamExecutable
 from tests.unit.ipam.calls import Calls, error_of, request
 
 POOL = {"range": "10.0.0.0/24"}
 
 
 @pytest.fixture
-def executable(node: Calls, memory_path: Path) -> Executable:
-    return Executable(node.plugin, memory_path / "lock")
+def executable(node: Calls, memory_path: Path) -> IpamExecutable:
+    return IpamExecutable(node.plugin, memory_path / "lock")
 
 
 def ended(call: Call, work: Callable[[], object]) -> bool:
@@ -32,7 +33,7 @@ def ended(call: Call, work: Callable[[], object]) -> bool:
 
 
 def test_add_whose_client_goes_while_it_reserves_is_undone(
-    node: Calls, executable: Executable
+    node: Calls, executable: IpamExecutable
 ) -> None:
     reserved = []
 
@@ -48,7 +49,7 @@ def test_add_whose_client_goes_while_it_reserves_is_undone(
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "GC"])
 def test_call_whose_client_has_gone_changes_nothing(
-    node: Calls, executable: Executable, command: str
+    node: Calls, executable: IpamExecutable, command: str
 ) -> None:
     """What it was to change may be a later attachment's by now."""
     node.add(POOL)
@@ -67,9 +68,9 @@ def test_call_whose_client_has_gone_changes_nothing(
 
 
 def test_calls_of_one_attachment_wait_for_each_other_and_others_do_not(
-    node: Calls, executable: Executable, memory_path: Path
+    node: Calls, executable: IpamExecutable, memory_path: Path
 ) -> None:
-    path = memory_path / "lock" / f"addresses-{locks.key_of('n1', 'c1', 'eth0')}"
+    path = memory_path / "lock" / f"addresses-{Attachment('n1', 'c1', 'eth0').key}"
     executable.add(request("ADD", POOL, "c1"))
     delete = threading.Thread(target=lambda: executable.delete(request("DEL", POOL, "c1")))
     with ExitStack() as held:
@@ -86,7 +87,7 @@ def test_calls_of_one_attachment_wait_for_each_other_and_others_do_not(
 
 def test_lock_that_cannot_be_made_is_an_error(node: Calls, memory_path: Path) -> None:
     (memory_path / "lock").write_text("")
-    executable = Executable(node.plugin, memory_path / "lock")
+    executable = IpamExecutable(node.plugin, memory_path / "lock")
     error = error_of(lambda: executable.delete(request("DEL", POOL, "c1")))
     assert error.code == Code.IO_FAILURE
     assert str(memory_path / "lock") in error.message

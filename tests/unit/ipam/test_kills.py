@@ -16,12 +16,12 @@ from unittest import mock
 
 import pytest
 
+from base import files
 from cni.spec.errors import CNIError, Code
-from host import files
 from ipam import fsck, sqlite_store
-from ipam.opening import PerCall
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
 from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
 
 MODULES = {

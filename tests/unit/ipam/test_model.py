@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cni.spec.arguments import Pod
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.addresses import Interval, parse, parse_interface, text
-from ipam.opening import Opening
 from ipam.ranges import Range, RangeSet, merged, of_network
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.store import Attachment, Owner, Usage
+from ipam.store import Owner, Usage
+from ipam.store_files import StoreFiles
 from tests.unit.ipam.conftest import SHARED_MEMORY
 
 BOOTS = ("boot-a", "boot-b")
@@ -186,7 +187,7 @@ def test_and_so_do_the_two_in_turn(pool: list[Range], history: list[tuple]) -> N
         compare([kept, directory], pool, history)
 
 
-def compare(forms: list[Path | Opening], pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
+def compare(forms: list[Path | StoreFiles], pool: list[Range], history: list[tuple]) -> None:  # type: ignore[type-arg]
     """Play a history on store and model. The forms are the same store and take turns."""
     model = Model()
     for number, step in enumerate(history):

@@ -8,11 +8,11 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
-from ipam.options import WITHOUT_EFFECT, Options, read
+from ipam.options import WITHOUT_EFFECT, IpamOptions, read
 from ipam.resolv_conf import read as read_resolv_conf
 
 
-def options(ipam: object, **config: object) -> Options:
+def options(ipam: object, **config: object) -> IpamOptions:
     return read(json.dumps({"name": "n1", "ipam": ipam, **config}).encode())
 
 

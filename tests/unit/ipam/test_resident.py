@@ -119,7 +119,7 @@ def test_nothing_is_kept_where_there_are_no_watches_left(
     def refuse(self: object, lock: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ipam.wishes.Wishes.begin", refuse)
+    monkeypatch.setattr("ipam.lock_watch.Wishes.begin", refuse)
     store.reserve(owner("c1"), SETS)
     assert not is_kept(store.directory)
     assert len(store.reservations()) == 1

@@ -14,11 +14,11 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.opening import PerCall
 from ipam.recovery import DATABASE, LOCK, LOG, WAL
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
+from ipam.store_files import PerCall
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))

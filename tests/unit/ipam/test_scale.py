@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ipam import opening, sqlite_store
+from ipam import sqlite_store, store_files
 from ipam.addresses import Interval, parse, text
 from ipam.log import Log
 from ipam.ranges import RangeSet, merged
@@ -47,7 +47,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], i
         tables.connection.set_progress_handler(step, 1)
         return tables, log
 
-    monkeypatch.setattr(opening, "open_store", counted)
+    monkeypatch.setattr(store_files, "open_store", counted)
 
     def measure(call: Callable[[], object]) -> int:
         nonlocal count

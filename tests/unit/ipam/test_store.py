@@ -14,9 +14,9 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
 from ipam.log import Log, Record
-from ipam.opening import PerCall
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"))

@@ -17,12 +17,12 @@ from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam import fsck, upgrade
 from ipam.log import Log, records_of
-from ipam.opening import PerCall
 from ipam.recovery import DATABASE, LOG
 from ipam.resident import Resident
-from ipam.rows import VERSION, crc_of
+from ipam.schema import VERSION, crc_of
 from ipam.segments import BEFORE, of_config
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
 from tests.unit.ipam.calls import (
     BOOT,
     Calls,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipam.addresses import parse, text
 from ipam.ranges import Range, RangeSet
-from ipam.rows import run_of
+from ipam.schema import run_of
 from ipam.sqlite_store import SqliteStore
 from ipam.store import RangeUsage, Reservation, Usage
 from ipam.tables import Tables

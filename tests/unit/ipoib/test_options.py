@@ -11,7 +11,7 @@ from cni.spec.ipam import ipam_of
 from cni.spec.request import Request
 
 
-def _read(cni_args: str = "", **config: Any) -> options.Options:  # noqa: ANN401
+def _read(cni_args: str = "", **config: Any) -> options.IpoibOptions:  # noqa: ANN401
     document = {"cniVersion": "1.0.0", "name": "n", "type": "ipoib", "master": "ib0"} | config
     return options.read(
         Request(command="ADD", args=cni_args, config=json.dumps(document).encode(), network="n")

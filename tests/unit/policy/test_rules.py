@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from agent import settings
+from base.documents import DocumentError
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from host.documents import DocumentError
 
 
 def write(tmp_path: Path, content: str) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from base.interrupts import Call, Terminated, serving
 from cni.spec import delegate
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Call, Terminated, serving
 from cni.spec.request import Request
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from base.interrupts import Terminated
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
-from cni.spec.interrupts import Terminated
 from tests.unit.spec.spoken import CONFIG, Trivial, call, error
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cni.spec import delegate, interrupts
-from cni.spec.interrupts import Call, Terminated, serving
+from base import interrupts
+from base.interrupts import Call, Terminated, serving
+from cni.spec import delegate
 from cni.spec.request import Request
 from tests.plugins import install_delegate
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.spec import text
+from base import text
 from cni.spec.dispatch import error_document
 from cni.spec.errors import CNIError
 

@@ -8,7 +8,7 @@ import pytest
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import options
-from cni.sriov.options import Options
+from cni.sriov.options import SriovOptions
 
 BDF = "0000:af:06.1"
 MACS = [f"02:00:00:00:00:0{n}" for n in range(5)]
@@ -20,7 +20,7 @@ def request(config: bytes, cni_args: str = "") -> Request:
     return Request(command="ADD", args=cni_args, config=config, network="n")
 
 
-def read(cni_args: str = "", **config: Any) -> Options:  # noqa: ANN401
+def read(cni_args: str = "", **config: Any) -> SriovOptions:  # noqa: ANN401
     """What a configuration means that has `deviceID` BDF, unless `config` says another."""
     document = {"cniVersion": "1.0.0", "name": "n", "type": "sriov", "deviceID": BDF} | config
     return options.read(request(json.dumps(document).encode(), cni_args))

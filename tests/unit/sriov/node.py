@@ -12,15 +12,15 @@ from typing import cast
 import msgspec
 import pytest
 
-from host import addresses, announce, links, pci, placement, rdma, vfs
+from base.paths import Paths
+from host import addresses, announce, links, netdev_move, pci, rdma, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP, Link
 from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark
 from host.netlink import Rtnetlink
-from host.paths import Paths
 from host.pci import Function
-from host.placement import Mark
-from host.rdma import Device, RdmaNetlink
+from host.rdma import RdmaDevice, RdmaNetlink
 from host.vfs import VF
 from tests.unit.host.sysfs import Tree
 
@@ -92,7 +92,7 @@ class Node:
         """From now on the functions that `cni.sriov` calls ask this node."""
         for module, names in (
             (links, ("find", "every", "by_index")),
-            (placement, ("move_in", "set_address", "configure")),
+            (netdev_move, ("move_in", "set_address", "configure")),
             (rdma, ("rdma", "devices", "move")),
         ):
             for name in names:
@@ -180,14 +180,14 @@ class Node:
     def _seen(self, socket: RdmaNetlink) -> dict[int, str]:
         return self.rdma if cast(str, socket) == "host" else self.rdma_in_pod
 
-    def _devices(self, socket: RdmaNetlink) -> list[Device]:
+    def _devices(self, socket: RdmaNetlink) -> list[RdmaDevice]:
         return [_device(index, name) for index, name in self._seen(socket).items()]
 
-    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> Device | None:
+    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> RdmaDevice | None:
         name = self._seen(socket).get(index)
         return None if name is None else _device(index, name)
 
-    def _move(self, socket: RdmaNetlink, device: Device, target: NetworkNamespace) -> None:
+    def _move(self, socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
         self.calls.append(f"RDMA device {device.name} to the pod")
         self.rdma_in_pod[device.index] = self.rdma.pop(device.index)
         self.moved_rdma(device.name)
@@ -196,5 +196,5 @@ class Node:
         """What becomes of the node with an RDMA device: for a test to replace."""
 
 
-def _device(index: int, name: str) -> Device:
-    return Device(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce")
+def _device(index: int, name: str) -> RdmaDevice:
+    return RdmaDevice(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce")

@@ -15,21 +15,22 @@ import msgspec
 import pytest
 from filelock import FileLock
 
-from cni import locks
-from cni.attachments.entry import ADDING, ATTACHED, LEAVING, Attachment, Entry
+from base import locks
+from cni.attachments.entry import ADDING, ATTACHED, LEAVING, JournalEntry
 from cni.attachments.journal import Journal
 from cni.attachments.matching import Match
 from cni.attachments.requests import attached
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.plugin import Sriov
-from cni.sriov.record import Record
+from cni.sriov.record import DeviceRecord
 from cni.sriov.removal import Devices
-from deviceplugin.checkpoint import Device
+from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.claims import Pod, every, lock_of
-from deviceplugin.match import Face, Given
+from deviceplugin.pod_devices import GivenToPod, PodDevice
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 
@@ -46,7 +47,7 @@ class Claims:
         self.journal = Journal(node.paths)
         self.sriov = Sriov(node.paths)
         self.taken_back: list[str] = []
-        self.given = Given(Pod("", ""))
+        self.given = GivenToPod(Pod("", ""))
         monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
@@ -59,7 +60,7 @@ class Claims:
         with self.journal.locked(Attachment("fabric", container_id, "net1")):
             entry = self._claim(request)
             time.sleep(0.1)
-            self.journal.write(attached(entry, Record(device=entry.device, driver=""), ()))
+            self.journal.write(attached(entry, DeviceRecord(device=entry.device, driver=""), ()))
         return entry.device
 
     def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
@@ -68,7 +69,7 @@ class Claims:
             self.claim(**config)
         return caught.value
 
-    def owned(self, owner: Attachment = OWNER, **more: object) -> Entry:
+    def owned(self, owner: Attachment = OWNER, **more: object) -> JournalEntry:
         """An attachment in the journal that has VF 0, in a namespace that lives."""
         usual: dict[str, object] = {
             "plugin": "sriov",
@@ -82,17 +83,17 @@ class Claims:
             "since": "2026-01-02T03:04:05+00:00",
             "device": VF0,
         }
-        entry = Entry(**{**usual, **more})  # type: ignore[arg-type]
+        entry = JournalEntry(**{**usual, **more})  # type: ignore[arg-type]
         self.journal.write(entry)
         return entry
 
-    def _claim(self, request: Request) -> Entry:
+    def _claim(self, request: Request) -> JournalEntry:
         with NetworkNamespace.open(OWN) as namespace:
             wanted = options.read(request)
             match = Match(self.node.paths, self.given, "fabric/net1")
             return self.sriov._claim(request, wanted, namespace, HOST, match)[0]
 
-    def _take_back(self, attachment: Attachment, request: Request, entry: Entry) -> None:
+    def _take_back(self, attachment: Attachment, request: Request, entry: JournalEntry) -> None:
         self.taken_back.append(str(attachment))
         self.journal.write(msgspec.structs.replace(entry, device=""))
 
@@ -149,9 +150,9 @@ GONE: dict[str, Any] = {
 def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> None:
     assert claims.claim() == VF0
     (entry,) = claims.journal.holders(VF0)
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, JournalEntry)
     assert (entry.container_id, entry.phase, entry.device) == ("c1", ADDING, VF0)
-    record = entry.undo_as(Record)
+    record = entry.undo_as(DeviceRecord)
     assert (record.device, record.driver, record.before) == (VF0, "mlx5_core", claims.node.vfs[0])
     assert claims.node.calls == []
 
@@ -278,8 +279,8 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
 
 def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
-    held = Device(id=VF0, address=VF0, netdevs=(), rdma=())
-    claims.given = Given(pod, (Face("rdma/vf", VF0, held),), frozenset([VF0]))
+    held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
+    claims.given = GivenToPod(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")
@@ -335,7 +336,7 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
         answers = sorted(pool.map(attach, ("c1", "c2")))
     assert answers[0] == VF0
     (owner,) = claims.journal.holders(VF0)
-    assert isinstance(owner, Entry)
+    assert isinstance(owner, JournalEntry)
     assert f"device {VF0} is already allocated" in answers[1]
     assert owner.container_id not in answers[1]
 

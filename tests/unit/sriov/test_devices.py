@@ -8,21 +8,21 @@ import pytest
 from cni.attachments.matching import Match
 from cni.spec.request import Request
 from cni.sriov import devices, options
-from cni.sriov.plan import Unfit
+from cni.sriov.plan import DeviceUnfit
 from deviceplugin.claims import Pod
-from deviceplugin.match import Given
+from deviceplugin.pod_devices import GivenToPod
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import HOST, PF, VF0, VF1, Node, link
 
 
 def _candidates(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    nothing = Match(node.paths, Given(Pod("", "")), "fabric/net1")
+    nothing = Match(node.paths, GivenToPod(Pod("", "")), "fabric/net1")
     wanted = read(**{"deviceID": None} | config)
     return list(devices.candidates(node.paths, wanted, nothing))
 
 
-def _no_candidate(node: Node, **config: Any) -> Unfit:  # noqa: ANN401
-    with pytest.raises(Unfit) as caught:
+def _no_candidate(node: Node, **config: Any) -> DeviceUnfit:  # noqa: ANN401
+    with pytest.raises(DeviceUnfit) as caught:
         _candidates(node, **config)
     return caught.value
 

@@ -10,7 +10,7 @@ import yaml
 
 from cni.spec.request import Request
 from cni.sriov import options
-from cni.sriov.options import Options
+from cni.sriov.options import SriovOptions
 from cni.sriov.values import Vlan
 from ipam import options as ipam_options
 from tests.runtime import CHECKOUT
@@ -75,7 +75,7 @@ def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> R
     )
 
 
-def _read(name: str, selection: dict[str, Any] | None = None) -> Options:
+def _read(name: str, selection: dict[str, Any] | None = None) -> SriovOptions:
     return options.read(_as_multus_calls(EVERY[name], selection or {}))
 
 

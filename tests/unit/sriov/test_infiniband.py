@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.attachments.entry import ADDING, Attachment, Entry
+from cni.attachments.entry import ADDING, JournalEntry
 from cni.attachments.journal import Journal
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import guids, interface, options, removal, soft
+from cni.sriov import guids, interface, options, removal, soft_roce
 from cni.sriov.interface import Placed
-from cni.sriov.plan import Plan, guid_of, plan_of
-from cni.sriov.record import Record, record_of
-from host import placement, rdma, vfs
+from cni.sriov.plan import DevicePlan, guid_of, plan_of
+from cni.sriov.record import DeviceRecord, record_of
+from host import netdev_move, rdma, vfs
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -44,7 +45,7 @@ ATTACHMENT = Attachment("fabric", "c1", "net1")
 UNBIND, BIND = f"unbind {VF0} from mlx5_core", f"bind {VF0} to mlx5_core"
 
 
-def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[Plan, Record]:  # noqa: ANN401
+def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan, DeviceRecord]:  # noqa: ANN401
     document = msgspec.json.encode({"type": "sriov", "deviceID": address} | config)
     wanted = options.read(Request(command="ADD", config=document))
     plan = plan_of(HOST, node.paths, address, wanted)
@@ -150,7 +151,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     brought: list[str] = []
 
     @contextmanager
-    def no_place(request: Request, entry: Entry) -> Iterator[list[NetworkNamespace]]:
+    def no_place(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
     def bring_back(*given: object) -> bool:
@@ -162,11 +163,11 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(removal, "netlink", lambda: nullcontext(HOST))
     monkeypatch.setattr(removal, "places_of", no_place)
-    monkeypatch.setattr(placement, "bring_back", bring_back)
-    monkeypatch.setattr(placement, "find", lambda *given: infiniband.links["ib1"])
+    monkeypatch.setattr(netdev_move, "bring_back", bring_back)
+    monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
-    entry = Entry(
+    entry = JournalEntry(
         plugin="sriov",
         network="fabric",
         container_id="c1",
@@ -317,7 +318,7 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
     bare = msgspec.structs.replace(record, soft=(), rdma=())
     monkeypatch.setattr(rdma, "rdma", absent)
     interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
-    soft.take_off(ethernet.paths, bare, ("net1",))
+    soft_roce.take_off(ethernet.paths, bare, ("net1",))
     assert ethernet.calls[-1] == "net1 up"
 
 

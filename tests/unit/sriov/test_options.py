@@ -17,7 +17,7 @@ CONFIGURED = {"mellanox.infiniband.app": "configured"}
 
 
 def test_nothing_given_leaves_everything_untouched() -> None:
-    assert read() == options.Options(
+    assert read() == options.SriovOptions(
         device=BDF,
         device_key="deviceID",
         device_id="",

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from cni.sriov.options import Options
-from cni.sriov.plan import Plan, Unfit, plan_of
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import DevicePlan, DeviceUnfit, plan_of
 from cni.sriov.record import record_of
 from host import rdma
 from host.errors import HostError, LinkMissing
@@ -17,16 +17,16 @@ NONE, ALL_ZERO = "ff:ff:ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00:00:00"
 ISOLATED: dict[str, Any] = {"rdmaIsolation": True}
 
 
-def _options(address: str = VF0, **config: Any) -> Options:  # noqa: ANN401
+def _options(address: str = VF0, **config: Any) -> SriovOptions:  # noqa: ANN401
     return configuration.read(deviceID=address, **config)
 
 
-def _plan(node: Node, address: str = VF0, **config: Any) -> Plan:  # noqa: ANN401
+def _plan(node: Node, address: str = VF0, **config: Any) -> DevicePlan:  # noqa: ANN401
     return plan_of(HOST, node.paths, address, _options(address, **config))
 
 
-def _unfit(node: Node, address: str = VF0, **config: Any) -> Unfit:  # noqa: ANN401
-    with pytest.raises(Unfit) as caught:
+def _unfit(node: Node, address: str = VF0, **config: Any) -> DeviceUnfit:  # noqa: ANN401
+    with pytest.raises(DeviceUnfit) as caught:
         _plan(node, address, **config)
     return caught.value
 

@@ -1,0 +1,131 @@
+"""The device nodes that come with an HCA, each looked at just now.
+
+Only character devices are given, whose numbers are those that sysfs has: a directory is none
+(/dev/infiniband/by-path of some distributions), and a node with old numbers is another HCA's.
+"""
+
+import os
+import stat
+
+import msgspec
+
+from base.paths import Paths
+from deviceplugin.pools import selectors
+from deviceplugin.pools.pool import Pool
+from host import discovery as inventory
+from host.discovery import HCA, CharacterDevice
+from host.errors import HostError
+
+
+class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A character device that a container gets."""
+
+    path: str  # in the container: "/dev/infiniband/uverbs0"
+    host: str
+    major: int
+    minor: int
+
+
+def inside(name: str) -> str:
+    """Where a container finds an RDMA node, whatever root the host's /dev has."""
+    return f"/dev/infiniband/{name}"
+
+
+def gives_verbs(pool: Pool, hca: HCA) -> bool:
+    """Whether a container gets the HCA's verbs devices.
+
+    Where some selectors of a pool say isRdma, what the others take is given without.
+    """
+    if not pool.config.rdma:
+        return False
+    if not any(selector.isRdma for selector in pool.config.selectors):
+        return True
+    by = selectors.match(pool.config.selectors, hca)
+    return by is None or by.isRdma  # None: it is offered still because a container holds it
+
+
+def connection_manager(paths: Paths) -> DeviceNode:
+    """The host's one node for connections by IP address. Raises HostError if there is none."""
+    node = inventory.rdma_cm(paths)
+    if node is None:
+        raise HostError(
+            "the host has no rdma_cm, so programs that connect by IP address fail: load rdma_ucm"
+        )
+    return _verified(paths, node)
+
+
+def of_hca(
+    paths: Paths, pool: Pool, hca: HCA, manager: DeviceNode | None
+) -> tuple[DeviceNode, ...]:
+    """The nodes that a container gets with this HCA; `manager` only beside verbs devices.
+
+    None come with a network function that is given without RDMA. Raises HostError that names the
+    HCA and says what to do.
+    """
+    try:
+        if not gives_verbs(pool, hca):
+            return _vfio(paths, hca)
+        found = [_verified(paths, node) for node in _wanted(pool, hca)]
+    except HostError as error:
+        raise HostError(f"{hca.id}: {error}") from None
+    if not found:
+        raise HostError(f"{hca.id}: {_without_verbs(hca)}")
+    return (*found, manager) if manager is not None else tuple(found)
+
+
+def _wanted(pool: Pool, hca: HCA) -> list[CharacterDevice]:
+    found = []
+    for rdma in hca.rdma:
+        if rdma.uverbs is None:
+            continue
+        found.append(rdma.uverbs)
+        for port in rdma.ports:
+            if pool.config.umad and port.umad is not None:
+                found.append(port.umad)
+            if pool.config.issm and port.issm is not None:
+                found.append(port.issm)
+    return found
+
+
+def _verified(paths: Paths, node: CharacterDevice) -> DeviceNode:
+    host = inventory.verify(paths, node)
+    return DeviceNode(path=inside(node.name), host=str(host), major=node.major, minor=node.minor)
+
+
+def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
+    """The nodes of a function that is bound for a program's own driver; none of any other."""
+    if not hca.iommu_group:
+        return ()
+    group = hca.iommu_group
+    unprotected = f"noiommu-{group}"  # where the machine has no IOMMU (drivers/vfio/group.c)
+    if (paths.dev / "vfio" / unprotected).exists():
+        group = unprotected
+    return (_vfio_node(paths, "vfio"), _vfio_node(paths, group))
+
+
+def _vfio_node(paths: Paths, name: str) -> DeviceNode:
+    path = paths.dev / "vfio" / name
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise HostError(f"{path}: {error.strerror}: is vfio-pci loaded?") from None
+    if not stat.S_ISCHR(found.st_mode):
+        raise HostError(f"{path}: is no character device: remove it and bind the function anew")
+    return DeviceNode(
+        path=f"/dev/vfio/{name}",
+        host=str(path),
+        major=os.major(found.st_rdev),
+        minor=os.minor(found.st_rdev),
+    )
+
+
+def _without_verbs(hca: HCA) -> str:
+    if hca.iommu_group:
+        return f"is bound to {hca.driver}, so it has no verbs device: bind its own driver"
+    if hca.rdma:
+        names = ", ".join(rdma.name for rdma in hca.rdma)
+        return f"{names} has no verbs device now: load ib_uverbs"
+    if hca.verbs:
+        names = ", ".join(hca.verbs)
+        return f"{names} is in another network namespace: the pod that has it must end first"
+    return f"has no RDMA device now: see in the kernel's log why driver {hca.driver} made none"

@@ -1,0 +1,154 @@
+"""Addresses that a pod asks for by name, in any of the three ways a runtime passes them on.
+
+`runtimeConfig.ips` (capability "ips"), `args.cni.ips`, and `IP` in CNI_ARGS. Multus uses two of
+them at once for one request, so an address that is listed twice counts once.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from cni.spec.errors import CNIError, Code, invalid_config
+from ipam.addresses import Network, family, parse, parse_interface, text
+from ipam.options import IpamOptions, fixed_set, require_few
+from ipam.ranges import Range, RangeSet
+
+ARGS_KEYS = ("IP", "GATEWAY")
+
+
+class _RequestedAddress(msgspec.Struct, frozen=True):
+    where: str
+    address: int
+    network: Network | None
+
+
+def final_sets(options: IpamOptions, args: Mapping[str, str]) -> tuple[RangeSet, ...]:
+    """The sets of a network with this pod's requests applied, static addresses behind them.
+
+    A request takes the place of what its range would yield; where the network has no range it
+    is an address of its own. Raises CNIError 7 and 4 for requests that cannot be granted.
+    """
+    requests = _requests(options, args)
+    # In a range they take the place of what it would yield.
+    beside = 0 if options.sets else len(options.static)
+    where = requests[-1].where if requests else ""
+    require_few((where, len(requests)), ("ipam.addresses", beside))
+    gateways = _gateways(args)
+    if not options.sets:
+        own = tuple(_own_set(one, options, gateways) for one in requests)
+        return own + options.static
+    sets = list(options.sets)
+    for request in requests:
+        index, range_ = _place(request, options, sets)
+        gateway = gateways.get(family(request.address), range_.gateway)
+        fixed = msgspec.structs.replace(
+            range_,
+            first=request.address,
+            last=request.address,
+            gateway=gateway,
+            where=request.where,
+        )
+        if gateway == request.address:
+            raise _is_gateway(request)
+        sets[index] = RangeSet((fixed,), fixed=True)
+    return (*sets, *options.static)
+
+
+def _requests(options: IpamOptions, args: Mapping[str, str]) -> list[_RequestedAddress]:
+    given = list(options.requested)
+    if args.get("IP"):
+        given += [("CNI_ARGS IP", one.strip()) for one in args["IP"].split(",")]
+    requests: dict[int, _RequestedAddress] = {}
+    for where, one in given:
+        try:
+            request = _RequestedAddress(where, *parse_interface(one)) if "/" in one else None
+            request = request or _RequestedAddress(where, parse(one), None)
+        except ValueError as error:
+            code = Code.INVALID_ENVIRONMENT if "CNI_ARGS" in where else Code.INVALID_CONFIG
+            raise CNIError(code, f'"{where}": {error}') from None
+        known = requests.get(request.address)
+        if known is None or known.network is None:
+            requests[request.address] = request
+    return list(requests.values())
+
+
+def _gateways(args: Mapping[str, str]) -> dict[int, int]:
+    gateways = {}
+    for one in args.get("GATEWAY", "").split(","):
+        if one:
+            try:
+                gateway = parse(one.strip())
+            except ValueError as error:
+                raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS GATEWAY: {error}") from None
+            gateways[family(gateway)] = gateway
+    return gateways
+
+
+def _own_set(
+    request: _RequestedAddress, options: IpamOptions, gateways: Mapping[int, int]
+) -> RangeSet:
+    if request.network is None:
+        raise invalid_config(
+            f'"{request.where}": {text(request.address)} needs a prefix length, as in '
+            f'{text(request.address)}/24, since the network has no "range" to take it from'
+        )
+    common = options.gateway
+    if common is not None and family(common) != family(request.address):
+        common = None
+    gateway = gateways.get(family(request.address), common)
+    if gateway == request.address:
+        raise _is_gateway(request)
+    return fixed_set(
+        request.address,
+        request.network,
+        domain=options.domain(request.network),
+        gateway=gateway,
+        where=request.where,
+    )
+
+
+def _place(
+    request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
+) -> tuple[int, Range]:
+    """Which set the request is for: the first one that could yield it and has none yet."""
+    address = request.address
+    occupied = ""
+    refusal = ""
+    for index, one in enumerate(options.sets):
+        for range_ in one.ranges:
+            if not range_.first <= address <= range_.last:
+                continue
+            if sets[index].fixed:
+                occupied = occupied or text(sets[index].ranges[0].first)
+            elif range_.gateway == address:
+                raise _is_gateway(request)
+            elif not range_.allows(address):
+                refusal = refusal or _exclusion(address, range_)
+            else:
+                return index, range_
+    if refusal:
+        raise invalid_config(f'"{request.where}": {text(address)} is excluded by {refusal}')
+    if occupied:
+        raise invalid_config(
+            f'"{request.where}": {text(address)} is a second address of a range that yields one, '
+            f"and {occupied} is requested already: ask for one of them"
+        )
+    listed = ", ".join(str(range_) for one in options.sets for range_ in one.ranges)
+    raise invalid_config(
+        f'"{request.where}": {text(address)} is in no range of the network: {listed}'
+    )
+
+
+def _exclusion(address: int, range_: Range) -> str:
+    for hole in range_.excluded:
+        if hole.first <= address <= hole.last:
+            return (
+                f"{range_.where.rpartition('.')[0]}.exclude ({text(hole.first)}-{text(hole.last)})"
+            )
+    return range_.where
+
+
+def _is_gateway(request: _RequestedAddress) -> CNIError:
+    return invalid_config(
+        f'"{request.where}": {text(request.address)} is the gateway, which no pod gets'
+    )

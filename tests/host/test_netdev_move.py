@@ -1,0 +1,351 @@
+"""Interfaces moved into a namespace and back, with the kernel as the witness.
+
+The host is a namespace, too, so that no name of this machine is in the way.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from host import addresses, links, netdev_move
+from host.addresses import Switch
+from host.errors import HostError, LinkMissing
+from host.links import Link
+from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark, NameTaken, Origin
+from host.netlink import Rtnetlink, netlink
+from host.rtnetlink import RTM_SETLINK
+
+IP = "/usr/sbin/ip"
+MARK = Mark("0123456789abcdef0123456789abcdef")
+MAC = "02:00:00:00:00:01"
+
+
+class Fabric:
+    """A host and a pod; the interface "eth7" of the host is one end of a veth pair."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.host_name, self.pod_name = (f"t{uuid4().hex[:10]}" for _ in range(2))
+        for name in (self.host_name, self.pod_name):
+            run("netns", "add", name)
+            stack.callback(run, "netns", "delete", name)
+        self.host("link", "add", "eth7", "address", MAC, "type", "veth", "peer", "name", "peer7")
+        self.host("link", "set", "eth7", "mtu", "1400", "alias", "uplink", "up")
+        self.host("link", "set", "peer7", "up")
+        self.namespace = stack.enter_context(NetworkNamespace.open(self._path(self.pod_name)))
+        home = stack.enter_context(NetworkNamespace.open(self._path(self.host_name)))
+        self.inside = stack.enter_context(netlink(self.namespace))
+        stack.enter_context(home.entered())  # this thread is the host's
+        self.outside = stack.enter_context(netlink())
+        self.origin = netdev_move.origin_of(links.require(self.outside, "eth7"))
+
+    def host(self, *arguments: str) -> str:
+        return run("-n", self.host_name, *arguments)
+
+    def pod(self, *arguments: str) -> str:
+        return run("-n", self.pod_name, *arguments)
+
+    def shown(self, where: str, name: str) -> dict[str, Any]:
+        (found,) = json.loads(run("-n", where, "-d", "-j", "address", "show", "dev", name))
+        assert isinstance(found, dict)
+        return found
+
+    def attach(self) -> Link:
+        link = links.require(self.outside, "eth7")
+        return netdev_move.move_in(self.outside, self.inside, self.namespace, link, "net1", MARK)
+
+    def detach(self, pod: Rtnetlink | None = None, origin: Origin | None = None) -> bool:
+        inside = self.inside if pod is None else pod
+        return netdev_move.bring_back(self.outside, inside, "net1", origin or self.origin, MARK)
+
+    def assert_restored(self) -> None:
+        found = self.shown(self.host_name, "eth7")
+        assert (found["address"], found["mtu"], found["ifalias"]) == (MAC, 1400, "uplink")
+        assert "UP" in found["flags"]
+        assert [one["local"] for one in found["addr_info"] if one["family"] == "inet"] == []
+        assert netdev_move.origin_of(links.require(self.outside, "eth7")) == self.origin
+        assert {link.name for link in links.every(self.inside)} == {"lo"}
+
+    @staticmethod
+    def _path(name: str) -> str:
+        return f"/var/run/netns/{name}"
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([IP, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    with ExitStack() as stack:
+        yield Fabric(stack)
+
+
+def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) -> None:
+    moved = fabric.attach()
+    assert (moved.name, moved.alias, moved.mac) == ("net1", MARK.alias, MAC)
+    ready, given = netdev_move.configure(
+        fabric.inside,
+        fabric.namespace,
+        moved,
+        ["10.1.2.3/24", "fd00::3/64"],
+        [Switch(4, "arp_notify", "1")],
+    )
+    assert given == ["10.1.2.3/24", "fd00::3/64"]
+    assert ready.up and ready.carrier
+    found = fabric.shown(fabric.pod_name, "net1")
+    assert "UP" in found["flags"]
+    present = {one["local"]: one for one in found["addr_info"]}
+    assert {"10.1.2.3", "fd00::3"} <= set(present)
+    assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
+    assert addresses.switch(fabric.namespace, 4, moved, "arp_notify") == "1"
+    assert addresses.switch(fabric.namespace, 6, moved, "disable_ipv6") == "0"
+    assert fabric.detach()
+    fabric.assert_restored()
+    assert fabric.detach()  # again: there is nothing left to do
+    fabric.assert_restored()
+
+
+def test_given_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
+    moved = fabric.attach()
+    _, given = netdev_move.configure(
+        fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
+    )
+    assert given == ["10.1.2.3/24", "fe80::7/64"]
+    found = fabric.shown(fabric.pod_name, "net1")
+    assert {one["local"] for one in found["addr_info"]} == {"10.1.2.3", "fe80::7"}
+
+
+def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each move holds the kernel's lock for ~16 ms, of all pods of the node."""
+    asked: list[int] = []
+    send = Rtnetlink.send
+
+    def counted(self: Rtnetlink, *requests: bytearray) -> None:
+        asked.extend(int.from_bytes(one[4:6], sys.byteorder) for one in requests)
+        send(self, *requests)
+
+    monkeypatch.setattr(Rtnetlink, "send", counted)
+    moved = fabric.attach()
+    assert asked.count(RTM_SETLINK) == 1
+    netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
+    assert asked.count(RTM_SETLINK) == 2  # up
+    fabric.detach()
+    assert asked.count(RTM_SETLINK) == 3
+    fabric.assert_restored()
+
+
+def test_name_that_the_pod_has_is_told_before_the_move(fabric: Fabric) -> None:
+    netdev_move.require_free(fabric.inside, "net1")
+    fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
+    with pytest.raises(NameTaken, match='the pod already has a link of kind veth named "net1"'):
+        netdev_move.require_free(fabric.inside, "net1")
+
+
+def test_name_taken_during_the_move_leaves_what_can_be_brought_back(fabric: Fabric) -> None:
+    """The kernel has moved it by the time it finds the name taken."""
+    fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
+    with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
+        fabric.attach()
+    assert links.find(fabric.outside, "eth7") is None
+    assert netdev_move.bring_back(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
+    assert links.find(fabric.inside, "net1") is not None
+    assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == fabric.origin
+
+
+def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -> None:
+    fabric.attach()
+    fabric.host("link", "add", "eth7", "type", "veth", "peer", "name", "new7")
+    for _ in range(2):  # the second call finds it on the host
+        with pytest.raises(NameTaken, match=f'is called "{MARK.temporary_name}"'):
+            fabric.detach()
+        waiting = fabric.shown(fabric.host_name, MARK.temporary_name)
+        assert (waiting["address"], waiting["ifalias"]) == (MAC, MARK.alias)
+        assert fabric.shown(fabric.host_name, "eth7")["address"] != MAC
+    fabric.host("link", "delete", "eth7")
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_what_a_pod_changed_is_put_right(fabric: Fabric) -> None:
+    fabric.attach()
+    fabric.pod("link", "set", "net1", "name", "mine")
+    fabric.pod("link", "set", "mine", "mtu", "900", "address", "02:00:00:00:00:99")
+    fabric.pod("address", "add", "10.9.9.9/24", "dev", "mine")
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_interface_that_a_pod_unmarked_is_known_by_its_name_kind_and_address(
+    fabric: Fabric,
+) -> None:
+    fabric.attach()
+    fabric.pod("link", "set", "net1", "alias", "mine")
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_interface_of_another_attachment_is_left_alone(fabric: Fabric) -> None:
+    fabric.attach()
+    other = Mark("f" * 32)
+    fabric.pod("link", "set", "net1", "alias", other.alias)
+    assert not fabric.detach()
+    assert fabric.shown(fabric.pod_name, "net1")["address"] == MAC
+
+
+def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
+    fabric.host("link", "set", "eth7", "down", "alias", "")
+    origin = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
+    assert (origin.up, origin.alias) == (False, "")
+    netdev_move.configure(fabric.inside, fabric.namespace, fabric.attach(), [])
+    assert fabric.detach(origin=origin)
+    assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == origin
+
+
+@pytest.mark.parametrize("also_in_the_pod", [False, True])
+def test_alternative_name_in_the_way_is_taken_off_and_given_back(
+    fabric: Fabric, also_in_the_pod: bool
+) -> None:
+    """The pod's name as an alternative name of the interface itself, or of another one there."""
+    fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
+    clash = "net1"
+    if also_in_the_pod:
+        clash = "theirs"
+        fabric.pod("link", "add", "other", "type", "veth", "peer", "name", "other1")
+        fabric.pod("link", "property", "add", "dev", "other", "altname", clash)
+    fabric.host("link", "property", "add", "dev", "eth7", "altname", clash)
+    origin = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
+    assert set(origin.altnames) == {"long-name-of-eth7", clash}
+    fabric.attach()
+    assert links.require(fabric.inside, "net1").altnames == ("long-name-of-eth7",)
+    assert fabric.detach(origin=origin)
+    back = netdev_move.origin_of(links.require(fabric.outside, "eth7"))
+    assert set(back.altnames) == set(origin.altnames)
+
+
+def test_alternative_name_that_a_pod_gave_does_not_hinder_the_way_back(fabric: Fabric) -> None:
+    fabric.attach()
+    fabric.pod("link", "property", "add", "dev", "net1", "altname", "peer7")
+    fabric.pod("link", "property", "add", "dev", "net1", "altname", "eth7")
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None:
+    """As a dead namespace gives it back: its name there, its mark, down."""
+    fabric.attach()
+    fabric.pod("link", "set", "net1", "mtu", "800")
+    with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
+        moved = links.require(fabric.inside, "net1")
+        links.move(fabric.inside, moved, home, "dev3", moved.alias)
+    assert netdev_move.bring_back(fabric.outside, None, "net1", fabric.origin, MARK)
+    fabric.assert_restored()
+
+
+def test_refusal_of_the_old_mtu_leaves_it_on_the_host_for_the_next_call(fabric: Fabric) -> None:
+    """A setting that fails after the move must not leave the interface unknown."""
+    fabric.attach()
+    impossible = msgspec.structs.replace(fabric.origin, mtu=70_000)
+    for _ in range(2):
+        with pytest.raises(HostError, match="setting mtu 70000"):
+            fabric.detach(origin=impossible)
+        assert {link.name for link in links.every(fabric.inside)} == {"lo"}
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_interface_that_is_gone_is_said_to_be(fabric: Fabric) -> None:
+    fabric.attach()
+    fabric.pod("link", "delete", "net1")
+    assert not fabric.detach()
+
+
+def test_interface_that_was_never_moved_is_left_as_it_is(fabric: Fabric) -> None:
+    assert fabric.detach()
+    fabric.assert_restored()
+
+
+def test_many_threads_move_at_once(fabric: Fabric) -> None:
+    """pyroute2's message classes are shared by all threads, sockets are not."""
+    failures: list[BaseException] = []
+    home = NetworkNamespace.open("/proc/thread-self/ns/net")
+
+    def work(number: int) -> None:
+        name = f"v{number}"
+        try:
+            with home.entered(), netlink() as host, netlink(fabric.namespace) as pod:
+                for _ in range(3):
+                    link = links.require(host, name)
+                    origin, mark = netdev_move.origin_of(link), Mark(f"{number:032x}")
+                    moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
+                    netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
+                    assert netdev_move.bring_back(host, pod, name, origin, mark)
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell
+            failures.append(error)
+
+    for number in range(8):
+        fabric.host("link", "add", f"v{number}", "type", "veth", "peer", "name", f"w{number}")
+    with home:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert failures == []
+    assert len([link for link in links.every(fabric.outside, "veth") if not link.alias]) == 17
+
+
+def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
+    moved = fabric.attach()
+    with pytest.raises(HostError, match=r'adding address ff02::7/64 to "net1": '):
+        netdev_move.configure(
+            fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "ff02::7/64", "10.1.2.4/24"]
+        )
+
+
+def test_address_that_is_there_already_is_no_error(fabric: Fabric) -> None:
+    moved = fabric.attach()
+    for _ in range(2):
+        netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "fd00::3/64"])
+
+
+def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
+    link, peer = (links.require(fabric.outside, name) for name in ("eth7", "peer7"))
+    seen = links.glance(fabric.outside, "eth7")
+    assert seen is not None
+    assert (seen.index, seen.link_type, seen.mac[:6].hex(":")) == (link.index, 1, MAC)
+    assert seen.is_of(link) and not seen.is_of(peer)
+    infiniband = bytes(range(20))
+    child = msgspec.structs.replace(link, link_type=32, mac=infiniband.hex(":"))
+    assert links.Glance(1, 32, infiniband[:14]).is_of(child)
+    assert not links.Glance(1, 32, infiniband[1:15]).is_of(child)
+
+
+def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_it(
+    fabric: Fabric,
+) -> None:
+    moved = fabric.attach()
+    fabric.pod("link", "set", "net1", "alias", "mine")
+    with pytest.raises(LinkMissing, match='"net1" has gone from the pod'):
+        netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"])
+
+
+@pytest.mark.parametrize("name", ["eth7", "long-name-of-eth7", "none", "none-of-such-a-long-name"])
+def test_name_is_there_if_a_look_up_finds_it(fabric: Fabric, name: str) -> None:
+    fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
+    there = links.find(fabric.outside, name) is not None
+    assert links.has_name(fabric.outside, name) == there == ("eth7" in name)
+    assert not links.has_name(fabric.inside, name)
+
+
+def test_missing_interface_is_told_apart(fabric: Fabric) -> None:
+    with pytest.raises(LinkMissing, match='there is no interface "none"'):
+        links.require(fabric.outside, "none")

@@ -1,0 +1,65 @@
+"""What an administrator wrote, in either form: nothing of it is lost without a word."""
+
+import pytest
+
+from base import documents
+from base.documents import DocumentError
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ('{"pools": [], "pools": [1]}', "pools"),
+        ('{"agent": {"debug": true, "debug": true}}', "agent.debug"),
+        ('{"pools": [{"name": "a/b"}, {"slots": 4, "mode": "all", "slots": 8}]}', "pools[1].slots"),
+        ('{"a": [[{"b": {"c": 1, "c": {}}}]]}', "a[0][0].b.c"),
+        ('{"slots": 1, "sl\\u006fts": 2}', "slots"),
+        ('{"": 1, "": 2}', '""'),
+        ('{"a": {"b": 1, "b": 2}, "a": 3}', "a"),
+        ('{\n\t"a": 1e300,\n\t"b": 123456789012345678901234567890,\n\t"a": 1}', "a"),
+    ],
+)
+def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        documents.decode(content.encode(), "config.yaml")
+    assert str(raised.value) == f"config.yaml: {place}: is there twice: keep one"
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ('{"a": {"b": 1}, "b": [{"b": 1}, {"b": 1}]}', {"a": {"b": 1}, "b": [{"b": 1}] * 2}),
+        ('{"a": 1, "A": 2, "a.b": {}, "a b": ""}', {"a": 1, "A": 2, "a.b": {}, "a b": ""}),
+        ('{"": 1, "\\"\\"": 2}', {"": 1, '""': 2}),
+        ('{"a.b": 1, "a": {"b": 2}}', {"a.b": 1, "a": {"b": 2}}),
+        (' {\n\t"a": [1, "1", 1.5, null, true]}\n', {"a": [1, "1", 1.5, None, True]}),
+        ("{}", {}),
+    ],
+)
+def test_keys_that_differ_are_all_there(content: str, value: object) -> None:
+    assert documents.decode(content.encode(), "config.yaml") == value
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: is there twice: keep one"),
+        ("{a: {b: 1, b: 2}}", "line 1: b: is there twice: keep one"),
+        ("pools:\n  - name: x\n    name: y\n", "line 3: name: is there twice: keep one"),
+    ],
+)
+def test_a_key_that_is_twice_in_yaml_is_named(content: str, text: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        documents.decode(content.encode(), "config.yaml")
+    assert str(raised.value) == f"config.yaml: {text}"
+
+
+@pytest.mark.parametrize("depth", [500, 900, 5000, 100_000])
+def test_whatever_is_nested_deeply_is_an_error_or_a_value(depth: int) -> None:
+    content = b'{"a":' * depth + b"1" + b"}" * depth
+    try:
+        value = documents.decode(content, "config.yaml")
+    except DocumentError as error:
+        assert str(error) == "config.yaml: nested too deeply"
+    else:
+        assert isinstance(value, dict)

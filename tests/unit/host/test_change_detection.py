@@ -1,0 +1,51 @@
+"""The cheap look at sysfs, where that says what no driver should; test_inventory has the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from base.paths import Paths
+from host import change_detection
+from host.discovery import HCA, hcas
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+UNREADABLE = b"mlx5\xff_0\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return servers.dgx(tmp_path)
+
+
+@pytest.fixture
+def seen(paths: Paths) -> list[HCA]:
+    return hcas(paths)
+
+
+def test_unchanged_server_is_as_it_was(paths: Paths, seen: list[HCA]) -> None:
+    assert all(change_detection.has_its_devices(paths, hca) for hca in seen)
+    assert not change_detection.has_other_states(paths, seen, every=True)
+
+
+def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
+    before = change_detection.verbs(paths)
+    (paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_bytes(UNREADABLE)
+    assert change_detection.verbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
+    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    assert changed == ["mlx5_0"]
+
+
+@pytest.mark.parametrize("name", ["umad0", "issm0"])
+def test_mad_device_with_another_number_is_seen_by_who_gives_such_away(
+    paths: Paths, seen: list[HCA], name: str
+) -> None:
+    Tree(paths.sys, paths).write(f"class/infiniband_mad/{name}/dev", "231:250")
+    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    assert changed == ["mlx5_0"]
+    assert all(change_detection.has_its_devices(paths, one, mad=False) for one in seen)
+
+
+def test_state_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
+    (paths.sys / "class/infiniband/mlx5_0/ports/1/state").write_bytes(UNREADABLE)
+    assert change_detection.has_other_states(paths, seen, every=True)

@@ -1,0 +1,69 @@
+"""Soft-RoCE devices that are made anew keep their numbers, or the pod is told."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from base.paths import Paths
+from cni.spec.errors import CNIError
+from cni.sriov import soft_roce
+from cni.sriov.record import DeviceRecord, SoftRdmaDevice
+from tests.unit.host.sysfs import Tree
+
+RECORD = DeviceRecord(device="0000:af:06.0", driver="igbvf", soft=(SoftRdmaDevice("rxe", "rxe0"),))
+NONE = DeviceRecord(device="0000:af:06.0", driver="igbvf")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path / "sys", Paths(sys=tmp_path / "sys", run=tmp_path / "run"))
+    tree.netdev("", "eth0")
+    tree.soft_rdma("rxe0", "eth0")
+    tree.character("infiniband_verbs", "uverbs2", "rxe0", "231:194")
+    return tree
+
+
+def _renumber(tree: Tree, number: int) -> None:
+    (tree.root / "class/infiniband_verbs/uverbs2").unlink()
+    tree.character("infiniband_verbs", f"uverbs{number}", "rxe0", f"231:{192 + number}")
+
+
+def test_number_that_stays_is_fine(tree: Tree) -> None:
+    with soft_roce.same_numbers(tree.paths, RECORD):
+        _renumber(tree, 2)
+
+
+def test_other_number_is_an_error_with_both(tree: Tree) -> None:
+    with pytest.raises(CNIError) as caught, soft_roce.same_numbers(tree.paths, RECORD):
+        _renumber(tree, 3)
+    assert caught.value.code == 100
+    for named in ("rxe0", "uverbs2 (231:194)", "uverbs3 (231:195)"):
+        assert named in caught.value.message
+
+
+def test_device_that_is_not_made_again_has_no_number_to_differ(tree: Tree) -> None:
+    """In exclusive mode the pod gets none."""
+    with soft_roce.same_numbers(tree.paths, RECORD):
+        (tree.root / "class/infiniband_verbs/uverbs2").unlink()
+
+
+def test_devices_of_two_pods_are_not_made_at_the_same_time(tree: Tree) -> None:
+    order = []
+    inside = threading.Event()
+
+    def other() -> None:
+        inside.wait(10)
+        with soft_roce.one_at_a_time(tree.paths, RECORD):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with soft_roce.one_at_a_time(tree.paths, RECORD):
+        inside.set()
+        with soft_roce.one_at_a_time(tree.paths, NONE):  # one without any waits for nobody
+            order.append("without")
+        thread.join(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["without", "first", "other"]
