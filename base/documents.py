@@ -4,7 +4,6 @@ Every mistake is a DocumentError: one line that names the file, the path to the 
 ("pools[1].slots"), what was found and what would be right.
 """
 
-import difflib
 import os
 import stat
 import typing
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from base.text import resembling
 
 MAX_BYTES = 256 << 10
 
@@ -117,15 +118,6 @@ def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - 
         raise DocumentError(f"{where}{path}: {shown(found)}: {text}") from None
 
 
-def resembling(key: str, known: Collection[str]) -> str:
-    """The known key that `key` most likely was meant to be, or ""."""
-    folded = {_folded(one): one for one in sorted(known)}
-    if _folded(key) in folded:
-        return folded[_folded(key)]
-    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.76)
-    return folded[nearest[0]] if nearest else ""
-
-
 def hint(key: str, known: Collection[str]) -> str:
     """What to write in place of an unknown key."""
     nearest = resembling(key, known)
@@ -224,7 +216,3 @@ def _at(value: object, path: str) -> object:
     if isinstance(value, list) and index.isdecimal() and int(index) < len(value):
         return value[int(index)]
     return value
-
-
-def _folded(key: str) -> str:
-    return key.replace("_", "").replace("-", "").lower()

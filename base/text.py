@@ -1,6 +1,7 @@
 """Texts that others wrote, made fit for a line that a person reads."""
 
 import re
+from collections.abc import Collection
 
 LONGEST = 4000  # characters of a line
 LONGEST_WORD = 200
@@ -38,3 +39,18 @@ def without_middle(text: str, longest: int) -> str:
         return text
     end = longest // 4
     return f"{text[: longest - end]} ... {text[-end:]}"
+
+
+def resembling(key: str, known: Collection[str]) -> str:
+    """The known key that `key` most likely was meant to be, or ""."""
+    import difflib  # only a configuration that is wrong pays for it
+
+    folded = {_folded(name): name for name in sorted(known)}
+    if _folded(key) in folded:
+        return folded[_folded(key)]
+    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.76)
+    return folded[nearest[0]] if nearest else ""
+
+
+def _folded(key: str) -> str:
+    return key.replace("_", "").replace("-", "").lower()

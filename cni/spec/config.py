@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from base.text import resembling
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.limits import MAX_KEYS
 
@@ -82,21 +83,6 @@ def require_interface_name(name: str, key: str) -> None:
     size = len(name.encode(errors="replace"))
     if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
         raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
-
-
-def resembling(key: str, known: Collection[str]) -> str:
-    """The known key that `key` most likely was meant to be, or ""."""
-    import difflib  # paid only by configurations that are wrong
-
-    folded = {_folded(one): one for one in sorted(known)}
-    if _folded(key) in folded:
-        return folded[_folded(key)]
-    nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.76)
-    return folded[nearest[0]] if nearest else ""
-
-
-def _folded(key: str) -> str:
-    return key.replace("_", "").replace("-", "").lower()
 
 
 def _explained(error: msgspec.MsgspecError, path: str = "$") -> CNIError:

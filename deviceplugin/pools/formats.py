@@ -17,6 +17,7 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from base.text import resembling
 from deviceplugin.pools import config, selectors
 from deviceplugin.pools.config import (
     DevicePluginConfig,
@@ -92,7 +93,7 @@ def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     for key, value in whole.items():
         if not config.is_part(key):
             raise DocumentError(f"{name}: {key}: unknown key: {documents.hint(key, config.PARTS)}")
-        part = documents.resembling(key, config.PARTS)
+        part = resembling(key, config.PARTS)
         if part in parts:
             raise DocumentError(f"{name}: {key}: is there twice: keep one")
         parts[part] = value
