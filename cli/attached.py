@@ -4,9 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from base.paths import Paths
-from cni.attachments.entry import JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import ipam_at_add
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
 from cni.sriov.record import DeviceRecord
@@ -35,7 +33,7 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
 
 
 def _of(entry: JournalEntry) -> Iterator[Reservation]:
-    if not entry.addresses or ipam_at_add(entry).type not in (OURS, TAKEN_OVER):
+    if not entry.addresses or entry.ipam.type not in (OURS, TAKEN_OVER):
         return
     options = ipam_options.read(entry.config.encode())
     for cidr in entry.addresses:

@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint, current
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, CheckpointDamaged
-from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from host import pci

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from base import interrupts
+from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
 from cni.policy.rules import Policy
@@ -228,7 +229,7 @@ def _attachment(request: Request) -> Attachment:
     return Attachment(request.network, request.container_id, request.ifname)
 
 
-def _encodable(pod: arguments.Pod) -> arguments.Pod:
+def _encodable(pod: Pod) -> Pod:
     for value in (pod.namespace, pod.name, pod.uid):
         _require_text(value, "CNI_ARGS")
     return pod

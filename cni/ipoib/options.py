@@ -1,11 +1,11 @@
-"""What a network configuration of type `ipoib` may say, checked before anything is touched."""
+"""The options of a network configuration of type `ipoib`, checked before anything is changed."""
 
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from cni.attachments import pkeys
+from base.pod import Pod
 from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -62,25 +62,25 @@ KNOWN = frozenset(
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None leaves the choice to the parent.
+    """A valid configuration. None takes the parent's value.
 
-    `umcast` is off unless asked: with it the kernel leaves out every multicast group that
-    anybody else on the port has joined (ipoib_mcast_restart_task), the parent for one, and
-    the child does not even hear IPv6's all-nodes group.
+    `umcast` is off by default: with it the kernel does not join multicast groups that another
+    interface of the port has joined (ipoib_mcast_restart_task), such as the parent, and the child
+    does not even hear IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]  # () leaves the choice to the match with the pod's HCAs
-    device_id: str  # as the kubelet has it; "" if the runtime passed none
-    match_device: bool  # the parent must be on an HCA of the pod, if it has any
+    masters: tuple[str, ...]  # (): the parents on the pod's HCAs
+    device_id: str  # the kubelet's; "" if the runtime passed none
+    match_device: bool  # the parent must be on an HCA of the pod, if it holds any
     pkey: int | None
     mode: str | None
     umcast: bool
     mtu: int | None
     proxy_arp: bool
     carrier_wait: float  # seconds, 0 does not wait
-    ipam_type: str  # "" is an interface without addresses
+    ipam_type: str  # "": an interface without addresses
     dns: DNS
-    pod: arguments.Pod
+    pod: Pod
 
 
 def read(request: Request) -> IpoibOptions:
@@ -142,8 +142,8 @@ def _device_id(written: _IpoibConfig) -> str:
     return next(iter(given.values()), "")
 
 
-def _pkey(given: int | str | None) -> int | None:
-    pkey = pkeys.read(given)
+def _pkey(written: int | str | None) -> int | None:
+    pkey = config.pkey(written)
     # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
     return None if pkey is None else pkey | 0x8000
 

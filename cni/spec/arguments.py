@@ -6,22 +6,13 @@ is true, wherever in the list it stands.
 
 from collections.abc import Collection, Mapping
 
-import msgspec
-
+from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_ARGS
 
 POD_KEYS = frozenset(
     ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
 )
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """Whose sandbox this is, as far as the runtime said; "" where it did not."""
-
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
 
 
 def parse(args: str, known: Collection[str] = ()) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from cni.attachments import pkeys
+from base.pod import Pod
 from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
@@ -104,7 +104,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     promisc: bool | None
     ipam_type: str  # "" is an interface without addresses
     dns: DNS
-    pod: arguments.Pod
+    pod: Pod
 
 
 def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         min_tx_rate=min_tx_rate,
         max_tx_rate=max_tx_rate,
         guid=values.guid(guid),
-        pkey=pkeys.read(written.pkey),
+        pkey=config.pkey(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
         mtu=values.mtu(written.mtu),

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from cni.attachments import matching, results
+from cni.attachments import results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
 from cni.spec import gc, request
@@ -49,8 +49,8 @@ FREE: Mapping[Key, tuple[str, ...]] = {
 }
 SHAPES = {
     "podfabric-ipam": (ipam._NetworkConfiguration,),
-    "ipoib": (ipoib._IpoibConfig, matching._Config),
-    "sriov": (sriov._SriovConfig, matching._Config),
+    "ipoib": (ipoib._IpoibConfig, results._DeviceInfoConfig),
+    "sriov": (sriov._SriovConfig, results._DeviceInfoConfig),
     "rdma": (sriov._OnlyDevice, results._Previous),
 }
 EVERYWHERE = (request._Named, request._Versioned)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.pod import Pod
 from cni.spec import arguments
-from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code
 
 CRI = (
