@@ -71,7 +71,7 @@ def _agent(arguments: argparse.Namespace) -> int:
 def _sweep(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
-        outcomes = sweep_all(IPoIB(paths).sweep, Sriov(paths).sweep)
+        outcomes = sweep_all(IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

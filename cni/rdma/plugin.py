@@ -11,7 +11,7 @@ from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
-from cni.attachments.undo import Undo, explained
+from cni.attachments.lifecycle import Undo, explained
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config

@@ -8,7 +8,7 @@ import pytest
 
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
-from cni.attachments.undo import explained
+from cni.attachments.lifecycle import explained
 from cni.spec.errors import CNIError
 from tests.attacks.full_disk import SmallDisk, calls_left, descriptors_left, small_disk
 
