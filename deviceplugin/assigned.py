@@ -14,7 +14,7 @@ from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Checkpoint, CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.pod_devices import KUBELET_TIMEOUT, GivenToPod, Unknown, hca_of
+from deviceplugin.pod_devices import KUBELET_TIMEOUT, PodHoldings, Unknown, hca_of
 from host import pci, sysfs
 
 Key = tuple[str, str]
@@ -37,10 +37,10 @@ class OfOtherPods(msgspec.Struct, frozen=True):
     pooled: Mapping[str, str] = _NONE  # a pool offers it, or another pod was given it
 
 
-def others(paths: Paths, every: Assigned, given: GivenToPod) -> OfOtherPods:
+def others(paths: Paths, every: Assigned, given: PodHoldings) -> OfOtherPods:
     """What of the devices that are assigned is for other pods than the one with these."""
     ids = _Ids(paths)
-    own = {ids.device(face.device) for face in given.faces} | set(map(ids.meant, given.ids))
+    own = {ids.device(hca.device) for hca in given.hcas} | set(map(ids.meant, given.ids))
     return OfOtherPods(
         held={device: key[0] for key, device in every.held.items() if key not in given.keys},
         pooled={device: of for device, of in every.pooled.items() if device not in own},

@@ -174,7 +174,7 @@ def test_what_is_taken_over_has_the_node_that_the_container_has(
     assert after.devices[0].rdma[0].uverbs == before.devices[0].rdma[0].uverbs
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)
     assert not kubelet.devices(HCA)[before.id][0]
-    (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).faces
+    (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).hcas
     with pytest.raises(Stale, match=f"was given mlx5_., {theirs} "):
         pod_devices.require_current(node.paths, face, [face.device.rdma[0].name])
 
@@ -241,7 +241,7 @@ def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
         assert [one.id for one in after.devices] == [one.id for one in before.devices]
         node.plugin.compare()
         given = pod_devices.given_to(server, Pod("default", "worker-1", pod.uid))
-        assert {face.device.id for face in given.faces} == {one.id for one in before.devices}
+        assert {face.device.id for face in given.hcas} == {one.id for one in before.devices}
     finally:
         node.plugin.close()
 
@@ -432,7 +432,7 @@ def test_pods_of_another_device_plugin_run_on(
     one = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
     try:
         kubelet.wait(lambda: held(server))
-        assert {face.device.id for face in pod_devices.given_to(server, pod).faces} == hcas
+        assert {face.device.id for face in pod_devices.given_to(server, pod).hcas} == hcas
         if mode == "exclusive":
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 - len(hcas))
     finally:
@@ -463,14 +463,14 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
     one = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
-        (face,) = pod_devices.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).hcas
         assert (face.device.id, face.device.rdma) == (FIRST, ())
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
         shutil.rmtree(server.sys)
         shutil.copytree(whole, server.sys, symlinks=True)
         one.plugin._look()
         one.plugin.compare()
-        (face,) = pod_devices.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).hcas
         assert face.device.id == FIRST
         assert uverbs_of(held(server)[FIRST]) == "uverbs0"
     finally:

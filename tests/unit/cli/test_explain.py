@@ -198,7 +198,7 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
     found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
 
-    assert any("its driver was loaded anew" in note for note in found["notes"])
+    assert any("its driver was loaded again" in note for note in found["notes"])
 
 
 def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:

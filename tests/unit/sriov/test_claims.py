@@ -29,7 +29,7 @@ from cni.sriov import options, release
 from cni.sriov.claim import Claimer
 from cni.sriov.record import DeviceRecord
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.pod_devices import GivenToPod, PodDevice
+from deviceplugin.pod_devices import PodDevice, PodHoldings
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 
@@ -46,7 +46,7 @@ class Claims:
         self.journal = Journal(node.paths)
         self.claimer = Claimer(self.journal, node.paths)
         self.released: list[str] = []
-        self.given = GivenToPod(Pod("", ""))
+        self.given = PodHoldings(Pod("", ""))
         monkeypatch.setattr(release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
@@ -286,7 +286,7 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
 def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
     held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
-    claims.given = GivenToPod(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
+    claims.given = PodHoldings(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")
