@@ -15,7 +15,7 @@ DATAGRAM, CONNECTED = "datagram", "connected"
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
-AUTO = "auto"  # as `master`: the parent on the HCA that the pod was given
+AUTO = "auto"  # as `master`: the parent on the HCA that the pod holds
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
 
@@ -128,18 +128,18 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
 
 
 def _device_id(written: _IpoibConfig) -> str:
-    """The kubelet's device id. Multus injects it in all of these places."""
+    """The kubelet's device id. Multus writes it to all of these keys."""
     runtime = (written.runtimeConfig or {}).get("deviceID")
-    places = {
+    values = {
         "deviceID": written.deviceID,
         "runtimeConfig.deviceID": runtime if isinstance(runtime, str) else None,
         "pciBusID": written.pciBusID,
     }
-    given = {place: value for place, value in places.items() if value}
-    if len(set(given.values())) > 1:
-        listed = ", ".join(f'"{place}" is "{value}"' for place, value in given.items())
+    ids = {key: value for key, value in values.items() if value}
+    if len(set(ids.values())) > 1:
+        listed = ", ".join(f'"{key}" is "{device_id}"' for key, device_id in ids.items())
         raise invalid_config(f"{listed}: they must name the same device, or leave one out")
-    return next(iter(given.values()), "")
+    return next(iter(ids.values()), "")
 
 
 def _pkey(written: int | str | None) -> int | None:
@@ -148,53 +148,53 @@ def _pkey(written: int | str | None) -> int | None:
     return None if pkey is None else pkey | 0x8000
 
 
-def _mode(given: str | None) -> str | None:
-    if not given:  # ipoib-cni's definitions may say ""
+def _mode(mode: str | None) -> str | None:
+    if not mode:  # ipoib-cni's definitions may say ""
         return None
-    if given in (DATAGRAM, CONNECTED):
-        return given
+    if mode in (DATAGRAM, CONNECTED):
+        return mode
     hint = (
         ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
-        if given in MACVLAN_MODES
+        if mode in MACVLAN_MODES
         else ""
     )
-    raise invalid_config(f'"mode": "{given}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
+    raise invalid_config(f'"mode": "{mode}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
 
 
-def _mtu(given: int | None) -> int | None:
-    if not given:  # ipoib-cni takes 0 for "as it comes"
+def _mtu(mtu: int | None) -> int | None:
+    if not mtu:  # ipoib-cni takes 0 for "as it comes"
         return None
-    if not SMALLEST_MTU <= given <= CONNECTED_MTU:
+    if not SMALLEST_MTU <= mtu <= CONNECTED_MTU:
         raise invalid_config(
-            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
+            f'"mtu": {mtu} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
             "and at most the parent's"
         )
-    return given
+    return mtu
 
 
-def _carrier_wait(given: bool | float) -> float:
-    if given is True:
+def _carrier_wait(wait: bool | float) -> float:
+    if wait is True:
         return DEFAULT_CARRIER_WAIT
-    if not 0 <= given <= LONGEST_CARRIER_WAIT:
+    if not 0 <= wait <= LONGEST_CARRIER_WAIT:
         raise invalid_config(
-            f'"wait_carrier": {given:g} is out of range: seconds from 0 (do not wait) '
+            f'"wait_carrier": {wait:g} is out of range: seconds from 0 (do not wait) '
             f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
         )
-    return float(given)
+    return float(wait)
 
 
 def _refuse_mac(written: _IpoibConfig, pairs: dict[str, str]) -> None:
     runtime = written.runtimeConfig or {}
     cni = (written.args.cni if written.args else None) or {}
-    places = {
+    values = {
         '"mac"': written.mac,
         '"runtimeConfig.mac"': runtime.get("mac"),
         '"runtimeConfig.infinibandGUID"': runtime.get("infinibandGUID"),
         '"args.cni.mac"': cni.get("mac"),
         '"args.cni.guid"': cni.get("guid"),
     }
-    for place, value in places.items():
+    for key, value in values.items():
         if value:
-            raise invalid_config(f"{place}: {_NO_MAC}")
+            raise invalid_config(f"{key}: {_NO_MAC}")
     if pairs.get("MAC"):
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")

@@ -26,7 +26,7 @@ from host.namespaces import NetworkNamespace
 
 
 class Rdma:
-    """The plugin on one node, whose files are where `paths` says."""
+    """The plugin on one node, with the files that `paths` names."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -96,8 +96,8 @@ class Rdma:
             ) from None
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" completes what "sriov" of podfabric has attached, and there is no such '
-                f"attachment {attachment}: put it behind that plugin"
+                f'"rdma" completes what "sriov" of podfabric has attached, and the journal '
+                f"has no attachment {attachment}: put it behind that plugin"
             )
         device = device_of(request)
         if device and device != entry.device:

@@ -260,8 +260,8 @@ def test_device_that_is_away_has_no_number_to_differ(holding: Holding) -> None:
 def test_only_the_devices_that_matter_are_compared(tmp_path: Path) -> None:
     """Siblings that were not given, or are not under the interface, have nothing to do with it."""
     holding = Holding(servers.multiport(tmp_path))
-    held = servers.MULTIPORT_HCA
-    holding.give(POD, {held: [held]})
+    hca = servers.MULTIPORT_HCA
+    holding.give(POD, {hca: [hca]})
     (held,) = pod_devices.given_to(holding.paths, POD).hcas
     assert [rdma.name for rdma in held.device.rdma] == ["mlx5_0", "smi1"]
     pod_devices.require_current(holding.paths, held, ["mlx5_0"])
