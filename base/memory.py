@@ -26,7 +26,7 @@ def allocate_in_glibc(environ: Mapping[str, str] = os.environ) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, **_ALLOCATION})
 
 
-def give_back() -> None:
+def trim() -> None:
     """Give pages that are free by now, wherever they are in the heaps, back to the kernel."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -102,7 +102,7 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
         )
         devices.append(_placed(made, topology))
-    hcas = [one for one in node.hcas if one.rdma or one.verbs]
+    hcas = [one for one in node.hcas if one.rdma or one.rdma_names]
     pfs = {one.address for one in hcas if one.address}
     hidden = [] if everything else [one for one in hcas if one.pf in pfs]
     without = [one for one in hcas if not one.address]

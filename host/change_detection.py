@@ -10,8 +10,8 @@ from base.paths import Paths
 from host import sysfs
 from host.discovery import HCA, CharacterDevice
 
-_VERBS = "class/infiniband_verbs"
-_PARTS = ("class/infiniband", _VERBS, "bus/pci/devices", "bus/auxiliary/devices")
+_UVERBS = "class/infiniband_verbs"
+_PARTS = ("class/infiniband", _UVERBS, "bus/pci/devices", "bus/auxiliary/devices")
 
 
 def hardware(paths: Paths) -> frozenset[str]:
@@ -23,9 +23,9 @@ def hardware(paths: Paths) -> frozenset[str]:
     return frozenset(found)
 
 
-def verbs(paths: Paths) -> frozenset[str]:
+def uverbs(paths: Paths) -> frozenset[str]:
     """The uverbs devices, each with the RDMA device that it is of."""
-    root = f"{paths.sys}/{_VERBS}"
+    root = f"{paths.sys}/{_UVERBS}"
     return frozenset(f"{name} {sysfs.text(f'{root}/{name}/ibdev')}" for name in sysfs.names(root))
 
 
@@ -67,13 +67,13 @@ def has_its_devices(paths: Paths, hca: HCA, *, mad: bool = True) -> bool:
     """
     sys = paths.sys
     if not hca.rdma:  # they may be back from a pod
-        return not any(os.path.lexists(f"{sys}/class/infiniband/{name}") for name in hca.verbs)
+        return not any(os.path.lexists(f"{sys}/class/infiniband/{name}") for name in hca.rdma_names)
     for rdma in hca.rdma:
         place = sysfs.link(f"{sys}/class/infiniband/{rdma.name}")
         # ".../0000:3b:00.0/infiniband/mlx5_0"
         if hca.address and place.split("/")[-3:-2] != [hca.address]:
             return False
-        if rdma.uverbs is None or not _belongs(paths, _VERBS, rdma.uverbs, rdma.name):
+        if rdma.uverbs is None or not _belongs(paths, _UVERBS, rdma.uverbs, rdma.name):
             return False
         for node in (node for port in rdma.ports if mad for node in (port.umad, port.issm)):
             if node is not None and not _belongs(paths, "class/infiniband_mad", node, rdma.name):

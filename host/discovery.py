@@ -5,7 +5,7 @@ RDMA device; with its netdevs, RDMA devices, ports and character devices. It is 
 stays over reboots and driver reloads: the PCI address, not `mlx5_N`.
 
 Interfaces and RDMA devices are seen only in the network namespace that they are in, but uverbs
-devices in every one: by those an HCA that is in a pod is still told, as its `verbs`.
+devices in every one: by those an HCA that is in a pod is still told, by its `rdma_names`.
 """
 
 import os
@@ -18,7 +18,7 @@ from base.paths import Paths
 from host import pci
 from host.errors import HostError
 from host.sysfs_snapshot import CharacterDevice as CharacterDevice
-from host.sysfs_snapshot import Classes, Netdev, node_at
+from host.sysfs_snapshot import Netdev, SysfsSnapshot, node_at
 
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
@@ -66,7 +66,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     netdevs: tuple[str, ...]  # visible in this network namespace, sorted
     link_types: tuple[str, ...]  # "ether", "infiniband", of those
     rdma: tuple[RdmaDevice, ...]  # visible in this network namespace, sorted
-    verbs: tuple[str, ...]  # names of its RDMA devices in whatever network namespace
+    rdma_names: tuple[str, ...]  # names of its RDMA devices in whatever network namespace
     iommu_group: str  # "37", of a function bound for a program's own driver; else ""
     software: bool  # Soft-RoCE, siw: a program on a netdev
     num_vfs: int  # how many VFs it has now
@@ -83,8 +83,8 @@ def hcas(paths: Paths) -> list[HCA]:
     PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA devices
     that are on neither: software, and those of other buses. What vanishes meanwhile is left out.
     """
-    sysfs = Classes(paths)
-    with_rdma = sysfs.rdma.keys() | sysfs.verbs.keys()
+    sysfs = SysfsSnapshot(paths)
+    with_rdma = sysfs.rdma.keys() | sysfs.rdma_names.keys()
     indexes = _Indexes(sysfs)
     found = []
     for address, directory in (sysfs.functions | sysfs.sfs).items():
@@ -132,7 +132,7 @@ def rdma_cm(paths: Paths) -> CharacterDevice | None:
 class _Indexes:
     """Which VF of its PF a function is; each PF's directory is read once."""
 
-    def __init__(self, sysfs: Classes) -> None:
+    def __init__(self, sysfs: SysfsSnapshot) -> None:
         self._sysfs = sysfs
         self._of_pf: dict[str, dict[str, int]] = {}
 
@@ -146,7 +146,7 @@ class _Indexes:
         return self._of_pf[pf].get(vf)
 
 
-def _on_a_device(sysfs: Classes, indexes: _Indexes, address: str, directory: str) -> HCA:
+def _on_a_device(sysfs: SysfsSnapshot, indexes: _Indexes, address: str, directory: str) -> HCA:
     device = f"devices/{directory}"
     is_sf = address in sysfs.sfs
     if is_sf:
@@ -174,14 +174,14 @@ def _on_a_device(sysfs: Classes, indexes: _Indexes, address: str, directory: str
         netdevs=tuple(one.name for one in netdevs),
         link_types=_link_types(netdevs),
         rdma=_devices(sysfs, address, netdevs),
-        verbs=tuple(sorted(sysfs.verbs.get(address, ()))),
+        rdma_names=tuple(sorted(sysfs.rdma_names.get(address, ()))),
         iommu_group=sysfs.target(f"{device}/iommu_group") if pci.for_userspace(driver) else "",
         software=False,
         num_vfs=sysfs.number(f"{device}/sriov_numvfs") or 0,
     )
 
 
-def _alone(sysfs: Classes, name: str) -> HCA:
+def _alone(sysfs: SysfsSnapshot, name: str) -> HCA:
     """An RDMA device on no PCI function: by a program on a netdev, or on another bus."""
     software = name in sysfs.software
     rdma = _devices(sysfs, name, [] if software else sysfs.own(sysfs.above.get(name, "")))
@@ -205,14 +205,14 @@ def _alone(sysfs: Classes, name: str) -> HCA:
         netdevs=tuple(one.name for one in netdevs),
         link_types=_link_types(netdevs),
         rdma=rdma,
-        verbs=tuple(sorted(sysfs.verbs.get(name, ()))),
+        rdma_names=tuple(sorted(sysfs.rdma_names.get(name, ()))),
         iommu_group="",
         software=software,
         num_vfs=0,
     )
 
 
-def _devices(sysfs: Classes, home: str, netdevs: list[Netdev]) -> tuple[RdmaDevice, ...]:
+def _devices(sysfs: SysfsSnapshot, home: str, netdevs: list[Netdev]) -> tuple[RdmaDevice, ...]:
     return tuple(
         RdmaDevice(
             name=name,
@@ -227,7 +227,7 @@ def _devices(sysfs: Classes, home: str, netdevs: list[Netdev]) -> tuple[RdmaDevi
     )
 
 
-def _port(sysfs: Classes, rdma: str, number: int, own: list[Netdev]) -> Port:
+def _port(sysfs: SysfsSnapshot, rdma: str, number: int, own: list[Netdev]) -> Port:
     at = f"class/infiniband/{rdma}/ports/{number}"
     guid = sysfs.text(f"{at}/gids/0")[-19:]
     link_layer = sysfs.text(f"{at}/link_layer")
@@ -252,7 +252,7 @@ def _port(sysfs: Classes, rdma: str, number: int, own: list[Netdev]) -> Port:
     )
 
 
-def _with_guid(sysfs: Classes, guid: str, own: list[Netdev]) -> tuple[str, ...]:
+def _with_guid(sysfs: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[str, ...]:
     """IPoIB's interfaces on a port: its address ends in the port's GUID, never the node's."""
     digits = guid.replace(":", "")
     if not digits.strip("0"):
@@ -263,7 +263,9 @@ def _with_guid(sysfs: Classes, guid: str, own: list[Netdev]) -> tuple[str, ...]:
     return tuple(one.name for one in found)
 
 
-def _in_gid_table(sysfs: Classes, ndevs: str, number: int, own: list[Netdev]) -> tuple[str, ...]:
+def _in_gid_table(
+    sysfs: SysfsSnapshot, ndevs: str, number: int, own: list[Netdev]
+) -> tuple[str, ...]:
     """The interfaces that a RoCE port's GIDs name; while there are none, by the port's number.
 
     A VLAN or bond on the port is in the table, too, but counts only where nothing below it does.
@@ -281,7 +283,7 @@ def _link_types(netdevs: list[Netdev]) -> tuple[str, ...]:
     return tuple(sorted({one.link_type for one in netdevs if one.link_type}))
 
 
-def _numa(sysfs: Classes, *devices: str) -> int | None:
+def _numa(sysfs: SysfsSnapshot, *devices: str) -> int | None:
     """The NUMA node of the first of these devices that has one: -1 is the kernel's "unknown"."""
     found = (sysfs.number(f"{device}/numa_node") for device in devices)
     return next((numa for numa in found if numa is not None and numa >= 0), None)

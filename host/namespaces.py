@@ -175,7 +175,7 @@ class Home:
         self._descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
 
-    def bring_back(self) -> bool:
+    def restore(self) -> bool:
         """Put the calling thread into it if it is elsewhere. False if that cannot be done."""
         try:
             if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:

@@ -203,9 +203,7 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     return next((link for link in present if link.alias == mark.alias), None)
 
 
-def bring_back(
-    host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark
-) -> bool:
+def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
     """Move the interface, `name` in the pod, to the host, and make it what it was there.
 
     Also if it is on the host already, half restored or given back by a namespace that died

@@ -148,7 +148,7 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
     return _address_under(paths, "infiniband", rdma)
 
 
-def verbs_of(paths: Paths, address: str) -> tuple[str, ...]:
+def rdma_of(paths: Paths, address: str) -> tuple[str, ...]:
     """The hardware RDMA devices of a function by the names that they have now, sorted.
 
     Their uverbs devices are shown in every namespace, so also of those that are in another one.

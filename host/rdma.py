@@ -46,7 +46,7 @@ _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 
 
-class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
+class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """An RDMA device as the kernel shows it now."""
 
     index: int  # one number space for all namespaces, kept over a move
@@ -106,14 +106,14 @@ def mode(socket: RdmaNetlink) -> str:
     return MODES[value[0]]
 
 
-def devices(socket: RdmaNetlink) -> list[RdmaDevice]:
+def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
     """The devices that the socket's namespace sees, except those that are being moved.
 
     The kernel looks each next one up by its position (_nldev_get_dumpit), and marks no dump as
     inconsistent: one that leaves meanwhile hides another. So two looks have to agree.
     """
     what = "listing RDMA devices"
-    seen: list[RdmaDevice] | None = None
+    seen: list[NetlinkRdmaDevice] | None = None
     for _ in range(DUMPS):
         with trying(what):
             parts = socket.table(_kind(RDMA_NLDEV_CMD_GET), b"")
@@ -125,12 +125,12 @@ def devices(socket: RdmaNetlink) -> list[RdmaDevice]:
     raise explained(what, errno.EAGAIN, words)
 
 
-def find(socket: RdmaNetlink, name: str) -> RdmaDevice | None:
+def find(socket: RdmaNetlink, name: str) -> NetlinkRdmaDevice | None:
     """The device of that name, if the socket's namespace sees it."""
     return next((device for device in devices(socket) if device.name == name), None)
 
 
-def by_index(socket: RdmaNetlink, index: int) -> RdmaDevice | None:
+def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
     """The device of that index, if the socket's namespace sees it."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(index))
     try:
@@ -143,7 +143,7 @@ def by_index(socket: RdmaNetlink, index: int) -> RdmaDevice | None:
     return _device(answer)
 
 
-def move(socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
+def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
     """Move a device to another namespace, which it is in when this returns.
 
     The socket must be in the device's namespace, and so the thread is for the time of it: the
@@ -165,7 +165,7 @@ def move(socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> N
         raise explained(what, refused.code, words) from None
 
 
-def rename(socket: RdmaNetlink, device: RdmaDevice, name: str) -> None:
+def rename(socket: RdmaNetlink, device: NetlinkRdmaDevice, name: str) -> None:
     """Give a device another name, which no device of any namespace may have."""
     encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
@@ -187,7 +187,7 @@ def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
         raise explained(what, refused.code, refused.words or words) from None
 
 
-def delete_soft(socket: RdmaNetlink, device: RdmaDevice) -> None:
+def delete_soft(socket: RdmaNetlink, device: NetlinkRdmaDevice) -> None:
     """Delete a software device; one that is gone already is fine."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     try:
@@ -206,7 +206,7 @@ def _kind(command: int) -> int:
     return RDMA_NL_NLDEV << 10 | command
 
 
-def _set(socket: RdmaNetlink, device: RdmaDevice, change: bytes) -> None:
+def _set(socket: RdmaNetlink, device: NetlinkRdmaDevice, change: bytes) -> None:
     index = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     socket.ask(_kind(RDMA_NLDEV_CMD_SET), index + change, NLM_F_ACK)
 
@@ -220,11 +220,11 @@ def _fields(answer: bytes) -> dict[int, bytes]:
     return {kind: answer[start:stop] for kind, start, stop in found}
 
 
-def _device(answer: bytes) -> RdmaDevice:
+def _device(answer: bytes) -> NetlinkRdmaDevice:
     fields = _fields(answer)
     guid = f"{_U64.unpack(fields[RDMA_NLDEV_ATTR_NODE_GUID])[0]:016x}"
     protocol = fields.get(RDMA_NLDEV_ATTR_DEV_PROTOCOL, b"")
-    return RdmaDevice(
+    return NetlinkRdmaDevice(
         index=_U32.unpack(fields[RDMA_NLDEV_ATTR_DEV_INDEX])[0],
         name=fields[RDMA_NLDEV_ATTR_DEV_NAME].rstrip(b"\0").decode(errors="surrogateescape"),
         node_guid=":".join(guid[at : at + 4] for at in range(0, 16, 4)),

@@ -39,7 +39,7 @@ class Netdev(NamedTuple):
     foreign: bool  # not the device's own: an IPoIB child, or a representor
 
 
-class Classes:
+class SysfsSnapshot:
     """The snapshot. Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0"."""
 
     def __init__(self, paths: Paths) -> None:
@@ -53,7 +53,7 @@ class Classes:
         self.visible: set[str] = set()  # names of netdevs
         self._read_netdevs()
         self.rdma: dict[str, list[str]] = {}  # names of RDMA devices, by their HCA's id
-        self.verbs: dict[str, list[str]] = {}  # the same of those in any network namespace
+        self.rdma_names: dict[str, list[str]] = {}  # the same of those in any network namespace
         self.software: set[str] = set()  # names of RDMA devices
         self.above: dict[str, str] = {}  # the directory of the device that an RDMA device is on
         self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
@@ -140,7 +140,7 @@ class Classes:
             rdma = self.text(f"class/infiniband_verbs/{name}/ibdev")
             if rdma and not _SMI.fullmatch(rdma):
                 above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
-                self.verbs.setdefault(self._home(rdma, above), []).append(rdma)
+                self.rdma_names.setdefault(self._home(rdma, above), []).append(rdma)
                 if node := _node(f"{self._sys}/class/infiniband_verbs/{name}"):
                     self.uverbs[rdma] = node
 

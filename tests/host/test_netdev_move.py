@@ -64,7 +64,7 @@ class Fabric:
 
     def detach(self, pod: Rtnetlink | None = None, origin: Origin | None = None) -> bool:
         inside = self.inside if pod is None else pod
-        return netdev_move.bring_back(self.outside, inside, "net1", origin or self.origin, MARK)
+        return netdev_move.restore(self.outside, inside, "net1", origin or self.origin, MARK)
 
     def assert_restored(self) -> None:
         found = self.shown(self.host_name, "eth7")
@@ -156,7 +156,7 @@ def test_name_taken_during_the_move_leaves_what_can_be_brought_back(fabric: Fabr
     with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
         fabric.attach()
     assert links.find(fabric.outside, "eth7") is None
-    assert netdev_move.bring_back(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
     assert links.find(fabric.inside, "net1") is not None
     assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == fabric.origin
 
@@ -246,7 +246,7 @@ def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
         moved = links.require(fabric.inside, "net1")
         links.move(fabric.inside, moved, home, "dev3", moved.alias)
-    assert netdev_move.bring_back(fabric.outside, None, "net1", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, None, "net1", fabric.origin, MARK)
     fabric.assert_restored()
 
 
@@ -287,7 +287,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
                     origin, mark = netdev_move.origin_of(link), Mark(f"{number:032x}")
                     moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
                     netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
-                    assert netdev_move.bring_back(host, pod, name, origin, mark)
+                    assert netdev_move.restore(host, pod, name, origin, mark)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell
             failures.append(error)
 

@@ -1,4 +1,4 @@
-"""The lock files: every package has hashes, and what runs is apart from what the checks need."""
+"""The requirement lock files: every package has hashes; runtime and development are separate."""
 
 import re
 import tomllib
