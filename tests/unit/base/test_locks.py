@@ -1,0 +1,119 @@
+"""The lock helper, with other holders in threads and processes."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from base import interrupts
+from base.interrupts import Call, Terminated
+from base.locks import Busy, locked
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks/device"
+
+
+def test_lock_file_is_removed_at_the_end(path: Path) -> None:
+    with locked(path, "the device"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
+
+
+def test_kept_lock_file_keeps_its_inode(path: Path) -> None:
+    with locked(path, "the store", keep=True):
+        inode = path.stat().st_ino
+    with locked(path, "the store", keep=True):
+        assert path.stat().st_ino == inode
+    assert path.stat().st_ino == inode
+
+
+def test_lock_that_is_held_is_busy_after_the_timeout(path: Path) -> None:
+    with (
+        locked(path, "the device"),
+        pytest.raises(Busy, match=r"call for the device is still running after 0.05 s .*device\)"),
+        locked(path, "the device", 0.05),
+    ):
+        pass
+
+
+def test_timeout_of_zero_is_one_attempt(path: Path) -> None:
+    with locked(path, "the agent", 0.0, keep=True):
+        with pytest.raises(Busy), locked(path, "the agent", 0.0, keep=True, pause=30.0):
+            pass
+        assert path.exists()
+
+
+def test_lock_of_a_killed_process_is_free(path: Path) -> None:
+    path.parent.mkdir()
+    arguments = (sys.executable, "-c", HOLDER, str(path))
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(Busy), locked(path, "the device", 0.0):
+            pass
+        holder.kill()
+        holder.wait()
+    with locked(path, "the device", 0.0):
+        pass
+
+
+def test_only_one_thread_at_a_time_has_the_lock(path: Path) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for _ in range(20):
+            with locked(path, "the device", pause=0.001, longest_pause=0.001):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 80
+    assert not path.exists()
+
+
+def test_waiting_call_ends_when_it_is_interrupted(path: Path) -> None:
+    call = Call(endable=True)
+    with locked(path, "the device"):
+        call.end()
+        with (
+            interrupts.serving(call),
+            pytest.raises(Terminated),
+            locked(path, "the device", 60.0, pause=30.0),
+        ):
+            pass
+
+
+def test_symbolic_link_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    (path.parent / "else").touch()
+    path.symlink_to("else")
+    with pytest.raises(OSError, match="symbolic"), locked(path, "the device", 0.0):
+        pass
+
+
+def test_error_in_the_block_releases_the_lock_and_leaves_no_descriptor(path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(ValueError, match="broken"), locked(path, "the device"):
+        raise ValueError("broken")
+    with locked(path, "the device", 0.0):
+        pass
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
