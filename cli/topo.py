@@ -136,14 +136,14 @@ def _hca(hca: HCA) -> TopologyDevice:
 
 
 def _placed(device: TopologyDevice, topology: Topology) -> TopologyDevice:
-    place = topology.place(device.address)
-    if place is None:
+    location = topology.location(device.address)
+    if location is None:
         return device
     return msgspec.structs.replace(
         device,
-        numa=place.numa if place.numa is not None else device.numa,
-        bridge=place.bridge,
-        switches=tuple(port for port in place.ports[1:-1:2] if port not in place.flat),
+        numa=location.numa if location.numa is not None else device.numa,
+        bridge=location.bridge,
+        switches=tuple(port for port in location.ports[1:-1:2] if port not in location.flat),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from host import addresses, links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -97,7 +97,7 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
         fabric.namespace,
         moved,
         ["10.1.2.3/24", "fd00::3/64"],
-        [Switch(4, "arp_notify", "1")],
+        [Sysctl(4, "arp_notify", "1")],
     )
     assert given == ["10.1.2.3/24", "fd00::3/64"]
     assert ready.up and ready.carrier
@@ -106,8 +106,8 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     present = {one["local"]: one for one in found["addr_info"]}
     assert {"10.1.2.3", "fd00::3"} <= set(present)
     assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
-    assert addresses.switch(fabric.namespace, 4, moved, "arp_notify") == "1"
-    assert addresses.switch(fabric.namespace, 6, moved, "disable_ipv6") == "0"
+    assert addresses.sysctl(fabric.namespace, 4, moved, "arp_notify") == "1"
+    assert addresses.sysctl(fabric.namespace, 6, moved, "disable_ipv6") == "0"
     assert fabric.detach()
     fabric.assert_restored()
     assert fabric.detach()  # again: there is nothing left to do
@@ -319,14 +319,14 @@ def test_address_that_is_there_already_is_no_error(fabric: Fabric) -> None:
 
 def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
     link, peer = (links.require(fabric.outside, name) for name in ("eth7", "peer7"))
-    seen = links.glance(fabric.outside, "eth7")
+    seen = links.identify(fabric.outside, "eth7")
     assert seen is not None
     assert (seen.index, seen.link_type, seen.mac[:6].hex(":")) == (link.index, 1, MAC)
     assert seen.is_of(link) and not seen.is_of(peer)
     infiniband = bytes(range(20))
     child = msgspec.structs.replace(link, link_type=32, mac=infiniband.hex(":"))
-    assert links.Glance(1, 32, infiniband[:14]).is_of(child)
-    assert not links.Glance(1, 32, infiniband[1:15]).is_of(child)
+    assert links.LinkIdentity(1, 32, infiniband[:14]).is_of(child)
+    assert not links.LinkIdentity(1, 32, infiniband[1:15]).is_of(child)
 
 
 def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_it(

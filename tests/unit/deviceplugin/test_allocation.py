@@ -182,7 +182,7 @@ def _older(node: Path) -> None:
     [
         (_missing, "No such file or directory"),
         (_directory, "is a directory"),
-        (_file, "is no character device"),
+        (_file, "not a character device"),
         (_older, "is 231:250, sysfs says 231:192"),
     ],
 )
