@@ -159,7 +159,7 @@ class Server:
             self._accept_if_room()
             if self._room.was_left():
                 gc.collect()
-                memory.give_back()
+                memory.trim()
             for connection in list(self._connections.values()):
                 if now >= connection.deadline:
                     self._expire(connection)

@@ -79,7 +79,7 @@ class Moved:
                 cidrs = [ip.address for ip in answer.ips]
                 undo.register(
                     "the move",
-                    lambda: netdev_move.bring_back(host, pod, request.ifname, origin, mark),
+                    lambda: netdev_move.restore(host, pod, request.ifname, origin, mark),
                 )
                 moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
                 ready, given = netdev_move.configure(pod, namespace, moved, cidrs)
@@ -124,7 +124,7 @@ class Moved:
         except NamespaceGone:
             pass
         origin, mark = entry.undo_as(Origin), Mark(attachment.key)
-        netdev_move.bring_back(host, pod, request.ifname, origin, mark)
+        netdev_move.restore(host, pod, request.ifname, origin, mark)
 
     def _ipam(self, request: Request) -> IpamCall:
         ipam = self._delegation.of(request)

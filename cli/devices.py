@@ -187,7 +187,7 @@ def _unfit(found: list[ListedHCA]) -> Table | str:
 def _hardware(hca: HCA) -> tuple[str, ...]:
     ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
-    elsewhere = not hca.rdma and hca.verbs
+    elsewhere = not hca.rdma and hca.rdma_names
     return (
         hca.id,
         _rdma(hca),
@@ -213,7 +213,7 @@ def _hardware(hca: HCA) -> tuple[str, ...]:
 
 def _rdma(hca: HCA) -> str:
     visible = [one.name for one in hca.rdma]
-    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.verbs])
+    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.rdma_names])
 
 
 def _others(found: list[ListedHCA]) -> Table | str:

@@ -102,7 +102,7 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
         )
         devices.append(_placed(made, topology))
-    hcas = [one for one in node.hcas if one.rdma or one.verbs]
+    hcas = [one for one in node.hcas if one.rdma or one.rdma_names]
     pfs = {one.address for one in hcas if one.address}
     hidden = [] if everything else [one for one in hcas if one.pf in pfs]
     without = [one for one in hcas if not one.address]
@@ -136,14 +136,14 @@ def _hca(hca: HCA) -> TopologyDevice:
 
 
 def _placed(device: TopologyDevice, topology: Topology) -> TopologyDevice:
-    place = topology.place(device.address)
-    if place is None:
+    location = topology.location(device.address)
+    if location is None:
         return device
     return msgspec.structs.replace(
         device,
-        numa=place.numa if place.numa is not None else device.numa,
-        bridge=place.bridge,
-        switches=tuple(port for port in place.ports[1:-1:2] if port not in place.flat),
+        numa=location.numa if location.numa is not None else device.numa,
+        bridge=location.bridge,
+        switches=tuple(port for port in location.ports[1:-1:2] if port not in location.flat),
     )
 
 

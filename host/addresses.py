@@ -1,4 +1,4 @@
-"""Addresses and routes of an interface, and the switches below /proc/sys/net that go with them."""
+"""Addresses and routes of an interface, and its sysctls below /proc/sys/net."""
 
 import errno
 import ipaddress
@@ -30,7 +30,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """A route through one interface; None and 0 leave the choice to the kernel."""
+    """A route through an interface. None and 0 leave a value to the kernel."""
 
     destination: str  # CIDR
     gateway: str | None = None
@@ -42,8 +42,11 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addition(link: Link, cidr: str) -> Change:
-    """Add an address. IPv6 without duplicate detection: whoever assigned it knows it is unique,
-    and detection would cost every pod one to two seconds."""
+    """The change that adds an address.
+
+    IPv6 addresses are added without duplicate detection: the IPAM knows that they are unique, and
+    detection would delay every pod by one to two seconds.
+    """
     interface = ipaddress.ip_interface(cidr)
     address = str(interface.ip)
     request = ifaddrmsg()
@@ -63,20 +66,20 @@ def addition(link: Link, cidr: str) -> Change:
 
 def of(route: Rtnetlink, link: Link) -> set[str]:
     """The addresses of an interface, as canonical CIDRs."""
-    question = ifaddrmsg()
-    question["index"] = link.index
+    request = ifaddrmsg()
+    request["index"] = link.index
     with trying(f'listing the addresses of "{link.name}"'):
-        messages = route.dump(RTM_GETADDR, question)
-    found = set()
+        messages = route.dump(RTM_GETADDR, request)
+    cidrs = set()
     for message in messages:
-        # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
+        # On point-to-point and broadcast interfaces IFA_LOCAL is the interface's own address.
         text = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-        found.add(str(ipaddress.ip_interface(f"{text}/{message['prefixlen']}")))
-    return found
+        cidrs.add(str(ipaddress.ip_interface(f"{text}/{message['prefixlen']}")))
+    return cidrs
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`; a gateway outside the interface's networks is taken as on it."""
+    """Add routes through `link`. A gateway outside the interface's networks counts as on-link."""
     if not hops:
         return
     networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
@@ -101,30 +104,30 @@ def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> Change:
     if hop.scope is not None:
         request["scope"] = hop.scope
     elif not hop.gateway and destination.version == 4:
-        request["scope"] = RT_SCOPE_LINK  # there is no gateway
+        request["scope"] = RT_SCOPE_LINK
     if hop.priority:
         attributes.append(("RTA_PRIORITY", hop.priority))
     metrics = [("RTAX_MTU", hop.mtu), ("RTAX_ADVMSS", hop.advmss)]
-    given = [(name, value) for name, value in metrics if value]
-    if given:
-        attributes.append(("RTA_METRICS", {"attrs": given}))
+    set_metrics = [(name, value) for name, value in metrics if value]
+    if set_metrics:
+        attributes.append(("RTA_METRICS", {"attrs": set_metrics}))
     request["attrs"] = attributes
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
-    # Appended: a pod with a default route of another network gets ours behind it.
+    # Appended: if the pod has a default route of another network, ours comes after it.
     return Change(what, RTM_NEWROUTE, request, NLM_F_CREATE | NLM_F_APPEND)
 
 
 class Routes:
-    """The routes of a namespace as they were when they were read."""
+    """A snapshot of a namespace's routes."""
 
     def __init__(self, route: Rtnetlink) -> None:
         self._seen: set[tuple[object, ...]] = set()
         for family, default in ((AF_INET, "0.0.0.0"), (AF_INET6, "::")):
-            question = rtmsg()
-            question["family"] = family
+            request = rtmsg()
+            request["family"] = family
             with trying("listing routes"):
-                messages = route.dump(RTM_GETROUTE, question)
+                messages = route.dump(RTM_GETROUTE, request)
             for message in messages:
                 text = f"{message.get_attr('RTA_DST') or default}/{message['dst_len']}"
                 self._keep(
@@ -135,36 +138,35 @@ class Routes:
                 )
 
     def _keep(self, network: Network, table: int, gateway: str | None, priority: int) -> None:
-        """By every question that the route answers: gateway and priority may be left out."""
+        """Store a route under every key that `has` may look up: without gateway or priority too."""
         for via in {gateway, None}:
             self._seen |= {(network, table, via, 0), (network, table, via, priority or 0)}
 
     def has(self, hop: Hop) -> bool:
-        """Whether one has this destination and table, and gateway and priority where given."""
+        """Whether a route has this destination and table, and the gateway and priority if set."""
         network = ipaddress.ip_network(hop.destination, strict=False)
         table = hop.table or RT_TABLE_MAIN
         return (network, table, hop.gateway or None, hop.priority) in self._seen
 
 
-class Switch(NamedTuple):
-    """/proc/sys/net/ipv<family>/conf/<interface>/<name> of a namespace, and what it is to be."""
+class Sysctl(NamedTuple):
+    """A value for /proc/sys/net/ipv<family>/conf/<interface>/<name>."""
 
     family: int
     name: str
     value: str
 
 
-def set_switches(namespace: NetworkNamespace, link: Link, switches: Sequence[Switch]) -> None:
-    """Write switches of an interface, those that are not right already.
+def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:
+    """Set sysctls of an interface in a namespace.
 
-    /proc/sys/net follows the calling thread. A write that waits for the kernel's RTNL lock (of
-    disable_ipv6, say) does so by trying again and again, on a CPU that the lock's holder may
-    need. Raises HostError where a switch is missing, which for family 6 means that this kernel
-    runs without IPv6.
+    A sysctl that has its value is not written: a write that needs the kernel's RTNL lock (such as
+    disable_ipv6) spins until it has the lock, on a CPU that the lock's holder may need. Raises
+    HostError if a sysctl does not exist; for family 6 this means a kernel without IPv6.
     """
     with namespace.entered():
-        for family, name, value in switches:
-            path = _switch(family, link, name)
+        for family, name, value in sysctls:
+            path = _sysctl_path(family, link, name)
             try:
                 if path.read_text().strip() != value:
                     path.write_text(value)
@@ -172,16 +174,16 @@ def set_switches(namespace: NetworkNamespace, link: Link, switches: Sequence[Swi
                 raise HostError(f"setting {path} to {value}: {error.strerror}") from None
 
 
-def switch(namespace: NetworkNamespace, family: int, link: Link, name: str) -> str | None:
-    """Read such a switch; None where it is missing."""
+def sysctl(namespace: NetworkNamespace, family: int, link: Link, name: str) -> str | None:
+    """The value of an interface's sysctl in a namespace; None if it does not exist."""
     with namespace.entered():
         try:
-            return _switch(family, link, name).read_text().strip()
+            return _sysctl_path(family, link, name).read_text().strip()
         except OSError:
             return None
 
 
-def _switch(family: int, link: Link, name: str) -> Path:
+def _sysctl_path(family: int, link: Link, name: str) -> Path:
     return Path(f"/proc/sys/net/ipv{family}/conf/{link.name}/{name}")
 
 

@@ -1,7 +1,7 @@
-"""Interfaces: looked up, made, moved, compared, deleted. Never by name alone where it matters.
+"""Interfaces: look up, create, move, configure, delete.
 
-An interface is identified by its index within one namespace at one time: the kernel renumbers
-on a move, so after a move it is looked up afresh.
+An interface's index identifies it within one namespace. The kernel may assign another index when
+an interface moves, so look it up again after a move.
 """
 
 import errno
@@ -40,8 +40,8 @@ IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
 IFF_LOWER_UP = 0x10000
 IFNAMSIZ, IFALIASZ = 16, 256
 SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
-_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
-_IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
+_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7), with an index
+_IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # the same with a hardware address
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
 IFLA_PERM_ADDRESS = 54  # linux/if_link.h, Linux 5.6
 RTEXT_FILTER_SKIP_STATS = 0x8  # linux/rtnetlink.h
@@ -51,7 +51,7 @@ LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loop
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface as the kernel shows it now."""
+    """An interface, as the kernel shows it."""
 
     index: int
     name: str
@@ -63,7 +63,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     alias: str = ""
     parent: int = 0  # IFLA_LINK
-    device: str = ""  # what the hardware's bus calls it, a BDF on PCI; "" for virtual ones
+    device: str = ""  # the hardware's name on its bus, a BDF on PCI; "" for virtual interfaces
     altnames: tuple[str, ...] = ()
     pkey: int | None = None
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
@@ -71,12 +71,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def up(self) -> bool:
-        """Set up by an administrator, which on InfiniBand proves nothing."""
+        """Whether it is administratively up. On InfiniBand this does not mean it can be used."""
         return bool(self.flags & IFF_UP)
 
     @property
     def carrier(self) -> bool:
-        """The link can carry frames: on IPoIB, the broadcast group has been joined."""
+        """Whether the link can carry frames; on IPoIB this needs the broadcast group."""
         return bool(self.flags & IFF_LOWER_UP)
 
     @property
@@ -86,28 +86,31 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(route: Rtnetlink, name: str) -> Link | None:
-    """The interface of that name, or alternative name, in the socket's namespace."""
-    question = _question()
+    """The interface with that name or alternative name in the socket's namespace."""
+    query = _query()
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
-    question["attrs"].append(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name))
-    return _get(route, f'looking up interface "{name}"', question)
+    query["attrs"].append(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name))
+    return _get(route, f'looking up interface "{name}"', query)
 
 
-class Glance(msgspec.Struct, frozen=True):
-    """What can be seen of an interface without the kernel's RTNL lock, which every move holds."""
+class LinkIdentity(msgspec.Struct, frozen=True):
+    """The part of an interface that can be read without the kernel's RTNL lock.
+
+    Every move holds that lock.
+    """
 
     index: int
     link_type: int
-    mac: bytes  # of InfiniBand's 20 bytes the first 14, with the queue pair's number in them
+    mac: bytes  # the first 14 of InfiniBand's 20 bytes, which include the queue pair's number
 
     def is_of(self, link: Link) -> bool:
-        """Whether it may be that interface, seen in any namespace."""
+        """Whether it may be that interface, possibly seen in another namespace."""
         whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
         return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
 
-def glance(route: Rtnetlink, name: str) -> Glance | None:
-    """The interface of that name, or alternative name, in the socket's namespace."""
+def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
+    """Identify the interface with that name or alternative name, without the RTNL lock."""
     encoded = name.encode(errors="surrogateescape")
     if len(encoded) >= IFNAMSIZ:
         raise HostError(f'looking up interface "{name}": its name is too long')
@@ -121,18 +124,18 @@ def glance(route: Rtnetlink, name: str) -> Glance | None:
         if error.errno == errno.ENODEV:
             return None
         raise explained(f'looking up interface "{name}"', error.errno or errno.EIO) from None
-    return Glance(index, link_type, mac)
+    return LinkIdentity(index, link_type, mac)
 
 
 def has_name(route: Rtnetlink, name: str) -> bool:
-    """Whether an interface of the socket's namespace has that name, or alternative name.
+    """Whether an interface in the socket's namespace has that name or alternative name.
 
-    Asked by binding the socket to it, for a moment. That takes no lock, while of a name that
-    nothing has ioctl(2) thinks it is a module's, and starts modprobe(8) twice (dev_load,
-    net/core/dev_ioctl.c): 200 ms on a slow machine.
+    This binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) takes
+    an unknown name for a module's and starts modprobe(8) twice (dev_load,
+    net/core/dev_ioctl.c), which takes 200 ms on a slow machine.
     """
     encoded = name.encode(errors="surrogateescape")
-    if len(encoded) >= IFNAMSIZ:  # one that the socket option cannot take
+    if len(encoded) >= IFNAMSIZ:  # too long for the socket option
         return find(route, name) is not None
     try:
         route.bind_to_device(encoded)
@@ -145,14 +148,14 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
-    """The interface of that index in the socket's namespace, after these changes."""
-    question = _question()
-    question["index"] = index
-    return _get(route, f"looking up interface {index}", question, after)
+    """The interface with that index in the socket's namespace, after these changes."""
+    query = _query()
+    query["index"] = index
+    return _get(route, f"looking up interface {index}", query, after)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
-    """As `find`, but LinkMissing where there is none."""
+    """The same as `find`. Raises LinkMissing if the interface does not exist."""
     link = find(route, name)
     if link is None:
         raise LinkMissing(f'there is no interface "{name}"')
@@ -160,23 +163,23 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 
 def every(route: Rtnetlink, kind: str = "") -> list[Link]:
-    """All interfaces of the socket's namespace, or those of one kind."""
-    question = _question()
+    """The interfaces in the socket's namespace: all, or those of one kind."""
+    query = _query()
     if kind:
         info = [("IFLA_INFO_KIND", kind)]
-        question["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
+        query["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
     with trying("listing interfaces"):
-        links = [_link(message) for message in route.dump(RTM_GETLINK, question)]
-    # The kernel shows all of them where it does not know the kind.
+        links = [_link(message) for message in route.dump(RTM_GETLINK, query)]
+    # For an unknown kind the kernel lists all interfaces.
     return [link for link in links if not kind or link.kind == kind]
 
 
 def make_ipoib_child(
     route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
 ) -> Link:
-    """Make a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
+    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
 
-    No queue length is sent: the driver's own must hold (twice its send queue).
+    The message has no queue length, so that the driver's own applies (twice its send queue).
     """
     settings = [
         ("IFLA_IPOIB_PKEY", pkey),
@@ -220,12 +223,17 @@ def move(
     mac: str = "",
     up: bool = False,
 ) -> None:
-    """Move, rename and mark an interface in one message: each move costs a barrier of ~16 ms.
+    """Move an interface, rename it and set its alias in one message.
 
-    The caller has seen that `name` is free over there: the kernel answers EEXIST only after the
-    move. The MTU and the hardware address (6 bytes) are set if they are given. In do_setlink
-    (net/core/rtnetlink.c) the order is: move, address, MTU, name, alias, up. So an interface
-    that bears the alias has been moved.
+    A message of its own for each would cost more: every move waits ~16 ms for an RCU barrier. The
+    caller must have checked that `name` is free in the target, because the kernel answers EEXIST
+    only after the move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move,
+    address, MTU, name, alias, up. So an interface with the alias has been moved.
+
+    Args:
+        mtu: in bytes; 0 keeps it.
+        mac: 6 bytes as text; "" keeps it.
+        up: set the interface up too.
     """
     attributes: list[tuple[str, object]] = [
         ("IFLA_NET_NS_FD", target.descriptor),
@@ -243,38 +251,38 @@ def move(
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
-    """Give an interface another name. Before Linux 6.2 it must be down."""
+    """Rename an interface. Before Linux 6.2 it must be down."""
     request = _settings(link, ("IFLA_IFNAME", name))
     route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
-    """Set the alias; an empty one is none."""
+    """Set the alias; "" removes it."""
     request = _settings(link, ("IFLA_IFALIAS", alias[: IFALIASZ - 1]))
     route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
-    """Set the hardware address, of 6 bytes."""
+    """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
     route.change(Change(what, RTM_SETLINK, _settings(link, ("IFLA_ADDRESS", mac))))
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Give an interface one more name."""
+    """Add an alternative name to an interface."""
     what = f'giving "{link.name}" the alternative name "{altname}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     route.change(Change(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
 
 
 def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Take an alternative name from an interface."""
-    what = f'taking the alternative name "{altname}" from "{link.name}"'
+    """Remove an alternative name from an interface."""
+    what = f'removing the alternative name "{altname}" of "{link.name}"'
     route.change(Change(what, RTM_DELLINKPROP, _altname(link, altname)))
 
 
 def no_generated_address(link: Link) -> Change:
-    """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
+    """The change that keeps the kernel from generating an IPv6 link-local address."""
     mode = [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]
     request = _settings(link, ("IFLA_AF_SPEC", {"attrs": [("AF_INET6", {"attrs": mode})]}))
     what = f'setting the address generation mode of "{link.name}"'
@@ -282,21 +290,21 @@ def no_generated_address(link: Link) -> Change:
 
 
 def up(link: Link) -> Change:
-    """Set an interface up."""
+    """The change that sets an interface up."""
     request = _settings(link)
     request["flags"] = request["change"] = IFF_UP
     return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
 def down(link: Link) -> Change:
-    """Set an interface down."""
+    """The change that sets an interface down."""
     request = _settings(link)
     request["flags"], request["change"] = 0, IFF_UP
     return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
 
 
 def flagged(link: Link, flags: int, among: int) -> Change:
-    """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
+    """The change that sets the IFF_* flags in the mask `among` to their values in `flags`."""
     request = _settings(link)
     request["flags"], request["change"] = flags, among
     words = {IFF_PROMISC: "promisc", IFF_ALLMULTI: "allmulti"}
@@ -307,11 +315,11 @@ def flagged(link: Link, flags: int, among: int) -> Change:
 
 
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
-    """The hardware address that the device has of its own; "" where its driver does not tell."""
-    question = _question()
-    question["index"] = link.index
+    """The device's permanent hardware address; "" if its driver does not report one."""
+    query = _query()
+    query["index"] = link.index
     with trying(f'looking up "{link.name}"'):
-        _, part = route.ask(RTM_GETLINK, question)
+        _, part = route.ask(RTM_GETLINK, query)
     for kind, start, end in attributes(part, HEADER.size + IFINFOMSG.size, len(part)):
         if kind == IFLA_PERM_ADDRESS:
             return part[start:end].hex(":")
@@ -319,16 +327,16 @@ def permanent_mac(route: Rtnetlink, link: Link) -> str:
 
 
 def delete(route: Rtnetlink, link: Link) -> None:
-    """Delete an interface; one that is gone already is fine."""
+    """Delete an interface. It is no error if it has gone already."""
     what = f'deleting "{link.name}"'
     route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
-def _question() -> ifinfmsg:
-    """A question about interfaces, without statistics: some are summed up over all CPUs."""
-    question = ifinfmsg()
-    question["attrs"] = [("IFLA_EXT_MASK", RTEXT_FILTER_SKIP_STATS)]
-    return question
+def _query() -> ifinfmsg:
+    """A query for interfaces without statistics, which the kernel sums up over all CPUs."""
+    query = ifinfmsg()
+    query["attrs"] = [("IFLA_EXT_MASK", RTEXT_FILTER_SKIP_STATS)]
+    return query
 
 
 def _settings(link: Link, *attributes: tuple[str, object]) -> ifinfmsg:
@@ -342,11 +350,9 @@ def _altname(link: Link, altname: str) -> ifinfmsg:
     return _settings(link, ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", altname)]}))
 
 
-def _get(
-    route: Rtnetlink, what: str, question: ifinfmsg, after: Sequence[Change] = ()
-) -> Link | None:
+def _get(route: Rtnetlink, what: str, query: ifinfmsg, after: Sequence[Change] = ()) -> Link | None:
     try:
-        return _link(route.get(RTM_GETLINK, question, after))
+        return _link(route.get(RTM_GETLINK, query, after))
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
@@ -354,24 +360,24 @@ def _get(
 
 
 def _link(message: ifinfmsg) -> Link:
-    found = dict(message["attrs"])
-    info = found.get("IFLA_LINKINFO")
+    attrs = dict(message["attrs"])
+    info = attrs.get("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info else None) or ""
     details = info.get_attr("IFLA_INFO_DATA") if info and kind == "ipoib" else None
     mode = details.get_attr("IFLA_IPOIB_MODE") if details else ""
-    more = found.get("IFLA_PROP_LIST")
+    more = attrs.get("IFLA_PROP_LIST")
     return Link(
         index=message["index"],
-        name=found["IFLA_IFNAME"],
+        name=attrs["IFLA_IFNAME"],
         kind=kind,
         link_type=message["ifi_type"],
-        mac=found.get("IFLA_ADDRESS") or "",
-        broadcast=found.get("IFLA_BROADCAST") or "",
-        mtu=found.get("IFLA_MTU") or 0,
+        mac=attrs.get("IFLA_ADDRESS") or "",
+        broadcast=attrs.get("IFLA_BROADCAST") or "",
+        mtu=attrs.get("IFLA_MTU") or 0,
         flags=message["flags"],
-        alias=found.get("IFLA_IFALIAS") or "",
-        parent=found.get("IFLA_LINK") or 0,
-        device=found.get("IFLA_PARENT_DEV_NAME") or "",
+        alias=attrs.get("IFLA_IFALIAS") or "",
+        parent=attrs.get("IFLA_LINK") or 0,
+        device=attrs.get("IFLA_PARENT_DEV_NAME") or "",
         altnames=tuple(more.altnames()) if more else (),
         pkey=details.get_attr("IFLA_IPOIB_PKEY") if details else None,
         mode=mode or "",

@@ -172,7 +172,7 @@ def require_records(paths: Paths) -> None:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
 
 
-def verbs_beside(paths: Paths, names: Iterable[str]) -> tuple[str, str]:
+def rdma_beside(paths: Paths, names: Iterable[str]) -> tuple[str, str]:
     """The first RDMA device of these that has a character device, and that one: ("", "") if none.
 
     Their names are as sysfs has them now: "mlx5_3", "uverbs3".

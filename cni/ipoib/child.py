@@ -17,7 +17,7 @@ import msgspec
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
 from host import links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -82,9 +82,9 @@ def configure(
     pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
 ) -> tuple[Link, list[str]]:
     """Addresses, and up. Answers the child as it is then, and every address it gave."""
-    switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
+    sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    return netdev_move.configure(pod, namespace, child, cidrs, switches, own)
+    return netdev_move.configure(pod, namespace, child, cidrs, sysctls, own)
 
 
 def link_local(child: Link) -> str:

@@ -15,7 +15,7 @@ from base.paths import Paths
 from cni.attachments import carrier, results
 from cni.attachments.entitlement import require_allowed
 from cni.attachments.journal import Journal
-from cni.attachments.matching import matched, require_records, tell, verbs_beside
+from cni.attachments.matching import matched, rdma_beside, require_records, tell
 from cni.attachments.removal import Remover
 from cni.attachments.requests import (
     attached,
@@ -182,7 +182,7 @@ class IPoIB:
         return plan
 
     def _interface(self, request: Request, ready: Link, plan: ChildPlan) -> Interface:
-        rdma, uverbs = verbs_beside(self._paths, plan.rdma)
+        rdma, uverbs = rdma_beside(self._paths, plan.rdma)
         return Interface(
             name=ready.name,
             mac=ready.mac,

@@ -19,7 +19,7 @@ from cni.attachments import results
 from cni.attachments.entitlement import require_allowed
 from cni.attachments.entry import ATTACHED, JournalDamaged, JournalEntry
 from cni.attachments.journal import Journal
-from cni.attachments.matching import Match, matched, require_records, tell, verbs_beside
+from cni.attachments.matching import Match, matched, rdma_beside, require_records, tell
 from cni.attachments.removal import Remover, lives
 from cni.attachments.requests import (
     attached,
@@ -135,7 +135,7 @@ class Sriov:
                 )
                 self._apply_settings(host, record)
                 if guids.needs_binding(plan.link, record):
-                    plan, record = guids.bind_anew(host, self._paths, plan, record)
+                    plan, record = guids.rebind(host, self._paths, plan, record)
                     entry = with_record(entry, record)
                     self._journal.write(entry)
                 placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
@@ -321,8 +321,8 @@ class Sriov:
             self._journal.write(msgspec.structs.replace(owner, device=""))
 
     def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
-        names = pci.verbs_of(self._paths, plan.function.address) or plan.function.rdma
-        rdma, uverbs = verbs_beside(self._paths, names)
+        names = pci.rdma_of(self._paths, plan.function.address) or plan.function.rdma
+        rdma, uverbs = rdma_beside(self._paths, names)
         return Interface(
             name=request.ifname,
             mac=placed.mac,

@@ -82,7 +82,7 @@ class Devices:
             return
         failures = Failures()
         with (
-            soft_roce.one_at_a_time(self._paths, record),
+            soft_roce.exclusively(self._paths, record),
             places_of(request, entry) as places,
             netlink() as host,
         ):
@@ -94,29 +94,29 @@ class Devices:
                     # One that the PF has set allows a VF no other: it goes back before.
                     failures.of(lambda: _restore_settings(self._paths, host, record, ("mac",)))
                 on = (entry.ifname, origin.name)
-                failures.of(lambda: soft_roce.take_off(self._paths, record, on))
+                failures.of(lambda: soft_roce.delete(self._paths, record, on))
                 failures.of(lambda: self._bring_home(host, places, entry, record, origin))
             if failures and _is_away(self._paths, record):
                 failures.report()
             failures.of(lambda: _restore_driver(self._paths, record))
             failures.of(lambda: _restore_settings(self._paths, host, record))
             mark = Mark(attachment.key)
-            failures.of(lambda: guids.give_back(host, self._paths, record, mark))
+            failures.of(lambda: guids.restore(host, self._paths, record, mark))
             if record.origin is not None:
                 name = record.origin.name
-                failures.of(lambda: soft_roce.put_on(record, name))
+                failures.of(lambda: soft_roce.restore(record, name))
             failures.report()
 
     def _bring_verbs_home(
         self, places: Sequence[NetworkNamespace], entry: JournalEntry, record: DeviceRecord
     ) -> None:
         """Raises HostError while a dying namespace has an RDMA device, or anything fails."""
-        if rdma_devices.brought_home(self._paths, record, places, RETURN_TIME):
+        if rdma_devices.restore(self._paths, record, places, RETURN_TIME):
             return
         for place in NetworkNamespace.every():
             with place:
-                rdma_devices.send_home(self._paths, record, place)
-        if rdma_devices.brought_home(self._paths, record, (), 0.0):
+                rdma_devices.move_out(self._paths, record, place)
+        if rdma_devices.restore(self._paths, record, (), 0.0):
             return
         await_return(self._journal, entry, f"RDMA device of {record.device}")
         # No namespace that we see has it: its driver makes it anew, on the host.
@@ -139,7 +139,7 @@ class Devices:
         # With its RDMA device an IPoIB interface is made anew, and a namespace's end takes time.
         patience = RETURN_TIME if record.infiniband or not places else 0.0
         deadline = time.monotonic() + patience
-        while not netdev_move.bring_back(host, None, entry.ifname, origin, mark):
+        while not netdev_move.restore(host, None, entry.ifname, origin, mark):
             if time.monotonic() >= deadline:
                 break
             interrupts.checkpoint()
@@ -158,7 +158,7 @@ class Devices:
         # No namespace has it: the driver makes it anew, on the host.
         note(f"device {record.device} has no interface: its driver is bound again")
         bind(self._paths, record.device, record.driver)
-        if not netdev_move.bring_back(host, None, entry.ifname, origin, mark):
+        if not netdev_move.restore(host, None, entry.ifname, origin, mark):
             raise HostError(f"device {record.device} has no interface, though its driver is bound")
 
 
@@ -210,7 +210,7 @@ def _brought(
     with netlink(place) as pod:
         if netdev_move.find(pod, (ifname,), origin, mark) is None:
             return False
-        return netdev_move.bring_back(host, pod, ifname, origin, mark)
+        return netdev_move.restore(host, pod, ifname, origin, mark)
 
 
 def _is_away(paths: Paths, record: DeviceRecord) -> bool:

@@ -70,14 +70,14 @@ def _found(host: Rtnetlink, attachment: Attachment, request: Request, device: st
 
 
 def _bring_verbs_home(paths: Paths, request: Request, address: str) -> None:
-    if not pci.verbs_of(paths, address):
+    if not pci.rdma_of(paths, address):
         return
     record = DeviceRecord(device=address, driver="")
     try:
         with NetworkNamespace.open(request.netns, request.netns_descriptor) as place:
-            rdma_devices.brought_home(paths, record, (place,), rdma_devices.ARRIVAL)
+            rdma_devices.restore(paths, record, (place,), rdma_devices.ARRIVAL)
     except NamespaceGone:
-        rdma_devices.brought_home(paths, record, (), rdma_devices.ARRIVAL)
+        rdma_devices.restore(paths, record, (), rdma_devices.ARRIVAL)
 
 
 def bring_home(host: Rtnetlink, paths: Paths, address: str) -> None:
@@ -163,7 +163,7 @@ def _bring(host: Rtnetlink, pod: Rtnetlink | None, found: Link, mark: Mark) -> N
     origin = _origin(found, mac if mac and ethernet else found.mac)
     if pod is None and there is not None:
         origin = msgspec.structs.replace(origin, name=there.name)
-    netdev_move.bring_back(host, pod, found.name, origin, mark)
+    netdev_move.restore(host, pod, found.name, origin, mark)
     note(f"the interface of device {found.device} is on the host again, its old name is not known")
 
 

@@ -61,7 +61,7 @@ def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
     [VF, VF.upper(), f"{VF}-3", VF.replace(":", "-").replace(".", "-"), "mlx5_6", "mlx5_6-1"],
 )
 def test_other_device_plugins_ids_mean_the_same_device(node: Attacked, known: str) -> None:
-    assert pci.verbs_of(node.paths, VF) == ("mlx5_6",)
+    assert pci.rdma_of(node.paths, VF) == ("mlx5_6",)
     node.registered = {"vendor.example/nic": [known]}
     node.write()
     assert node.call(deviceID=VF).code == 121

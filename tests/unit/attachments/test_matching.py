@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from base import interrupts
-from cni.attachments.matching import tell, verbs_beside
+from cni.attachments.matching import rdma_beside, tell
 from cni.spec.notes import collected
 from cni.spec.result import Interface
 from deviceplugin.claims import lock_of
@@ -56,8 +56,8 @@ def test_verbs_device_is_told_in_multus_file(card: Holding, tmp_path: Path) -> N
     file = tmp_path / "cni/ml-fabric-c1_net1"
     file.parent.mkdir()
     file.write_text(json.dumps({"type": "pci", "version": "1.1.0", "pci": {"pci-address": VF}}))
-    assert verbs_beside(card.paths, ["mlx5_6"]) == ("mlx5_6", "uverbs6")
-    assert verbs_beside(card.paths, ["mlx5_99"]) == ("", "")
+    assert rdma_beside(card.paths, ["mlx5_6"]) == ("mlx5_6", "uverbs6")
+    assert rdma_beside(card.paths, ["mlx5_99"]) == ("", "")
     interface = Interface(name="net1", pciID=VF, rdmaDevice="mlx5_6", uverbs="uverbs6")
     tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": str(file)}), interface)
     written = json.loads(file.read_bytes())

@@ -24,7 +24,7 @@ before = resident()
 values = [str(number) for number in range(1_000_000)]
 lasting = values[::1000]
 del values
-memory.give_back()
+memory.trim()
 print(resident() - before)
 """
 

@@ -14,14 +14,14 @@ from host import rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import DUMPS
-from host.rdma import RdmaDevice, RdmaNetlink
+from host.rdma import NetlinkRdmaDevice, RdmaNetlink
 from tests.unit.host.test_netlink import Kernel, _done, _message, _refusal
 
 # Types of messages: RDMA_NL_NLDEV (5) << 10, and the command
 GET, SET, NEWLINK, DELLINK, SYS_GET = 0x1401, 0x1402, 0x1403, 0x1404, 0x1406
 MULTI = 0x2
-MLX5 = RdmaDevice(index=4, name="mlx5_3", node_guid="0011:2233:4455:6677", protocol="ib")
-RXE = RdmaDevice(index=9, name="rxe0", node_guid="0202:02ff:fe02:0202", protocol="roce")
+MLX5 = NetlinkRdmaDevice(index=4, name="mlx5_3", node_guid="0011:2233:4455:6677", protocol="ib")
+RXE = NetlinkRdmaDevice(index=9, name="rxe0", node_guid="0202:02ff:fe02:0202", protocol="roce")
 
 
 class Subsystem(Kernel):
@@ -49,7 +49,7 @@ def _attr(kind: int, payload: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 
-def _told(device: RdmaDevice, number: int = 1, flags: int = 0) -> bytes:
+def _told(device: NetlinkRdmaDevice, number: int = 1, flags: int = 0) -> bytes:
     """A device as fill_dev_info tells it, with what is not read here."""
     guid = int(device.node_guid.replace(":", ""), 16)
     body = _attr(1, struct.pack("=I", device.index)) + _attr(2, device.name.encode() + b"\0")
@@ -86,7 +86,7 @@ def test_kernel_that_knows_no_modes_is_told_with_a_remedy(kernel: Subsystem, cod
 
 def test_answer_without_a_mode_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(_message(SYS_GET, _attr(92, b"\1")))
-    with pytest.raises(HostError, match="is not known"):
+    with pytest.raises(HostError, match="answer is unknown"):
         rdma.mode(kernel.socket)
 
 
@@ -101,7 +101,7 @@ def test_kernel_without_rdma_is_told_with_a_remedy() -> None:
 
 
 def test_devices_are_listed(kernel: Subsystem) -> None:
-    plain = RdmaDevice(index=0, name="usnic_0", node_guid="0000:0000:0000:0000", protocol="")
+    plain = NetlinkRdmaDevice(index=0, name="usnic_0", node_guid="0000:0000:0000:0000", protocol="")
     for number in (1, 2):
         # one device in a datagram, as the kernel sends them
         parts = [_told(device, number, MULTI) for device in (plain, MLX5, RXE)]
@@ -185,7 +185,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
     ("value", "expected"),
     [
         (1, "shared mode: run `rdma system set netns exclusive` .* `options ib_core netns_mode=0`"),
-        (0, "its driver cannot be moved"),
+        (0, "its driver cannot do that"),
     ],
 )
 def test_move_that_is_not_supported_says_whether_mode_or_driver(
@@ -250,5 +250,5 @@ def test_soft_device_that_is_gone_is_no_error_but_hardware_is(kernel: Subsystem)
     rdma.delete_soft(kernel.socket, RXE)
     kernel.answers(_refusal(errno.EINVAL, 3))
     kernel.answers(_told(MLX5, 4))
-    with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*no software device'):
+    with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*not a software device'):
         rdma.delete_soft(kernel.socket, MLX5)

@@ -14,6 +14,7 @@ from host.errors import HostError
 from host.links import Link
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
+from tests.unit.clock import Clock
 from tests.unit.host.test_netlink import Kernel, _message, _refusal
 
 RTM_NEWLINK = 16
@@ -33,10 +34,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    monkeypatch.setattr("host.vfs.time.sleep", pauses.append)
-    return pauses
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 Setting = Callable[[Rtnetlink], None]
@@ -169,25 +168,25 @@ def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Ker
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN])
-def test_pf_that_is_busy_is_asked_again(kernel: Kernel, slept: list[float], code: int) -> None:
+def test_pf_that_is_busy_is_asked_again(kernel: Kernel, clock: Clock, code: int) -> None:
     for number in (1, 2):
         kernel.answers(_refusal(code, number))
     kernel.answers(_refusal(0, 3))
     vfs.set_trust(kernel.route, PF, 3, True)
-    assert slept == [vfs.PAUSE] * 2
+    assert clock.pauses == [vfs.PAUSE] * 2
     assert kernel.requests[0][16:] == kernel.requests[2][16:]
 
 
 def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
-    kernel: Kernel, slept: list[float]
+    kernel: Kernel, clock: Clock
 ) -> None:
-    for number in range(1, vfs.ATTEMPTS + 1):
+    for number in range(1, 40):
         kernel.answers(_refusal(errno.EBUSY, number, b"VF is in reset\0"))
     with pytest.raises(HostError) as caught:
         vfs.set_trust(kernel.route, PF, 3, True)
     expected = 'setting trust on of VF 3 of "ens1f0": Device or resource busy (EBUSY): VF is in res'
     assert str(caught.value) == expected + "et"
-    assert slept == [vfs.PAUSE] * (vfs.ATTEMPTS - 1)
+    assert sum(clock.pauses) == pytest.approx(vfs.BUSY_TIME)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,7 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
         (lambda r: vfs.set_rate(r, PF, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
         (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot limit a VF"),
         (lambda r: vfs.set_spoofchk(r, PF, 3, True), errno.EOPNOTSUPP, "has no spoofchk"),
-        (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "no trusted VFs"),
+        (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "not support trusted VFs"),
         (lambda r: vfs.set_link_state(r, PF, 3, "auto"), errno.EOPNOTSUPP, 'link to "auto"'),
         (lambda r: vfs.set_guids(r, PF, 3, NODE, PORT), errno.EOPNOTSUPP, "for InfiniBand"),
     ],

@@ -55,7 +55,7 @@ def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan,
 def _placed(node: Node, address: str = VF0, **config: Any) -> Placed:  # noqa: ANN401
     plan, record = _planned(node, address, **config)
     if guids.needs_binding(plan.link, record):
-        plan, record = guids.bind_anew(HOST, node.paths, plan, record)
+        plan, record = guids.rebind(HOST, node.paths, plan, record)
     return interface.place(HOST, POD, NAMESPACE, node.paths, ATTACHMENT, plan, record, Result())
 
 
@@ -154,7 +154,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def no_place(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
-    def bring_back(*given: object) -> bool:
+    def restore(*given: object) -> bool:
         brought.append(str(given[2]))
         return True
 
@@ -163,7 +163,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(removal, "netlink", lambda: nullcontext(HOST))
     monkeypatch.setattr(removal, "places_of", no_place)
-    monkeypatch.setattr(netdev_move, "bring_back", bring_back)
+    monkeypatch.setattr(netdev_move, "restore", restore)
     monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
@@ -318,7 +318,7 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
     bare = msgspec.structs.replace(record, soft=(), rdma=())
     monkeypatch.setattr(rdma, "rdma", absent)
     interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
-    soft_roce.take_off(ethernet.paths, bare, ("net1",))
+    soft_roce.delete(ethernet.paths, bare, ("net1",))
     assert ethernet.calls[-1] == "net1 up"
 
 

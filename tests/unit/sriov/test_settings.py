@@ -15,6 +15,7 @@ from cni.sriov import settings
 from host import vfs
 from host.errors import HostError
 from host.vfs import VF
+from tests.unit.clock import Clock
 from tests.unit.host.test_netlink import Kernel, _refusal
 from tests.unit.host.test_vfs import IB_PF, IFINFOMSG, PF, _answer, _info
 from tests.unit.sriov.configuration import read
@@ -178,21 +179,20 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
 def test_address_that_comes_late_is_waited_for(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", pauses.append)
+    clock = Clock(monkeypatch)
     kernel.answers(_refusal(0, 1))
     for number, shown in ((2, bytes(6)), (3, bytes.fromhex("e41122334455"))):
         kernel.answers(_answer(_info(3, shown), number=number))
     settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
-    assert pauses == [settings.PAUSE]
+    assert clock.pauses == [settings.PAUSE]
 
 
 def test_address_that_never_comes_is_an_error_that_names_both(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU9
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", lambda seconds: None)
+    Clock(monkeypatch)
     kernel.answers(_refusal(0, 1))
-    for number in range(2, 2 + settings.ATTEMPTS):
+    for number in range(2, 40):
         kernel.answers(_answer(_info(3, bytes(6)), number=number))
     with pytest.raises(HostError) as caught:
         settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))

@@ -54,14 +54,14 @@ def test_devices_of_two_pods_are_not_made_at_the_same_time(tree: Tree) -> None:
 
     def other() -> None:
         inside.wait(10)
-        with soft_roce.one_at_a_time(tree.paths, RECORD):
+        with soft_roce.exclusively(tree.paths, RECORD):
             order.append("other")
 
     thread = threading.Thread(target=other)
     thread.start()
-    with soft_roce.one_at_a_time(tree.paths, RECORD):
+    with soft_roce.exclusively(tree.paths, RECORD):
         inside.set()
-        with soft_roce.one_at_a_time(tree.paths, NONE):  # one without any waits for nobody
+        with soft_roce.exclusively(tree.paths, NONE):  # one without any waits for nobody
             order.append("without")
         thread.join(0.3)
         order.append("first")
