@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from base.types import DeviceId, PKey
 from cni.attachments import pkeys
 from cni.spec import arguments, config, limits
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -70,9 +71,9 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     masters: tuple[str, ...]  # () leaves the choice to the match with the pod's HCAs
-    device_id: str  # as the kubelet has it; "" if the runtime passed none
+    device_id: DeviceId  # as the kubelet has it; "" if the runtime passed none
     match_device: bool  # the parent must be on an HCA of the pod, if it has any
-    pkey: int | None
+    pkey: PKey | None
     mode: str | None
     umcast: bool
     mtu: int | None
@@ -127,7 +128,7 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     return names
 
 
-def _device_id(written: _IpoibConfig) -> str:
+def _device_id(written: _IpoibConfig) -> DeviceId:
     """The kubelet's device id. Multus injects it in all of these places."""
     runtime = (written.runtimeConfig or {}).get("deviceID")
     places = {
@@ -139,13 +140,13 @@ def _device_id(written: _IpoibConfig) -> str:
     if len(set(given.values())) > 1:
         listed = ", ".join(f'"{place}" is "{value}"' for place, value in given.items())
         raise invalid_config(f"{listed}: they must name the same device, or leave one out")
-    return next(iter(given.values()), "")
+    return DeviceId(next(iter(given.values()), ""))
 
 
-def _pkey(given: int | str | None) -> int | None:
+def _pkey(given: int | str | None) -> PKey | None:
     pkey = pkeys.read(given)
     # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
-    return None if pkey is None else pkey | 0x8000
+    return None if pkey is None else PKey(pkey | 0x8000)
 
 
 def _mode(given: str | None) -> str | None:
