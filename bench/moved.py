@@ -25,7 +25,7 @@ from cni.attachments.requests import (
 from cni.attachments.undo import Undo
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode
+from cni.spec.config import convert
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
@@ -59,7 +59,7 @@ class Moved:
 
     def add(self, request: Request) -> Result:
         """Move the device in, give it addresses, announce them."""
-        config = decode(request.config, _Config)
+        config = convert(request.config.keys, _Config)
         attachment = attachment_of(request)
         mark = Mark(attachment.key)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:

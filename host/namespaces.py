@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from base.types import NetnsIdentity, NetnsInode
 from host.errors import HostError, NamespaceGone
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -63,19 +64,19 @@ class NetworkNamespace:
         return cls(opened, path)
 
     @property
-    def inode(self) -> int:
+    def inode(self) -> NetnsInode:
         """Its inode number, unique while it is open. The kernel reuses numbers later."""
-        return os.fstat(self.descriptor).st_ino
+        return NetnsInode(os.fstat(self.descriptor).st_ino)
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> NetnsIdentity:
         """A text that identifies it among all namespaces of this boot (its cookie)."""
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
             try:
                 cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
             except OSError:  # before Linux 5.14
-                return f"inode:{self.inode}"
-        return f"cookie:{int.from_bytes(cookie, sys.byteorder)}"
+                return NetnsIdentity(f"inode:{self.inode}")
+        return NetnsIdentity(f"cookie:{int.from_bytes(cookie, sys.byteorder)}")
 
     def was_removed(self) -> bool:
         """Whether the path no longer leads here, because the runtime removed the sandbox."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from base.paths import Paths
+from base.types import Bdf
 from host import sysfs
 from host.errors import HostError, explained
 
@@ -71,11 +72,11 @@ def is_representor(phys_port_name: str) -> bool:
     return _REPRESENTOR.fullmatch(phys_port_name) is not None
 
 
-def canonical(text: str) -> str | None:
+def canonical(text: str) -> Bdf | None:
     """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; None if it is invalid."""
     if bdf := _BDF.fullmatch(text):
-        return f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}"
-    return text if _AUXILIARY.fullmatch(text) else None
+        return Bdf(f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}")
+    return Bdf(text) if _AUXILIARY.fullmatch(text) else None
 
 
 def find(paths: Paths, address: str) -> Function | None:

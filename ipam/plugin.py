@@ -9,39 +9,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from base import interrupts
 from base.text import printable
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import arguments
+from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
-from cni.spec.result import decode as decode_result
 from ipam import options as ipam_options
 from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
-from ipam.requested_ips import ARGS_KEYS, final_sets
+from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
 from ipam.store import AddressTaken, Grant, Owner, RangeUsage, ReservedAddress, Store, Usage
 from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
-
-_NULL = msgspec.Raw(b"null")
-
-
-class _Previous(msgspec.Struct):
-    prevResult: msgspec.Raw = _NULL
 
 
 class AddressPlugin:
@@ -85,8 +75,7 @@ class AddressPlugin:
         `segment` is the link that the addresses are used on; None leaves it to the configuration.
         """
         options = ipam_options.read(request.config)
-        pairs = arguments.parse(request.args, ARGS_KEYS)
-        sets = final_sets(options, pairs)
+        sets = final_sets(options, request.arguments)
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
@@ -99,7 +88,7 @@ class AddressPlugin:
         dns = options.dns
         if options.resolv_conf:
             dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
-        owner = Owner(_attachment(request), _encodable(arguments.pod_of(pairs)))
+        owner = Owner(_attachment(request), _encodable(request.arguments.pod))
         try:
             grant = self._store(self._boot()).reserve(
                 owner,
@@ -127,7 +116,7 @@ class AddressPlugin:
         What the attachment holds for longer stays.
         """
         held = self._store("").held_by(_attachment(request))
-        if held and all(one.since >= since for one in held):
+        if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
 
     def delete(self, request: Request) -> None:
@@ -139,19 +128,18 @@ class AddressPlugin:
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
             raise
-        messages.info(
-            f"DEL {attachment}: {', '.join(one.address for one in released) or 'nothing'}"
-        )
+        listed = ", ".join(reservation.address for reservation in released)
+        messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def check(self, request: Request) -> None:
         """Compare prevResult's addresses with what the attachment holds."""
         options = ipam_options.read(request.config)
-        previous = decode(request.config, _Previous).prevResult
-        if bytes(previous) == b"null":
+        previous = request.previous_result
+        if previous is None:
             raise invalid_config("prevResult missing: CHECK compares it with the reservations")
         attachment = _attachment(request)
-        held = {one.address for one in self._store("").held_by(attachment)}
-        for ip in decode_result(bytes(previous), request.cni_version).ips:
+        held = {reservation.address for reservation in self._store("").held_by(attachment)}
+        for ip in previous.ips:
             address, _ = parse_interface(ip.address)
             if text(address) not in held and _is_ours(address, options):
                 raise CNIError(
@@ -167,16 +155,16 @@ class AddressPlugin:
     def gc(self, request: Request) -> None:
         """Release what attachments of this network hold that the runtime does not list."""
         messages = self._messages(request)
-        alive = valid_attachments(request.config)
-        if alive is None:
+        valid = valid_attachments(request.config)
+        if valid is None:
             messages.warning(
-                f'GC of network {request.network}: no "cni.dev/valid-attachments", so nothing '
-                "is known to be dead: nothing was released"
+                f'GC of network {request.network}: without "cni.dev/valid-attachments", nothing '
+                "was released"
             )
             return
-        interrupts.require_client()  # who has gone may have attached others meanwhile
-        for one in self._store("").collect(request.network, alive):
-            messages.info(f"GC: {one.address} of {one.holder}")
+        interrupts.require_client()  # a runtime that left may have attached others meanwhile
+        for released in self._store("").collect(request.network, valid):
+            messages.info(f"GC: {released.address} of {released.holder}")
 
     def status(self, request: Request) -> None:
         """CNIError 50 if an ADD would get no address now."""
@@ -228,7 +216,7 @@ def _attachment(request: Request) -> Attachment:
     return Attachment(request.network, request.container_id, request.ifname)
 
 
-def _encodable(pod: arguments.Pod) -> arguments.Pod:
+def _encodable(pod: Pod) -> Pod:
     for value in (pod.namespace, pod.name, pod.uid):
         _require_text(value, "CNI_ARGS")
     return pod
@@ -248,7 +236,7 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
             'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
             'in "ipam"'
         )
-    families = [one.family for one in sets]
+    families = [range_set.family for range_set in sets]
     if request.cni_version in FAMILY_020 and len(families) > len(set(families)):
         raise invalid_config(
             f"CNI version {request.cni_version} does not support more than 1 address per family: "
@@ -271,12 +259,12 @@ def _ip(granted: ReservedAddress) -> IPConfig:
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
     """The ranges of a network that makes them its own, whole: not the address asked for of one."""
     own = (*options.sets, *options.static) if options.sets else sets
-    return tuple(range_ for one in own for range_ in one.ranges if range_.why_private)
+    return tuple(range_ for range_set in own for range_ in range_set.ranges if range_.why_private)
 
 
 def _is_ours(address: int, options: IpamOptions) -> bool:
     return any(
         range_.first <= address <= range_.last
-        for one in (*options.sets, *options.static)
-        for range_ in one.ranges
+        for range_set in (*options.sets, *options.static)
+        for range_ in range_set.ranges
     )

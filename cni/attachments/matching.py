@@ -8,8 +8,6 @@ a second ADD of an attachment makes the same one.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import msgspec
-
 from base.locks import locked
 from base.paths import Paths
 from base.text import printable
@@ -28,15 +26,6 @@ from deviceplugin.claims import Claims, Pod, lock_of
 from deviceplugin.pod_devices import GivenToPod, PodDevice, Stale, Unknown
 from host import pci
 from host.discovery import CharacterDevice
-
-
-class _RuntimeConfig(msgspec.Struct):
-    CNIDeviceInfoFile: str = ""
-
-
-class _Config(msgspec.Struct):
-    runtimeConfig: _RuntimeConfig | None = None
-
 
 OPT_OUT = '"match_device": false if that is meant'
 
@@ -204,10 +193,9 @@ def tell(paths: Paths, request: Request, interface: Interface) -> None:
 
 def _device_information(request: Request) -> str:
     try:
-        written = msgspec.json.decode(request.config, type=_Config)
-    except msgspec.MsgspecError:
+        return request.config.at("runtimeConfig.CNIDeviceInfoFile", str) or ""
+    except CNIError:
         return ""
-    return written.runtimeConfig.CNIDeviceInfoFile if written.runtimeConfig else ""
 
 
 def none_given(pod: arguments.Pod, what: str) -> CNIError:

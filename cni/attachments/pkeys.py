@@ -2,10 +2,11 @@
 
 import re
 
+from base.types import PKey
 from cni.spec.errors import invalid_config
 
 
-def read(given: int | str | None) -> int | None:
+def read(given: int | str | None) -> PKey | None:
     """A P_Key as it is written, with or without the bit of a full member; None if it is not given.
 
     CNIError 7 for what is none, and for 0 and 0x8000, which the kernel refuses.
@@ -23,4 +24,4 @@ def read(given: int | str | None) -> int | None:
             f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
             "bit of a full member"
         )
-    return pkey
+    return PKey(pkey)

@@ -14,6 +14,7 @@ from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.ipam import IpamConfig, ipam_of
+from cni.spec.network_config import decode_leniently
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -74,7 +75,7 @@ def begun(
         pod_name=pod.name,
         pod_uid=pod.uid,
         since=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=request.config.decode(),
+        config=request.config.raw.decode(),
         args=request.args,
         path=request.path,
         device=device,
@@ -99,7 +100,7 @@ def request_of(entry: JournalEntry) -> Request:
         ifname=entry.ifname,
         args=entry.args,
         path=entry.path,
-        config=entry.config.encode(),
+        config=decode_leniently(entry.config.encode()),
         network=entry.network,
         environ=environ,
     )

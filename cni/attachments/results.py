@@ -1,4 +1,4 @@
-"""Results: an ADD's, made; and a CHECK's, compared with what there is now."""
+"""Makes the result of an ADD, and compares the result in a CHECK with the present state."""
 
 from typing import Any, TypeVar
 
@@ -6,7 +6,6 @@ import msgspec
 
 from cni.attachments.entry import JournalDamaged
 from cni.attachments.journal import Journal
-from cni.spec import config
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -19,12 +18,8 @@ from host.netlink import Rtnetlink
 R = TypeVar("R")
 
 
-class _Previous(msgspec.Struct):
-    prevResult: msgspec.Raw = msgspec.Raw()
-
-
 class Expected(msgspec.Struct, frozen=True):
-    """What the runtime says an ADD's answer was, and which interface of it is the attachment's."""
+    """The ADD's result as the runtime passes it to a CHECK, and our interface in it."""
 
     result: Result
     position: int
@@ -49,18 +44,16 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def previous_document(request: Request) -> dict[str, Any] | None:
-    """The prevResult of a request as plain values, checked to be of the request's version."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a request as plain values. CNIError 6 if it is not a valid result."""
+    if request.previous_result is None:
         return None
-    protocol.decode(raw, request.cni_version)
-    return config.decode(raw, dict[str, Any])
+    return request.config.at("prevResult", dict[str, Any])
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD in the request's version, behind those of earlier plugins.
+    """The result of an ADD in the request's version, appended to those of earlier plugins.
 
-    The addresses are the interface's; `dns` counts more than the IPAM plugin's.
+    All addresses are of the interface. `dns`, unless empty, replaces the IPAM plugin's.
     """
     result = Result(
         interfaces=(interface,),
@@ -73,11 +66,10 @@ def document(request: Request, interface: Interface, answer: Result, dns: DNS) -
 
 
 def expected(request: Request) -> Expected:
-    """The prevResult of a CHECK. CNIError 7 where it is missing, 102 where it is another's."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if its sandbox is another one."""
+    previous = request.previous_result
+    if previous is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
-    previous = protocol.decode(raw, request.cni_version)
     for position, interface in enumerate(previous.interfaces):
         if interface.name == request.ifname and interface.sandbox:
             if interface.sandbox != request.netns:
@@ -90,7 +82,7 @@ def expected(request: Request) -> Expected:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """What the journal keeps of an attachment. CNIError 102 where it keeps nothing, 113."""
+    """The plugin's record of an attachment. CNIError 102 if there is none, 113 if it is damaged."""
     try:
         entry = journal.read(attachment)
         if entry is None:
@@ -101,10 +93,10 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
 
 
 def compare(where: str, wanted: dict[str, tuple[object, object]]) -> None:
-    """Raise CNIError 102 for the first of (found, expected) that differ, by what they are."""
-    for what, (found, right) in wanted.items():
-        if found != right:
-            raise differs(f"{what} of {where} is {found}, {right} was set")
+    """CNIError 102 for the first pair (present, set) that differs; its key says what it is."""
+    for what, (present, value) in wanted.items():
+        if present != value:
+            raise differs(f"{what} of {where} is {present}, {value} was set")
 
 
 def up(value: bool) -> str:
@@ -115,8 +107,3 @@ def up(value: bool) -> str:
 def differs(message: str) -> CNIError:
     """The error for a difference that CHECK has found."""
     return CNIError(Code.CHECK_FAILED, message)
-
-
-def _raw(request: Request) -> bytes | None:
-    raw = bytes(msgspec.json.decode(request.config, type=_Previous).prevResult)
-    return None if raw in (b"", b"null") else raw

@@ -22,6 +22,7 @@ from cni.attachments.matching import Match
 from cni.attachments.requests import attached
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
+from cni.spec.network_config import decode
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options
@@ -105,7 +106,7 @@ def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
         container_id=container_id,
         netns=OWN,
         ifname="net1",
-        config=msgspec.json.encode(document),
+        config=decode(msgspec.json.encode(document)),
         network="fabric",
     )
 

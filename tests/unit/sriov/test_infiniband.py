@@ -15,6 +15,7 @@ from cni.attachments.entry import ADDING, JournalEntry
 from cni.attachments.journal import Journal
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
+from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.spec.result import Result
 from cni.sriov import guids, interface, options, removal, soft_roce
@@ -46,7 +47,7 @@ UNBIND, BIND = f"unbind {VF0} from mlx5_core", f"bind {VF0} to mlx5_core"
 
 
 def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan, DeviceRecord]:  # noqa: ANN401
-    document = msgspec.json.encode({"type": "sriov", "deviceID": address} | config)
+    document = decode(msgspec.json.encode({"type": "sriov", "deviceID": address} | config))
     wanted = options.read(Request(command="ADD", config=document))
     plan = plan_of(HOST, node.paths, address, wanted)
     return plan, record_of(plan, wanted)
