@@ -1,7 +1,7 @@
-"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS asks.
+"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS looks.
 
-ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that
-what was reserved under an older configuration, or under one that is broken by now, is released.
+ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that they
+also release what was reserved under an earlier configuration, or one that is broken now.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ from ipam.usage import SeenRanges
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
-    `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
-    `policy` answers the rules of the node.
+    `store_of` returns the store for a boot; only verbs that need the boot call `boot_id`.
+    `policy` returns the rules of the node.
     """
 
     versions = VERSIONS
@@ -66,13 +66,13 @@ class AddressPlugin:
         return cls(partial(SqliteStore, files), boot_id, policy)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and answer them."""
+        """Reserve addresses and return them."""
         return self.reserve(request)[0]
 
     def reserve(self, request: Request, segment: str | None = None) -> tuple[Result, Grant]:
         """`add`, with what `undo` needs.
 
-        `segment` is the link that the addresses are used on; None leaves it to the configuration.
+        `segment` is the link on which the addresses are used; None takes the configuration's.
         """
         options = ipam_options.read(request.config)
         sets = final_sets(options, request.arguments)
@@ -107,20 +107,20 @@ class AddressPlugin:
         return result, grant
 
     def undo(self, grant: Grant) -> None:
-        """Take back one `reserve`, and nothing that another call did."""
+        """Release what this `reserve` reserved, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
-        """Release what an agent reserved for this very call, which began at `since`, and died.
+        """Release what an agent reserved for this call before it died; the call began at `since`.
 
-        What the attachment holds for longer stays.
+        Keeps what the attachment has had for longer.
         """
         held = self._store("").held_by(_attachment(request))
         if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
 
     def delete(self, request: Request) -> None:
-        """Release whatever the attachment holds; holding nothing is fine."""
+        """Release all addresses of the attachment, if it has any."""
         messages = self._messages(request)
         attachment = _attachment(request)
         try:
@@ -132,7 +132,7 @@ class AddressPlugin:
         messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def check(self, request: Request) -> None:
-        """Compare prevResult's addresses with what the attachment holds."""
+        """Compare prevResult's addresses with those reserved for the attachment."""
         options = ipam_options.read(request.config)
         previous = request.previous_result
         if previous is None:
@@ -153,7 +153,7 @@ class AddressPlugin:
             )
 
     def gc(self, request: Request) -> None:
-        """Release what attachments of this network hold that the runtime does not list."""
+        """Release the addresses of this network's attachments that the runtime does not list."""
         messages = self._messages(request)
         valid = valid_attachments(request.config)
         if valid is None:
@@ -180,16 +180,16 @@ class AddressPlugin:
             )
 
     def usage(self) -> list[RangeUsage]:
-        """How full the ranges are that ADDs named lately, and others that reservations are from.
+        """How full the ranges of recent ADDs and of all reservations are.
 
-        Cheap enough for every few seconds. CNIError for a store that cannot be read.
+        Cheap enough for every few seconds. CNIError if the store cannot be read.
         """
         self._seen.forget_unused(self._usage.ranges)
         self._usage = self._store("").usage(self._seen.all(), self._usage)
         return list(self._usage.ranges)
 
     def _messages(self, request: Request) -> Messages:
-        """Those of a verb that works with a broken configuration, and a broken policy, too."""
+        """The messages of a verb that also works with a broken configuration or policy."""
         log_file, level = ipam_options.logging_of(request.config)
         policy = Policy()
         if log_file:
@@ -230,7 +230,7 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """Refuse before anything is reserved what no result of this version could hold."""
+    """CNIError 7, before anything is reserved, if no result of this version could hold the sets."""
     if not sets:
         raise invalid_config(
             'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
@@ -257,7 +257,7 @@ def _ip(granted: ReservedAddress) -> IPConfig:
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
-    """The ranges of a network that makes them its own, whole: not the address asked for of one."""
+    """The whole ranges of a network that makes them private, not only a requested address."""
     own = (*options.sets, *options.static) if options.sets else sets
     return tuple(range_ for range_set in own for range_ in range_set.ranges if range_.why_private)
 

@@ -105,5 +105,5 @@ def up(value: bool) -> str:
 
 
 def differs(message: str) -> CNIError:
-    """The error for a difference that CHECK has found."""
+    """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)

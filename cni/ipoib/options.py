@@ -1,4 +1,4 @@
-"""What a network configuration of type `ipoib` may say, checked before anything is touched."""
+"""The options in a network configuration of type `ipoib`, checked before anything is changed."""
 
 from typing import Annotated
 
@@ -59,23 +59,23 @@ KNOWN = frozenset(
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None leaves the choice to the parent.
+    """A valid configuration. None takes the parent's value.
 
-    `umcast` is off unless asked: with it the kernel leaves out every multicast group that
-    anybody else on the port has joined (ipoib_mcast_restart_task), the parent for one, and
-    the child does not even hear IPv6's all-nodes group.
+    `umcast` is off by default: with it the kernel does not join the multicast groups that another
+    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). The child
+    would not even receive IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]  # () leaves the choice to the match with the pod's HCAs
-    device_id: DeviceId  # as the kubelet has it; "" if the runtime passed none
-    match_device: bool  # the parent must be on an HCA of the pod, if it has any
+    masters: tuple[str, ...]  # () is a parent on one of the pod's HCAs
+    device_id: DeviceId  # the kubelet's; "" if the runtime passed none
+    match_device: bool  # the parent must be on an HCA of the pod, if the pod has any
     pkey: PKey | None
     mode: str | None
     umcast: bool
     mtu: int | None
     proxy_arp: bool
     carrier_wait: float  # seconds, 0 does not wait
-    ipam_type: str  # "" is an interface without addresses
+    ipam_type: str  # "" for an interface without addresses
     dns: DNS
     pod: Pod
 
@@ -131,45 +131,45 @@ def _device_id(network: NetworkConfig) -> DeviceId:
     return next(iter(ids.values()), DeviceId(""))
 
 
-def _pkey(given: int | str | None) -> PKey | None:
-    pkey = pkeys.read(given)
-    # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
+def _pkey(written: int | str | None) -> PKey | None:
+    pkey = pkeys.read(written)
+    # The kernel makes every child a full member (ipoib_vlan.c).
     return None if pkey is None else PKey(pkey | 0x8000)
 
 
-def _mode(given: str | None) -> str | None:
-    if not given:  # ipoib-cni's definitions may say ""
+def _mode(mode: str | None) -> str | None:
+    if not mode:  # ipoib-cni's definitions may have ""
         return None
-    if given in (DATAGRAM, CONNECTED):
-        return given
+    if mode in (DATAGRAM, CONNECTED):
+        return mode
     hint = (
         ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
-        if given in MACVLAN_MODES
+        if mode in MACVLAN_MODES
         else ""
     )
-    raise invalid_config(f'"mode": "{given}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
+    raise invalid_config(f'"mode": "{mode}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
 
 
-def _mtu(given: int | None) -> int | None:
-    if not given:  # ipoib-cni takes 0 for "as it comes"
+def _mtu(mtu: int | None) -> int | None:
+    if not mtu:  # ipoib-cni takes 0 for the parent's
         return None
-    if not SMALLEST_MTU <= given <= CONNECTED_MTU:
+    if not SMALLEST_MTU <= mtu <= CONNECTED_MTU:
         raise invalid_config(
-            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
+            f'"mtu": {mtu} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
             "and at most the parent's"
         )
-    return given
+    return mtu
 
 
-def _carrier_wait(given: bool | float) -> float:
-    if given is True:
+def _carrier_wait(seconds: bool | float) -> float:
+    if seconds is True:
         return DEFAULT_CARRIER_WAIT
-    if not 0 <= given <= LONGEST_CARRIER_WAIT:
+    if not 0 <= seconds <= LONGEST_CARRIER_WAIT:
         raise invalid_config(
-            f'"wait_carrier": {given:g} is out of range: seconds from 0 (do not wait) '
+            f'"wait_carrier": {seconds:g} is out of range: seconds from 0 (do not wait) '
             f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
         )
-    return float(given)
+    return float(seconds)
 
 
 def _refuse_mac(request: Request) -> None:

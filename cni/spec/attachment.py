@@ -6,7 +6,7 @@ import msgspec
 
 
 class Attachment(msgspec.Struct, frozen=True, order=True):
-    """The key of everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
+    """Identifies everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
 
     network: str
     container_id: str

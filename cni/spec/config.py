@@ -51,29 +51,29 @@ def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 -
         raise _explained(error, path) from None
 
 
-def unknown_key(key: str, known: Collection[str], where: str) -> CNIError:
+def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
     """The error for a key that podfabric does not know, with the valid key it resembles."""
-    nearest = resembling(key, known)
-    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(known))}"
+    nearest = resembling(key, valid)
+    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
     return invalid_config(f'{where}unknown key "{key}": {hint}')
 
 
-def refuse_misspelt(config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `known`.
+def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
+    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
 
     Other unknown keys pass: other plugins and the runtime own them (SPEC.md). But ignoring
     `"pkeys"` would put a pod into the wrong partition.
     """
-    every = frozenset(known) | RUNTIME_KEYS
-    others = [key for key in config if key not in every and "/" not in key]
+    valid = frozenset(ours) | RUNTIME_KEYS
+    others = [key for key in keys if key not in valid and "/" not in key]
     if len(others) > MAX_KEYS:  # each is compared with each of ours
         raise invalid_config(
             f"the configuration has {len(others)} keys that are neither this plugin's nor the "
             f"runtime's, at most {MAX_KEYS} are allowed: remove them"
         )
     for key in others:
-        if resembling(key, known):
-            raise unknown_key(key, known, "")
+        if resembling(key, ours):
+            raise unknown_key(key, ours, "")
 
 
 def require_interface_name(name: str, key: str) -> None:

@@ -1,8 +1,8 @@
-"""One CNI call as a typed value: environment and standard input, checked in the reference's order.
+"""One CNI call as a typed value, read from environment and standard input.
 
-The order matters to runtimes' tests: each variable's own check precedes the list of missing
-ones, the environment precedes standard input, the network's name precedes the version
-(reference: pkg/skel/skel.go, pkg/utils/utils.go).
+Runtimes' tests depend on the order of the checks, which is the reference's: first each variable,
+then the list of missing ones, then standard input, the network's name, and the version
+(pkg/skel/skel.go, pkg/utils/utils.go).
 """
 
 import os

@@ -38,7 +38,7 @@ R = {"range": "10.0.0.0/24"}
          '"ipam.ipRanges[1].range_start": invalid IP address: 10.0.0'),
         ({"ipRanges": [{"range": "10.0.0.0/24", "range_start": 5}]},
          '"ipam.ipRanges[0].range_start": Expected'),
-        ({"ipRanges": [{}]}, '"ipam.ipRanges[0]": there is no "range"'),
+        ({"ipRanges": [{}]}, '"ipam.ipRanges[0]": "range" is missing'),
         ({"ipRanges": {}}, '"ipam.ipRanges"'),
         ({"range": 5}, '"ipam.range"'),
         ({"range": "10.0.0.5"}, '"ipam.range": invalid CIDR 10.0.0.5'),
