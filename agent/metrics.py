@@ -19,7 +19,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from cni.attachments.entry import ADDING, ATTACHED, LEAVING
+from cni.attachments.journal import Phase
 from cni.spec.errors import Code
 from ipam.store import RangeUsage
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deviceplugin.kubelet.server import PoolState
 
 VERBS = frozenset(("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"))
-PHASES = frozenset((ADDING, ATTACHED, LEAVING, "damaged"))
+PHASES = frozenset((Phase.ADDING, Phase.ATTACHED, Phase.LEAVING, "damaged"))
 MAX_REASONS = 8  # of refusals; they are texts of our own
 BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),

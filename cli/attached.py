@@ -4,12 +4,9 @@ import sys
 from collections.abc import Iterator
 
 from base.paths import Paths
-from cni.attachments.entry import JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import request_of
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
-from cni.spec.ipam import ipam_of
 from cni.sriov.record import DeviceRecord
 from ipam import options as ipam_options
 from ipam.addresses import Network, parse_interface, text
@@ -36,10 +33,9 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
 
 
 def _of(entry: JournalEntry) -> Iterator[Reservation]:
-    request = request_of(entry)
-    if not entry.addresses or ipam_of(request).type not in (OURS, TAKEN_OVER):
+    if not entry.addresses or entry.ipam.type not in (OURS, TAKEN_OVER):
         return
-    options = ipam_options.read(request.config)
+    options = ipam_options.read(entry.delete_request().config)
     for cidr in entry.addresses:
         address, own = parse_interface(cidr)
         network = _network(options, address, own)

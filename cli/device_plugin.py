@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 
 USAGE = """\
 usage: podfabric device-plugin [-config FILE]
@@ -24,6 +25,7 @@ def run(given: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import logs, settings
     from base.paths import Paths
+    from cni.attachments import pod_choices
     from deviceplugin.pools.config import ConfigError
     from deviceplugin.pools.flags import parse_command_line
     from deviceplugin.service import Service
@@ -45,7 +47,12 @@ def run(given: list[str]) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    service = Service(paths, lambda: command.load(paths.config), command.watched(paths.config))
+    service = Service(
+        paths,
+        lambda: command.load(paths.config),
+        command.watched(paths.config),
+        partial(pod_choices.prune, paths),
+    )
     service.start()
     ended.wait()
     service.close()

@@ -9,7 +9,7 @@ from base import memory
 from base.paths import Paths
 from base.text import printable
 from cli import attached, device_plugin, devices, doctor, explain, install, topo
-from cni.attachments.removal import sweep_all
+from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
@@ -71,10 +71,10 @@ def _agent(arguments: argparse.Namespace) -> int:
 def _sweep(arguments: argparse.Namespace) -> int:
     try:
         paths = Paths.from_environ(os.environ)
-        done = sweep_all(IPoIB(paths).sweep, Sriov(paths).sweep)
+        outcomes = sweep_all(IPoIB(paths).sweep, Sriov(paths).sweep)
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1
-    for line in done or ["nothing to remove"]:
+    for line in map(str, outcomes or ["nothing to remove"]):
         sys.stdout.write(f"{printable(line)}\n")
     return 0

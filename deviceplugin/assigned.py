@@ -63,7 +63,7 @@ def assigned(paths: Paths) -> Assigned:
     for one in ours.allocations:
         devices = [ids.device(device) for device in one.devices]
         pooled |= dict.fromkeys(devices, one.resource)
-        if [one.id] == [device.id for device in one.devices]:
+        if one.exclusive:
             held[one.key] = devices[0]
     for resource, hcas in ours.offered.items():
         pooled = dict.fromkeys(filter(None, map(ids.meant, hcas)), resource) | pooled

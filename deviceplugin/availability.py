@@ -60,8 +60,7 @@ def elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
     for one in allocations:
         if one.resource == own:
             continue
-        alone = [device.id for device in one.devices] == [one.id]
-        for device in one.devices if alone or pool.config.mode == "exclusive" else ():
+        for device in one.devices if one.exclusive or pool.config.mode == "exclusive" else ():
             why = f"{device.id} is held by id {one.id} of {one.resource}"
             found.setdefault(device.id, f"{why}: it is free when that pod is gone")
     return found

@@ -82,6 +82,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         """What the kubelet knows it by."""
         return self.resource, self.id
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether the holder has its HCA alone: the id of an HCA means the whole of it."""
+        return [device.id for device in self.devices] == [self.id]
+
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file. `read` gives it with what its log has, and as if it had none."""

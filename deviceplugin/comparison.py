@@ -1,10 +1,10 @@
 """The ledger against the kubelet's own records: what only they know is taken over."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from base.paths import Paths
-from deviceplugin import adoption, claims, pod_devices
+from deviceplugin import adoption, pod_devices
 from deviceplugin.allocate import device_info
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.kubelet import records
@@ -16,13 +16,23 @@ from deviceplugin.pool_service import Offer
 
 ASK_KUBELET = 2.0  # seconds
 
+PodsKnown = Callable[[Collection[tuple[str, str]], Collection[str]], object]
+"""Gets the (namespace, name) and the UIDs of all pods that hold devices, after each comparison."""
+
 _log = logging.getLogger(__name__)
 
 
 class Comparison:
     """Of the ledger with the kubelet's records, again and again, by one thread."""
 
-    def __init__(self, paths: Paths, ledger: Ledger, kubelet: PodResourcesClient) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        ledger: Ledger,
+        kubelet: PodResourcesClient,
+        pods_known: PodsKnown = lambda names, uids: None,
+    ) -> None:
+        self._pods_known = pods_known
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
@@ -109,8 +119,8 @@ class Comparison:
             device_info.remove_stale(self._paths, self._ledger.keys)
         except OSError as error:
             _log.warning("device information of what is free again: %s", error)
-        pods = {(one.namespace, one.name) for one in known if one.name}
-        claims.prune(self._paths, pods, {one.uid for one in known if one.uid})
+        names = {(row.namespace, row.name) for row in known if row.name}
+        self._pods_known(names, {row.uid for row in known if row.uid})
         return bool(gone)
 
     def _known(self) -> tuple[list[PodDevices], list[PodDevices], list[str]]:

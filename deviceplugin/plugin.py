@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from base.paths import Paths
 from deviceplugin.allocate import allocation, cdi
 from deviceplugin.availability import changes, elsewhere, unfit
-from deviceplugin.comparison import Comparison
+from deviceplugin.comparison import Comparison, PodsKnown
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
@@ -45,7 +45,12 @@ class DevicePlugin:
     What keeps it from beginning is raised by `start`, and nothing later: OSError, HostError.
     """
 
-    def __init__(self, paths: Paths, config: DevicePluginConfig) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        config: DevicePluginConfig,
+        pods_known: PodsKnown = lambda names, uids: None,
+    ) -> None:
         self._paths = paths
         self._config = config
         self._lock = threading.Lock()
@@ -63,7 +68,7 @@ class DevicePlugin:
         self._stack = ExitStack()
         self._events: Events | None = None
         self._kubelet = self._stack.enter_context(PodResourcesClient(paths))
-        self._comparison = Comparison(paths, self._ledger, self._kubelet)
+        self._comparison = Comparison(paths, self._ledger, self._kubelet, pods_known)
         self._threads = [
             threading.Thread(target=self._watch, name="devices", daemon=True),
             threading.Thread(target=self._follow_kubelet, name="kubelet", daemon=True),

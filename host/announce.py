@@ -13,9 +13,12 @@ import socket
 import struct
 from contextlib import ExitStack
 
-from host.errors import HostError
+from base.waiting import wait_until
+from host import links
+from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink
 
 ETH_P_ARP = 0x0806
 ARPOP_REQUEST = 1
@@ -25,6 +28,26 @@ ND_OPT_TARGET_LINKADDR = 2
 ALL_NODES = "ff02::1"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
+    """The interface as soon as it has carrier, or as it is when `seconds` are over.
+
+    Raises LinkMissing if it goes away meanwhile.
+    """
+    latest = link
+
+    def has_carrier() -> bool:
+        nonlocal latest
+        now = links.by_index(pod, link.index)
+        if now is None:
+            raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
+        latest = now
+        return now.carrier
+
+    if seconds and not link.carrier:
+        wait_until(has_carrier, seconds, pause=0.002)
+    return latest
 
 
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:

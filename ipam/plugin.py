@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from base import interrupts
+from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config

@@ -1,17 +1,23 @@
 """Makes the result of an ADD, and compares the result in a CHECK with the present state."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
-from cni.attachments.entry import JournalDamaged
-from cni.attachments.journal import Journal
+from base.paths import Paths
+from base.text import printable
+from cni.attachments.journal import Journal, JournalDamaged
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, Interface, Result
-from host import addresses
+from deviceplugin.allocate import device_info
+from host import addresses, pci
+from host.addresses import Hop
+from host.discovery import CharacterDevice
 from host.links import Link
 from host.netlink import Rtnetlink
 
@@ -26,7 +32,7 @@ class Expected(msgspec.Struct, frozen=True):
     interface: Interface
 
     def compare_addresses(self, pod: Rtnetlink, link: Link) -> None:
-        """Raise CNIError 102 for an address of the interface, or a route, that is gone."""
+        """Raise CNIError 102 for an address of the interface or a route that is gone."""
         present = addresses.of(pod, link)
         for ip in self.result.ips:
             if ip.interface in (self.position, None) and ip.address not in present:
@@ -35,7 +41,7 @@ class Expected(msgspec.Struct, frozen=True):
             return
         present_routes = addresses.Routes(pod)
         for route in self.result.routes:
-            hop = addresses.Hop(
+            hop = Hop(
                 destination=route.dst, gateway=route.gw, table=route.table, priority=route.priority
             )
             if not present_routes.has(hop):
@@ -50,10 +56,78 @@ def previous_document(request: Request) -> dict[str, Any] | None:
     return request.config.at("prevResult", dict[str, Any])
 
 
-def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD in the request's version, appended to those of earlier plugins.
+def interface_of(
+    paths: Paths, request: Request, *, mac: str, mtu: int, bdf: str, rdma: Iterable[str]
+) -> Interface:
+    """The interface of an ADD, with the first of its `rdma` devices that has a uverbs device."""
+    rdma_device, uverbs = uverbs_of(paths, rdma)
+    return Interface(
+        name=request.ifname,
+        mac=mac,
+        mtu=mtu,
+        sandbox=request.netns,
+        pciID=bdf,
+        rdmaDevice=rdma_device,
+        uverbs=uverbs,
+    )
 
-    All addresses are of the interface. `dns`, unless empty, replaces the IPAM plugin's.
+
+def uverbs_of(paths: Paths, rdma_devices: Iterable[str]) -> tuple[str, str]:
+    """The first of these RDMA devices that has a uverbs device, and that: ("mlx5_3", "uverbs3").
+
+    ("", "") if none has one.
+    """
+    numbers = pci.uverbs_numbers(paths)
+    for name in rdma_devices:
+        if name in numbers:
+            return name, numbers[name][0]
+    return "", ""
+
+
+def write_device_information(paths: Paths, request: Request, interface: Interface) -> None:
+    """Add the uverbs device to Multus' device-information file, if it passes one.
+
+    A failure becomes a note: the attachment works without the file.
+    """
+    path = _device_information(request)
+    if not path or not interface.uverbs:
+        return
+    # Multus gives the file this name. A definition could set the key to another attachment's file.
+    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
+        note(printable(f"device information {path}: it is not this attachment's: left alone"))
+        return
+    try:
+        _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
+        node = CharacterDevice(interface.uverbs, major, minor)
+        device_info.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
+    except (OSError, KeyError, ValueError) as error:
+        note(printable(f"device information {path}: {error}"))
+
+
+def hops(answer: Result) -> list[Hop]:
+    """The routes of an IPAM result. One without a gateway gets that of the addresses' family."""
+    gateways: dict[int, str] = {}
+    for ip in answer.ips:
+        if ip.gateway:
+            gateways.setdefault(ip.family, ip.gateway)
+    return [
+        Hop(
+            destination=route.dst,
+            gateway=route.gw or (None if route.scope == 253 else gateways.get(route.family)),
+            table=route.table,
+            scope=route.scope,
+            priority=route.priority,
+            mtu=route.mtu,
+            advmss=route.advmss,
+        )
+        for route in answer.routes
+    ]
+
+
+def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
+    """The result of an ADD in the request's version, appended to that of earlier plugins.
+
+    All addresses of `answer` are the interface's. `dns` has priority over the IPAM plugin's.
     """
     result = Result(
         interfaces=(interface,),
@@ -92,18 +166,25 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
         raise CNIError(Code.JOURNAL_DAMAGED, str(damage)) from None
 
 
-def compare(where: str, wanted: dict[str, tuple[object, object]]) -> None:
-    """CNIError 102 for the first pair (present, set) that differs; its key says what it is."""
-    for what, (present, value) in wanted.items():
-        if present != value:
-            raise differs(f"{what} of {where} is {present}, {value} was set")
+def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
+    """Raise CNIError 102 for the first setting whose (present, expected) values differ."""
+    for what, (present, right) in settings.items():
+        if present != right:
+            raise differs(f"{what} of {where} is {present}, {right} was set")
 
 
 def up(value: bool) -> str:
-    """The administrative state or the carrier, in words."""
+    """An administrative state or a carrier, as texts have it."""
     return "up" if value else "down"
 
 
 def differs(message: str) -> CNIError:
     """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)
+
+
+def _device_information(request: Request) -> str | None:
+    try:
+        return request.config.at("runtimeConfig.CNIDeviceInfoFile", str)
+    except CNIError:
+        return None

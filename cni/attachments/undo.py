@@ -1,20 +1,24 @@
-"""Taking back what a call did when a later step of it fails."""
+"""What a call does with errors from below: undo, collect, or translate them for the runtime."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from base import interrupts
 from base.locks import Busy
-from cni.attachments.entry import JournalDamaged
-from cni.spec.errors import CNIError
+from cni.attachments.journal import JournalDamaged
+from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from host.errors import HostError
 
+ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
+"""What a step of an ADD or a removal raises on purpose."""
+
 
 class Undo:
-    """What to take back if the block is left by an exception, the latest first.
+    """Undoes the registered steps, the latest first, if the block is left by an exception.
 
-    A step that fails ends it: an address must not be released while the interface has it. The
-    journal's entry goes `last`, so what could not be undone stays known, and DEL goes on there.
+    The first step that fails ends it, because an address must not be released while an interface
+    has it. The journal's entry goes `last`: what could not be undone stays there for the DEL.
     """
 
     def __init__(self) -> None:
@@ -26,7 +30,7 @@ class Undo:
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
-        """Undo the journal's entry by `step`, if all else was undone."""
+        """Undo the journal's entry by `step`, once everything else is undone."""
         self._last = step
 
     def __enter__(self) -> "Undo":
@@ -36,14 +40,51 @@ class Undo:
         if kind is None:
             return
         with interrupts.held():
-            steps = [*reversed(self._steps), ("the journal's entry", self._last)]
-            all(_tried(what, step) for what, step in steps)  # ends with the first failure
+            for what, step in (*reversed(self._steps), ("the journal's entry", self._last)):
+                try:
+                    step()
+                except ERRORS as error:
+                    note(f"undoing {what}: {error}")
+                    return
 
 
-def _tried(what: str, step: Callable[[], object]) -> bool:
+class Failures:
+    """The errors of steps that are all tried."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def of(self, step: Callable[[], object]) -> None:
+        """Try a step."""
+        try:
+            step()
+        except ERRORS as error:
+            self._texts.append(str(error))
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def __str__(self) -> str:
+        return "; ".join(self._texts)
+
+    def report(self) -> None:
+        """Raise HostError if a step failed."""
+        if self._texts:
+            raise HostError(str(self))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors from below become the runtime's: CNIError 100, 11 or 5."""
     try:
-        step()
-    except (CNIError, HostError, OSError, Busy, JournalDamaged) as error:
-        note(f"undoing {what}: {error}")
-        return False
-    return True
+        yield
+    except HostError as error:
+        raise CNIError(Code.KERNEL, str(error)) from None
+    except Busy as error:
+        raise CNIError(Code.TRY_AGAIN, str(error)) from None
+    except OSError as error:
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
+            "is mounted, writable and not full, and that the process may open more files",
+        ) from None

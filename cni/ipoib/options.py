@@ -5,10 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from base.pod import Pod
 from base.types import DeviceId, PKey
-from cni.attachments import pkeys
 from cni.spec import config, limits
-from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.network_config import NetworkConfig
 from cni.spec.request import Request
@@ -132,7 +131,7 @@ def _device_id(network: NetworkConfig) -> DeviceId:
 
 
 def _pkey(written: int | str | None) -> PKey | None:
-    pkey = pkeys.read(written)
+    pkey = config.pkey(written)
     # The kernel makes every child a full member (ipoib_vlan.c).
     return None if pkey is None else PKey(pkey | 0x8000)
 

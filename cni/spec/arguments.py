@@ -6,16 +6,9 @@ anywhere in the list.
 
 import msgspec
 
+from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_ARGS
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """The pod of a sandbox, as far as the runtime named it; "" for what it did not."""
-
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
 
 
 class Arguments(msgspec.Struct, frozen=True):

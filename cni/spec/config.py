@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from base.text import resembling
+from base.types import PKey
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.limits import MAX_KEYS
 
@@ -94,3 +95,24 @@ def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
         text, inner = said, "$`"
     key = (path + inner.rstrip("`").removeprefix("$")).removeprefix("$.")
     return invalid_config(f'invalid configuration: "{key}": {text.replace("`", "")}')
+
+
+def pkey(written: int | str | None) -> PKey | None:
+    """A P_Key with or without the full-member bit; None if it is not given.
+
+    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses.
+    """
+    if written is None or written == "":
+        return None
+    text = str(written)
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" is not a P_Key: write it as a string such as "0x8001", or a number'
+        )
+    number = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    if number & 0x7FFF == 0 or number > 0xFFFF:
+        raise invalid_config(
+            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
+            "bit of a full member"
+        )
+    return PKey(number)

@@ -6,8 +6,7 @@ Nothing is changed here.
 from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
-from cni.attachments.entitlement import Denied
-from cni.attachments.matching import Match, mismatch
+from cni.attachments.matching import Denied, Match, mismatch
 from cni.policy import rules
 from cni.spec.errors import CNIError, Code
 from cni.sriov.options import SriovOptions, no_device, no_such_device
@@ -106,7 +105,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
     if names and options.match_device:
         remedy = 'leave "deviceID" and "master" out'
         reason = match.refusal(hca_of(paths, function, match), what, names, remedy)
-        if reason:
+        if reason is not None:
             raise mismatch(reason)
     denied = match.entitlement.denied((address, *function.rdma))
     if denied is not None:

@@ -10,8 +10,7 @@ import msgspec
 
 from base import interrupts
 from base.paths import Paths
-from cni.attachments import carrier
-from cni.attachments.requests import hops
+from cni.attachments.results import hops
 from cni.spec.attachment import Attachment
 from cni.spec.result import Result
 from cni.sriov import guids, rdma_devices, settings, soft_roce
@@ -69,7 +68,7 @@ def place(
             rdma_devices.move_in(record, namespace)
         soft_roce.restore(record, ready.name, namespace)
     if given:
-        ready = carrier.awaited(pod, ready, CARRIER_WAIT)
+        ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         if ready.carrier:
             announce.announce(namespace, ready, given)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)

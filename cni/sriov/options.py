@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from base.pod import Pod
 from base.types import Bdf, DeviceId, PKey
-from cni.attachments import pkeys
 from cni.spec import config, limits
-from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -156,7 +155,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         min_tx_rate=min_tx_rate,
         max_tx_rate=max_tx_rate,
         guid=values.guid(guid),
-        pkey=pkeys.read(written.pkey),
+        pkey=config.pkey(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
         mtu=values.mtu(written.mtu),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from deviceplugin import checkpoint
 from host import pci
 from host.namespaces import NetworkNamespace
@@ -265,7 +264,7 @@ def test_error_names_no_other_pod_and_no_container(node: Attacked, damaged: bool
             netns="/proc/self/ns/net",
             netns_identity=own.identity,
             boot_id=node.paths.boot_id(),
-            phase=ATTACHED,
+            phase=Phase.ATTACHED,
             pod_namespace=OTHER.namespace,
             pod_name=OTHER.name,
             since="2026-01-02T03:04:05+00:00",

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entry import ADDING, ATTACHED, JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import explained
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.attachments.undo import explained
 from cni.spec.errors import CNIError
 from tests.attacks.full_disk import SmallDisk, calls_left, descriptors_left, small_disk
 
@@ -20,7 +19,7 @@ ENOUGH = 6  # pages, or descriptors
 Act = Callable[[Journal], None]
 
 
-def entry(container_id: str, phase: str = ADDING) -> JournalEntry:
+def entry(container_id: str, phase: Phase = Phase.ADDING) -> JournalEntry:
     """An entry of some pages."""
     return JournalEntry(
         plugin="sriov",
@@ -37,7 +36,7 @@ def entry(container_id: str, phase: str = ADDING) -> JournalEntry:
     )
 
 
-NEW, BEFORE, AFTER = entry("new"), entry("c1"), entry("c1", ATTACHED)
+NEW, BEFORE, AFTER = entry("new"), entry("c1"), entry("c1", Phase.ATTACHED)
 
 
 def write_new(journal: Journal) -> None:

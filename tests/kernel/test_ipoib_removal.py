@@ -94,7 +94,7 @@ def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str
         node.delete("c1", pods[0], **CONFIG)
         nothing: dict[str, Any] = {"cni.dev/valid-attachments": []}
         assert node.call("GC", "", "", **nothing) == Reply(0, {})
-        assert IPoIB(node.paths).sweep() == []
+        assert IPoIB(node.paths).sweep() == ()
         assert link_in(pods[0]) is not None
         assert "pfmine" in link_names()
     finally:
@@ -159,7 +159,7 @@ def test_namespace_without_a_path_that_lives_on_is_found(node: Node) -> None:
         try:
             _until_inside(inside.pid)
             run(IP, "netns", "delete", netns)
-            assert IPoIB(node.paths).sweep() == []  # not dead: a sweep may look from a container
+            assert IPoIB(node.paths).sweep() == ()  # not dead: a sweep may look from a container
             node.delete("c1", netns, **CONFIG)
             space = NetworkNamespace.open(f"/proc/{inside.pid}/ns/net")
             with space, netlink(space) as route:
@@ -236,8 +236,8 @@ def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: li
         node.add("c2", netns, **CONFIG)
         run(IP, "netns", "delete", netns)
         _wait_for_stray()
-        done = IPoIB(node.paths).sweep()
-    assert [line for line in done if f"{NETWORK}/c2/net1" in line]
+        outcomes = IPoIB(node.paths).sweep()
+    assert f"removed {NETWORK}/c2/net1: its sandbox is gone" in map(str, outcomes)
     assert node.reservations() == living.addresses
     assert link_names(pods[0]) == {"lo", "net1"}
     node.delete("c1", pods[0], **CONFIG)

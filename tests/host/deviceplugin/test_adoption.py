@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint, plugin, pod_devices
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.ledger import Ledger

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entitlement import require_allowed
-from cni.attachments.matching import Match, matched
+from base.pod import Pod
+from cni.attachments.matching import Match, matched, require_allowed
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
 from cni.policy.rules import Policy
@@ -19,7 +19,6 @@ from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import devices
 from cni.sriov import options as sriov_options
-from deviceplugin.claims import Pod
 from host import links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
 from host.netlink import Rtnetlink

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.attachments.pod_choices import PodChoices
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.claims import Claims, Pod
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
@@ -110,7 +110,7 @@ def _attached(paths: Paths, pod: str, ifname: str, **undo: Any) -> None:  # noqa
         netns="/var/run/netns/x",
         netns_identity="cookie:1",
         boot_id="a-boot",
-        phase=ATTACHED,
+        phase=Phase.ATTACHED,
         pod_namespace="ml",
         pod_name=pod,
         pod_uid=f"uid-of-ml-{pod}",
@@ -203,7 +203,9 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
 def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
     fleet.admit("worker-0", rdma_hca=1)
-    Claims(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).take("fabric/net1", FIRST)
+    PodChoices(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).record(
+        "fabric/net1", FIRST
+    )
 
     out = fleet.shell("explain", "ml/worker-0").out
 
@@ -218,7 +220,7 @@ def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
     """As a StatefulSet's: the file of the former one stays for a while."""
     for number, uid in enumerate(("uid-of-ml-worker-0", "uid-of-before")):
         pod = Pod("ml", "worker-0", uid)
-        Claims(fleet.paths, pod).take(f"fabric/net{number}", servers.DGX_HCAS[number])
+        PodChoices(fleet.paths, pod).record(f"fabric/net{number}", servers.DGX_HCAS[number])
     fleet.admit("worker-0", rdma_hca=1)
     if attached:
         _attached(fleet.paths, "worker-0", "net1", device=FIRST)

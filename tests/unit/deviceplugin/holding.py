@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
-from deviceplugin.claims import Pod
 from host import pci
 from tests import kubelet
 from tests.kubelet import checkpoint as of_kubelet

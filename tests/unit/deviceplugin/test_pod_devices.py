@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint, pod_devices
 from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.pod_devices import GivenToPod, Stale, Unknown
 from tests.kubelet import Kubelet

@@ -7,9 +7,9 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
+from base.pod import Pod
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.network_config import decode_for_removal

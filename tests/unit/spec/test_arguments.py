@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.pod import Pod
 from cni.spec import arguments
-from cni.spec.arguments import Arguments, Pod
+from cni.spec.arguments import Arguments
 from cni.spec.errors import CNIError, Code
 
 CRI = (

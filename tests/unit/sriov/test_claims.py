@@ -1,4 +1,4 @@
-"""Whose a device is: taken, refused, waited for, or taken back from an attachment that is dead.
+"""Whose a device is: taken, refused, waited for, or released from an attachment that is dead.
 
 The journal and its locks are real, below a directory of the test's own; devices are made up.
 """
@@ -16,21 +16,20 @@ import pytest
 from filelock import FileLock
 
 from base import locks
-from cni.attachments.entry import ADDING, ATTACHED, LEAVING, JournalEntry
-from cni.attachments.journal import Journal
+from base.paths import Paths
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.matching import Match
-from cni.attachments.requests import attached
+from cni.attachments.pod_choices import every, lock_of
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.network_config import decode
 from cni.spec.notes import collected
 from cni.spec.request import Request
-from cni.sriov import options
-from cni.sriov.plugin import Sriov
+from cni.sriov import options, release
+from cni.sriov.claim import Claimer
 from cni.sriov.record import DeviceRecord
-from cni.sriov.removal import Devices
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.claims import Pod, every, lock_of
 from deviceplugin.pod_devices import GivenToPod, PodDevice
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
@@ -41,15 +40,15 @@ MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}
 
 
 class Claims:
-    """The plugin on a made-up node, and what it took back."""
+    """The plugin on a made-up node, and what it released."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
         self.journal = Journal(node.paths)
-        self.sriov = Sriov(node.paths)
-        self.taken_back: list[str] = []
+        self.claimer = Claimer(self.journal, node.paths)
+        self.released: list[str] = []
         self.given = GivenToPod(Pod("", ""))
-        monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
+        monkeypatch.setattr(release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
         """The device that an ADD would get; the journal says whose it is by then."""
@@ -61,7 +60,7 @@ class Claims:
         with self.journal.locked(Attachment("fabric", container_id, "net1")):
             entry = self._claim(request)
             time.sleep(0.1)
-            self.journal.write(attached(entry, DeviceRecord(device=entry.device, driver=""), ()))
+            self.journal.write(entry.attached(DeviceRecord(device=entry.device, driver=""), ()))
         return entry.device
 
     def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
@@ -80,7 +79,7 @@ class Claims:
             "netns": OWN,
             "netns_identity": _identity(),
             "boot_id": BOOT,
-            "phase": ATTACHED,
+            "phase": Phase.ATTACHED,
             "since": "2026-01-02T03:04:05+00:00",
             "device": VF0,
         }
@@ -92,11 +91,18 @@ class Claims:
         with NetworkNamespace.open(OWN) as namespace:
             wanted = options.read(request)
             match = Match(self.node.paths, self.given, "fabric/net1")
-            return self.sriov._claim(request, wanted, namespace, HOST, match)[0]
+            return self.claimer.claim(request, wanted, namespace, HOST, match).entry
 
-    def _take_back(self, attachment: Attachment, request: Request, entry: JournalEntry) -> None:
-        self.taken_back.append(str(attachment))
-        self.journal.write(msgspec.structs.replace(entry, device=""))
+    def _release(
+        self,
+        journal: Journal,
+        paths: Paths,
+        attachment: Attachment,
+        request: Request,
+        entry: JournalEntry,
+    ) -> None:
+        self.released.append(str(attachment))
+        journal.write(entry.without_device())
 
 
 def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
@@ -152,7 +158,7 @@ def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> 
     assert claims.claim() == VF0
     (entry,) = claims.journal.holders(VF0)
     assert isinstance(entry, JournalEntry)
-    assert (entry.container_id, entry.phase, entry.device) == ("c1", ADDING, VF0)
+    assert (entry.container_id, entry.phase, entry.device) == ("c1", Phase.ADDING, VF0)
     record = entry.undo_as(DeviceRecord)
     assert (record.device, record.driver, record.before) == (VF0, "mlx5_core", claims.node.vfs[0])
     assert claims.node.calls == []
@@ -178,7 +184,7 @@ def test_device_of_a_living_pod_is_refused_and_only_the_log_names_that_pod(
         "since 2026-01-02T03:04:05+00:00\n"
     )
     assert list(claims.journal.holders(VF0)) == [owner]
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
 def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
@@ -186,11 +192,11 @@ def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
     assert claims.claim(deviceID=VF1) == VF1
 
 
-@pytest.mark.parametrize("phase", [ADDING, ATTACHED, LEAVING])
-def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str) -> None:  # SP3
+@pytest.mark.parametrize("phase", [Phase.ADDING, Phase.ATTACHED, Phase.LEAVING])
+def test_device_of_a_dead_pod_is_released_and_claimed(claims: Claims, phase: str) -> None:  # SP3
     claims.owned(phase=phase, **GONE)
     assert claims.claim() == VF0
-    assert claims.taken_back == [str(OWNER)]
+    assert claims.released == [str(OWNER)]
     owner = claims.journal.read(OWNER)
     assert owner is not None  # for its addresses, which the DEL to come releases
     assert owner.device == ""
@@ -199,31 +205,31 @@ def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str
 def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims: Claims) -> None:
     claims.owned(boot_id="another boot")
     assert claims.claim() == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
     owner = claims.journal.read(OWNER)
     assert owner is not None
     assert owner.device == ""
 
 
-def test_device_of_a_killed_add_is_taken_back_though_its_pod_lives(claims: Claims) -> None:
-    claims.owned(phase=ADDING)
+def test_device_of_a_killed_add_is_released_though_its_pod_lives(claims: Claims) -> None:
+    claims.owned(phase=Phase.ADDING)
     assert claims.claim() == VF0
-    assert claims.taken_back == [str(OWNER)]
+    assert claims.released == [str(OWNER)]
 
 
 def test_device_that_was_given_back_is_free(claims: Claims) -> None:
     claims.owned(device="", config=msgspec.json.encode({"deviceID": VF0}).decode())
     assert claims.claim() == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
-def test_device_that_cannot_be_taken_back_is_not_given(
+def test_device_that_cannot_be_released_is_not_given(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: object) -> None:
         raise OSError("it is stuck")
 
-    monkeypatch.setattr(Devices, "take_back_locked", fail)
+    monkeypatch.setattr(release, "release_locked", fail)
     owner = claims.owned(**GONE)
     with pytest.raises(OSError, match="it is stuck"):
         claims.claim()
@@ -239,23 +245,23 @@ def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # S
         claims.journal.remove(OWNER)
         ends.set()
         assert claiming.result(10) == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
 def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
     claims: Claims,
 ) -> None:  # SI4
-    adding = claims.owned(phase=ADDING)
+    adding = claims.owned(phase=Phase.ADDING)
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
         time.sleep(0.3)
         assert not claiming.done()
-        claims.journal.write(msgspec.structs.replace(adding, phase=ATTACHED))
+        claims.journal.write(msgspec.structs.replace(adding, phase=Phase.ATTACHED))
         ends.set()
         refusal = claiming.result(10)
     assert refusal.code == 11
     assert f"device {VF0} is already allocated" in refusal.message
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
 def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:

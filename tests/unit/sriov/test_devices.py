@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from base.pod import Pod
 from cni.attachments.matching import Match
 from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
-from deviceplugin.claims import Pod
 from deviceplugin.pod_devices import GivenToPod
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import HOST, PF, VF0, VF1, Node, link

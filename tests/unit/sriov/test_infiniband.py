@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.attachments.entry import ADDING, JournalEntry
-from cni.attachments.journal import Journal
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import guids, interface, options, removal, soft_roce
+from cni.sriov import guids, interface, options, release, soft_roce
 from cni.sriov.interface import Placed
 from cni.sriov.plan import DevicePlan, guid_of, plan_of
 from cni.sriov.record import DeviceRecord, record_of
@@ -152,7 +151,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     brought: list[str] = []
 
     @contextmanager
-    def no_place(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
+    def no_namespace(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
     def restore(*given: object) -> bool:
@@ -162,8 +161,8 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def set_guids(route: object, pf: Link, index: int, node: str | None, port: str | None) -> None:
         brought.append(f"VF {index} of {pf.name}: {node} {port}")
 
-    monkeypatch.setattr(removal, "netlink", lambda: nullcontext(HOST))
-    monkeypatch.setattr(removal, "places_of", no_place)
+    monkeypatch.setattr(release, "netlink", lambda: nullcontext(HOST))
+    monkeypatch.setattr(release, "namespaces_of", no_namespace)
     monkeypatch.setattr(netdev_move, "restore", restore)
     monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
@@ -176,13 +175,13 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
         netns="",
         netns_identity="cookie:1",
         boot_id=BOOT,
-        phase=ADDING,
+        phase=Phase.ADDING,
         device=VF0,
         undo=msgspec.Raw(msgspec.json.encode(record)),
     )
     journal.write(entry)
     request = Request(command="DEL")
-    removal.Devices(journal, infiniband.paths).take_back(ATTACHMENT, request, entry)
+    release.release(journal, infiniband.paths, ATTACHMENT, request, entry)
     # The interface has the host's GUID again, so that the next pod does not find this one's.
     assert brought == ["net1", f"VF 0 of ib0: {PORT_GUID} {PORT_GUID}", "ib1"]
     assert infiniband.calls == [UNBIND, BIND]
@@ -334,5 +333,5 @@ def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
     monkeypatch.setattr(
         vfs, "set_vlan", lambda route, pf, index, vlan, *rest: written.append((index, vlan))
     )
-    removal._restore_settings(ethernet.paths, HOST, record)
+    release.restore_settings(ethernet.paths, HOST, record)
     assert written == [(5, 0)]

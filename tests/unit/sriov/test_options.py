@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from base.pod import Pod
 from base.types import Bdf, DeviceId
-from cni.spec.arguments import Pod
 from cni.spec.errors import CNIError
 from cni.spec.network_config import decode
 from cni.spec.request import Request
@@ -91,7 +91,7 @@ def test_empty_texts_mean_not_given() -> None:
         ({"mac": MACS[1], "MAC": MACS[2]}, f'"mac" is {MACS[1]}, but "MAC" is {MACS[2]}'),
         ({"runtimeConfig": {"mac": 5}}, '"runtimeConfig.mac": Expected str'),
         ({"args": {"cni": {"guid": 5}}}, '"args.cni.guid": Expected str, got int'),
-        ({"pkey": "ten"}, '"pkey": "ten" is no P_Key'),
+        ({"pkey": "ten"}, '"pkey": "ten" is not a P_Key'),
         ({"pkey": "0x8000"}, '"pkey": 0x8000 is out of range'),
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),
         ({"allmulti": "on"}, '"allmulti": Expected bool'),
