@@ -115,9 +115,8 @@ class Server:
     def _drain(self) -> None:
         self._accept_if_room()
         for connection in list(self._connections.values()):
-            # What no worker has begun is refused; a worker that comes to it passes over it.
-            called = connection.state is ConnectionState.CALLED and not connection.begun
-            if called or connection.state is ConnectionState.WAITING:
+            # A worker that comes to a refused call later skips it.
+            if not connection.begun and connection.state is not ConnectionState.ANSWERED:
                 self._refuse(connection, *STOPPING)
         end = time.monotonic() + self.limits.grace
         while self._workers.busy and time.monotonic() < end:
