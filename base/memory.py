@@ -5,28 +5,35 @@ lasting object that was created during a large request keeps its whole arena. gl
 every free page of its heaps. Other C libraries (musl) cannot; these functions then do nothing.
 """
 
-import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 
 # By default glibc has eight heaps for each CPU, and each keeps what its threads once needed.
 _ALLOCATION = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-
 
 def allocate_in_glibc(environ: Mapping[str, str] = os.environ) -> None:
-    """Run this program again with all Python objects in glibc's heaps, unless that is done.
+    """Restart this process so that Python allocates with glibc; return if that is decided.
 
-    A PYTHONMALLOC in the environment is respected. Call this first, before threads exist.
+    Whoever sets PYTHONMALLOC decides, also for another allocator. To be called before other
+    imports, which the restarted process does again, and before there are threads.
     """
-    if _malloc_trim is None or "PYTHONMALLOC" in environ or not sys.executable:
+    glibc = "CS_GNU_LIBC_VERSION" in os.confstr_names
+    if not glibc or "PYTHONMALLOC" in environ or not sys.executable:
         return
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, **_ALLOCATION})
 
 
 def trim() -> None:
-    """Return the free pages of all heaps to the kernel (malloc_trim(3))."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+    """Return all free pages to the kernel, wherever they are in the heaps."""
+    _malloc_trim()(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], object]:
+    import ctypes  # not needed before the first large request has ended
+
+    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
+    return trim
