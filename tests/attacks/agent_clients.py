@@ -15,8 +15,7 @@ from agent import framing
 from agent.framing import LauncherRequest
 from tests.host.agent.serving import Reply, read
 from tests.plugins.service import Service
-
-PATIENCE = 120.0  # seconds for one answer
+from tests.waiting import PATIENCE
 
 
 @dataclass
@@ -75,12 +74,12 @@ class Endpoint(http.client.HTTPConnection):
     """A client of the agent's health and metrics, at a unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=PATIENCE)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(PATIENCE)
         self.sock.connect(str(self._path))
 
 

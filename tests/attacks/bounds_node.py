@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.agent_clients import PATIENCE, Caller, network
-from tests.host.agent.serving import read, until
+from tests.attacks.agent_clients import Caller, network
+from tests.host.agent.serving import read
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import PATIENCE, until
 
 __all__ = ["Answer", "Node", "network", "node"]
 
@@ -79,7 +80,7 @@ class Node(Caller):
             for number in range(self.workers)
         ]
         try:
-            until(lambda: len(list(self.state.glob("DEL-*"))) >= before + self.workers, PATIENCE)
+            until(lambda: len(list(self.state.glob("DEL-*"))) >= before + self.workers)
         finally:
             _let_go(fifo, clients)
             fifo.unlink()

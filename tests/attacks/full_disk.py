@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.waiting import until
+
 PAGE = os.sysconf("SC_PAGESIZE")
-_DEADLINE = 30.0  # seconds
 
 
 class SmallDisk:
@@ -60,12 +61,11 @@ class SmallDisk:
 
     def make_read_only(self) -> None:
         """Remount it read-only, as soon as no file is open for writing (mount(2): EBUSY)."""
-        deadline = time.monotonic() + _DEADLINE
-        while subprocess.run(
-            ["mount", "-o", "remount,ro", self._mount], capture_output=True, check=False
-        ).returncode:
-            assert time.monotonic() < deadline, "a file on it stays open"
-            time.sleep(0.02)
+        command = ["mount", "-o", "remount,ro", str(self._mount)]
+        until(
+            lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
+            what="disk without open files",
+        )
 
     def make_writable(self) -> None:
         """Remount it, so that it can be written to."""

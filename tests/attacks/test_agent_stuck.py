@@ -13,11 +13,10 @@ from uuid import uuid4
 import pytest
 
 from tests.attacks.agent_clients import Caller, Endpoint, network
-from tests.host.agent.serving import until
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import PATIENCE, until
 
 WORKERS = 4
-LATE = 60.0  # seconds until a call that is past its deadline of 1 second was seen to be stuck
 
 
 class Node(Caller):
@@ -50,7 +49,7 @@ class Node(Caller):
         return int(float(found[1])) if found else -1
 
     def until_stuck(self, count: int) -> None:
-        until(lambda: self.count("workers_stuck") == count, LATE)
+        until(lambda: self.count("workers_stuck") == count)
 
     def serves(self) -> bool:
         return self.ask("noop", "CHECK", "good", network("red", "noop")).exit_code == 0
@@ -105,7 +104,7 @@ def test_log_names_a_call_that_hangs(node: Node) -> None:
 def test_call_whose_client_has_gone_counts_when_it_hangs(node: Node) -> None:
     """A DEL goes on without a client, an ADD may hang where it cannot be ended."""
     clients = [node.hang("a", "ADD"), node.hang("d", "DEL")]
-    until(lambda: node.count("requests_running") == 2, LATE)
+    until(lambda: node.count("requests_running") == 2)
     for client in clients:
         client.close()
     node.until_stuck(2)
@@ -142,7 +141,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)
-        until(lambda: "systemd is going to end it" in node.service.log.read_text(), LATE)
+        until(lambda: "systemd is going to end it" in node.service.log.read_text())
         manager.setblocking(False)
         told = b""
         with pytest.raises(BlockingIOError):
@@ -160,7 +159,7 @@ def test_agent_with_calls_that_hang_stops_in_time(node: Node) -> None:
     node.until_stuck(WORKERS)
     node.service.process.terminate()
     try:
-        assert node.service.process.wait(30) == 0
+        assert node.service.process.wait(PATIENCE) == 0
     except subprocess.TimeoutExpired:
         pytest.fail("the agent waits for calls that do not end")
     for client in hanging:

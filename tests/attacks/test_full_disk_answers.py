@@ -13,11 +13,12 @@ import pytest
 from deviceplugin import checkpoint
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.host.deviceplugin.node import HCA, SHARED, Node, container
-from tests.host.deviceplugin.processes import made_server, running, until
+from tests.host.deviceplugin.processes import made_server, running
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.plugins.service import install_launchers
 from tests.runtime import Outcome, Runtime
+from tests.waiting import until
 
 IPAM = "podfabric-ipam"
 CONFIG = {

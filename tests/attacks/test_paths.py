@@ -18,12 +18,12 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import DNS
 from tests.unit.ipam.calls import Calls, error_of
 from tests.unit.ipam.conftest import memory_path, node
+from tests.waiting import PATIENCE
 
 __all__ = ["memory_path", "node"]
 
 T = TypeVar("T")
 POOL = {"range": "10.0.0.0/24"}
-PATIENCE = 60.0  # seconds; what waits for a pipe waits for ever
 
 
 def ended(call: Callable[[], T]) -> T:

@@ -1,21 +1,21 @@
 """What the rows about `ipoib` share: its configuration, and the kernel's word on what is there."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from base.waiting import wait_until
 from tests.conformance.expect import OK, Added
 from tests.conformance.node import Node, ip
 from tests.conformance.subject import IPAM, IPOIB
+from tests.waiting import PATIENCE
 
 PARENT, WITNESS = "ib0", "ib1"
 KNOBS = Path("/sys/class/infiniband/ibloop0/ibloop")
 WITH_IPAM = {"ipam": IPAM.keys["ipam"]}
 KEY = "cni.dev/valid-attachments"
-PATIENCE = 30.0  # seconds, for what the kernel does in the background
 
 Links = dict[str, dict[str, Any]]
 
@@ -65,9 +65,7 @@ def unchanged_host() -> Iterator[None]:
     """The block leaves the host's links as they were, at the latest after a while. (N4, N7)"""
     before = host_state()
     yield
-    deadline = time.monotonic() + PATIENCE
-    while host_state() != before and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: host_state() == before, PATIENCE)
     after = host_state()
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert not changed, {name: (before.get(name), after.get(name)) for name in changed}
@@ -93,10 +91,3 @@ DUAL = {
     ],
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.8.0.0/16", "gw": "10.9.0.253"}],
 }
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

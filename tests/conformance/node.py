@@ -12,11 +12,11 @@ from typing import Any, TypedDict, Unpack
 
 from tests.conformance.subject import Subject
 from tests.plugins import CHECKOUT, install_delegate
+from tests.waiting import PATIENCE
 
 CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin")).absolute()
 NETNS = Path("/var/run/netns")
 IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
-PATIENCE = 180.0  # seconds; a call that takes longer hangs
 
 Config = Mapping[str, Any] | bytes
 

@@ -9,6 +9,7 @@ from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import ADDING, FIRST, IPAM, IPOIB, NOOP, OURS, Subject
+from tests.waiting import PATIENCE
 
 PHRASES = ("not found", "no such file or directory")  # what go-cni takes for success
 
@@ -99,7 +100,7 @@ def test_parallel_dels_of_one_attachment_all_succeed(node: Node, subject: Subjec
 
 def finished(process: "subprocess.Popen[bytes]") -> tuple[int, bytes]:
     with process:
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, stdout
 
 

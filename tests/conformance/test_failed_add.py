@@ -10,6 +10,7 @@ from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, IPOIB, NOOP, Subject
+from tests.waiting import PATIENCE, until
 
 SMALLEST = {"type": "podfabric-ipam", "range": "10.9.0.0/30"}  # two addresses
 
@@ -118,31 +119,24 @@ def test_killed_add_leaves_nothing_after_del(node: Node, subject: Subject, after
 
 @row("J10", by=[NOOP])
 def test_terminated_add_is_undone(node: Node, delegate: Delegate, subject: Subject) -> None:
-    delegate.answer("ADD", sleep=60)
+    delegate.answer("ADD", sleep=600)
     config = subject.config(ipam={"type": delegate.name})
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(config))
         process.stdin.close()
         process.stdin = None
-        wait_for_call(delegate)
+        until(lambda: delegate.commands)
         process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=PATIENCE)
     if node.through_agent:  # a launcher just ends, and the agent notices
         assert (process.returncode, stdout) == (-signal.SIGTERM, b"")
-        wait_for_call(delegate, 2)
+        until(lambda: len(delegate.commands) == 2)
     else:
         assert process.returncode == 1
         assert b'"code":11' in stdout, stderr
     assert delegate.commands == ["ADD", "DEL"]
-    assert node.processes() == []
-
-
-def wait_for_call(delegate: Delegate, number: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while len(delegate.commands) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not node.processes())
 
 
 @pytest.mark.parametrize(

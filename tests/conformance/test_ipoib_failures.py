@@ -15,18 +15,17 @@ from tests.conformance.fabric import (
     KEY,
     KNOBS,
     PARENT,
-    PATIENCE,
     WITH_IPAM,
     WITNESS,
     add,
     delete,
     links,
     unchanged_host,
-    until,
 )
 from tests.conformance.node import IP, Delegate, Node, Outcome, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPOIB, Subject
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]
 

@@ -3,13 +3,13 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node, encoded
 from tests.conformance.rows import row
 from tests.conformance.subject import ADDING, ALL_VERSIONS, EVERY, NOOP, Subject
+from tests.waiting import until
 
 
 @row("M1")
@@ -60,21 +60,18 @@ def test_no_process_survives_exit(node: Node, subject: Subject) -> None:
 def test_delegate_does_not_outlive_a_killed_plugin(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
-    delegate.answer("ADD", sleep=20)
+    delegate.answer("ADD", sleep=600)
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(subject.config(ipam={"type": delegate.name})))
         process.stdin.close()
-        while not delegate.commands:
-            assert process.poll() is None
+        until(lambda: delegate.commands or process.poll() is not None)
+        assert process.poll() is None
         process.kill()
-    deadline = time.monotonic() + 10
-    while any(is_a(pid, delegate) for pid in node.processes()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(is_delegate(pid, delegate) for pid in node.processes()))
 
 
-def is_a(pid: int, delegate: Delegate) -> bool:
+def is_delegate(pid: int, delegate: Delegate) -> bool:
     """Whether a process is the delegate itself; a child of it may end in its own time."""
     try:
         return str(delegate.directory) in Path(f"/proc/{pid}/cmdline").read_text()
@@ -87,8 +84,7 @@ def test_plugin_that_is_killed_says_nothing(node: Node, subject: Subject) -> Non
     outcome = node.call(subject, NOOP='{"killed_by":9}')
     if node.through_agent:  # the agent is killed, and the launcher has an answer for that
         Err(11, contains="ended the connection").met_by(outcome)
-        while node.call(subject, "DEL").exit_code != 0:  # the next agent is not there yet
-            time.sleep(0.05)
+        until(lambda: node.call(subject, "DEL").exit_code == 0)  # by the next agent
         return
     assert (outcome.exit_code, outcome.stdout) == (-signal.SIGKILL, b"")
 

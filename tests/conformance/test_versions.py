@@ -7,6 +7,7 @@ from tests.conformance.expect import ADDED, Added, Err
 from tests.conformance.node import Node
 from tests.conformance.rows import Case, row, table
 from tests.conformance.subject import ADDING, ALL_VERSIONS, EVERY, NOOP, Subject
+from tests.waiting import PATIENCE
 
 SUPPORTED = " ".join(f'"{version}"' for version in ALL_VERSIONS)
 CHECK = {"CNI_COMMAND": "CHECK"}
@@ -136,7 +137,7 @@ def test_version_does_not_read_standard_input(node: Node, subject: Subject) -> N
         assert (outcome.exit_code, outcome.document) == (0, ANSWER)
     with node.start(subject, VERSION_ONLY) as process:
         try:
-            assert process.wait(timeout=20) == 0  # its standard input is open until the end
+            assert process.wait(timeout=PATIENCE) == 0  # its standard input is open until the end
         finally:
             process.kill()
 

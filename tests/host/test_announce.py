@@ -14,6 +14,7 @@ from host import announce, links, netdev_move
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
+from tests.waiting import PATIENCE
 
 IP = "/usr/sbin/ip"
 MAC = "02:00:00:00:00:01"
@@ -36,7 +37,7 @@ class Cable:
                 socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
             )
         self._listener.bind(("far", ETH_P_ALL))
-        self._listener.settimeout(5.0)
+        self._listener.settimeout(PATIENCE)
 
     def configured(self, *cidrs: str) -> Link:
         link = links.require(self._route, "near")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.plugins import CHECKOUT
+from tests.waiting import PATIENCE
 
 LAUNCHER = CHECKOUT / "build/cni/launcher"
 START_TIME = 60.0  # seconds; imports are slow in the virtual machine
@@ -85,7 +86,7 @@ class Service:
         self._stopping = True
         self.process.terminate()
         try:
-            return self.process.wait(90)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

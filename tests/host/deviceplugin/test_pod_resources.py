@@ -14,6 +14,7 @@ from base.paths import Paths
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable
 from tests.kubelet import Kubelet
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -91,13 +92,13 @@ def test_many_threads_ask_while_kubelets_come_and_go(
         asking = [threads.submit(ask) for _ in range(6)]
         try:
             for _ in range(20):
-                assert answered.acquire(timeout=10)
+                assert answered.acquire(timeout=PATIENCE)
                 kubelet.stop()
                 kubelet.start()
         finally:
             ended.set()
         for one in asking:
-            one.result(10)
+            one.result(PATIENCE)
     assert not connection.list(2.0).pod_resources
 
 

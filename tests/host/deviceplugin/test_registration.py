@@ -20,6 +20,7 @@ from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet, PodRejected
 from tests.kubelet.endpoint import Endpoint
+from tests.waiting import PATIENCE
 
 ONE = [{"name": "main", "limits": {NAME: 1}}]
 
@@ -293,15 +294,15 @@ def test_close_does_not_wait_for_a_kubelet_that_hangs_in_register(
 
     def hang(endpoint: Endpoint) -> bool:
         inside.set()
-        return go_on.wait(30) and False
+        return go_on.wait(PATIENCE) and False
 
     kubelet.before_watch = hang
     kubelet.start()
     server = serve(Pool())
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE)
     closing = threading.Thread(target=server.close)
     closing.start()
-    closing.join(8)
+    closing.join(PATIENCE)
     hung = closing.is_alive()
     go_on.set()
     closing.join()
@@ -366,7 +367,7 @@ def test_a_plugin_killed_between_register_and_the_list_is_succeeded(
     started = threading.Event()
 
     def kill(endpoint: Endpoint) -> bool:
-        if started.wait(10) and kubelet.count("Register", NAME) == 1:
+        if started.wait(PATIENCE) and kubelet.count("Register", NAME) == 1:
             first[0].kill()
             first[0].wait()
         return True
@@ -391,7 +392,7 @@ def test_a_plugin_that_is_terminated_removes_its_socket_and_ends_well(
     process = processes()
     all_healthy(kubelet)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
     assert own_sockets(root) == []
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from agent import framing
 from agent.framing import HEADER, LauncherRequest, RequestHeader
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0  # seconds; what takes longer hangs
 CONFIG = b'{"cniVersion":"1.1.0","name":"n","type":"ipoib"}'
 RESULT = b'{"cniVersion":"1.1.0","ips":[]}'
 WHOLE = framing.write_answer(framing.ANSWERED, 0, b"", RESULT)

@@ -11,6 +11,7 @@ import pytest
 from cli import executables
 from cni.spec.entry import VERSIONS
 from tests.host.launcher.fake import Launcher, Outcome
+from tests.waiting import PATIENCE
 
 
 def _start(executable: Path, command: str | None) -> Outcome:
@@ -70,7 +71,7 @@ def test_version_reads_nothing_and_connects_to_nobody(launcher: Launcher, place:
     with launcher.start(launcher.environ(CNI_COMMAND="VERSION"), through=through) as process:
         assert process.stdout is not None
         assert process.stdout.read()
-        assert process.wait(20) == 0  # its standard input is open until the end
+        assert process.wait(PATIENCE) == 0  # its standard input is open until the end
     calls = set(re.findall(r"^\d+ +(\w+)\(", trace.read_text(), re.M))
     assert calls <= {"execve", "readlink", "readlinkat"}  # the C library asks for its own name
 

@@ -16,6 +16,7 @@ import pytest
 from agent import framing
 from agent.framing import MAX_CONFIG, LauncherRequest
 from tests.host.launcher.fake import CONFIG, RESULT, WHOLE, Agent, Launcher, Peer, answering
+from tests.waiting import PATIENCE
 
 
 class Recorder:
@@ -154,7 +155,7 @@ def test_configuration_may_come_byte_by_byte(launcher: Launcher, recorder: Recor
         for position in range(len(config)):
             os.write(process.stdin.fileno(), config[position : position + 1])
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     assert recorder.request is not None
     assert recorder.request.config == config
 
@@ -201,7 +202,7 @@ def test_standard_input_that_does_not_block_is_waited_for(
         time.sleep(0.2)
         os.write(writing, CONFIG)
         os.close(writing)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(reading)
     assert recorder.request is not None
     assert recorder.request.config == CONFIG
@@ -238,7 +239,7 @@ def test_answer_that_nobody_reads_is_no_success(launcher: Launcher, recorder: Re
         assert process.stdout is not None
         process.stdout.close()
         process.stdout = None
-        process.communicate(CONFIG, timeout=60)
+        process.communicate(CONFIG, timeout=PATIENCE)
     assert process.returncode == 1
 
 
@@ -275,9 +276,9 @@ def test_killed_launcher_hangs_up(launcher: Launcher) -> None:
     with Agent(launcher.socket, act), launcher.start() as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert received.wait(60)
+        assert received.wait(PATIENCE)
         process.terminate()
-        assert gone.wait(60)
+        assert gone.wait(PATIENCE)
     assert process.returncode == -signal.SIGTERM
 
 
@@ -287,18 +288,18 @@ def test_stopped_and_continued_launcher_goes_on(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.receive()
         received.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         peer.send(WHOLE)
 
     with Agent(launcher.socket, act), launcher.start() as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert received.wait(60)
+        assert received.wait(PATIENCE)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             process.send_signal(number)
             time.sleep(0.05)
         go_on.set()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
@@ -323,6 +324,6 @@ def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
         connection, _ = listener.accept()
         with connection:
             Recorder()(Peer(connection))
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     for one in (*others, listener):
         one.close()

@@ -22,10 +22,12 @@ from tests.host.launcher.fake import (
     Peer,
     answering,
 )
+from tests.waiting import PATIENCE
 
 START = "start it with `systemctl start podfabric-agent`"
 LOOK = "see `systemctl status podfabric-agent`"
 SOON = {"PODFABRIC_TIMEOUT": "1"}
+DROPS = 10_000  # bytes, ten a second: far more than come before that deadline
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS", "NOPE"])
@@ -132,7 +134,7 @@ def test_refusal_is_printed(launcher: Launcher) -> None:
 def test_refusal_may_come_before_the_request_is_sent(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.send(REFUSED)
-        started.wait(60)
+        started.wait(PATIENCE)
 
     started = threading.Event()
     with Agent(launcher.socket, act):
@@ -152,7 +154,7 @@ def test_agent_without_an_answer_is_waited_for_until_the_deadline(launcher: Laun
     started = time.monotonic()
     with Agent(launcher.socket, act):
         outcome = launcher.run(launcher.environ(**SOON))
-    assert 0.9 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.9
     assert outcome.error["code"] == 11
     assert f"did not answer within 1 s and may still be at work: {LOOK}" in outcome.error["msg"]
 
@@ -173,20 +175,18 @@ def test_answer_in_drops_has_the_same_deadline(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.receive()
         with suppress(BrokenPipeError, ConnectionResetError):
-            for position in range(len(WHOLE)):
-                peer.send(WHOLE[position : position + 1])
+            for byte in framing.write_answer(ANSWERED, 0, b"", b"x" * DROPS):
+                peer.send(bytes([byte]))
                 time.sleep(0.1)
 
-    started = time.monotonic()
     with Agent(launcher.socket, act):
         outcome = launcher.run(launcher.environ(**SOON))
-        assert time.monotonic() - started < 2
     assert "did not answer within 1 s" in outcome.error["msg"]
 
 
 def test_agent_that_does_not_read_has_the_same_deadline(launcher: Launcher) -> None:
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(60)):
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
         outcome = launcher.run(launcher.environ(**SOON), b"x" * (8 << 20))
         ended.set()
     assert "does not take the request (ETIMEDOUT, errno 110)" in outcome.error["msg"]
@@ -198,9 +198,7 @@ def test_full_backlog_has_the_same_deadline(launcher: Launcher) -> None:
         listener.listen(0)
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(launcher.socket))
-            started = time.monotonic()
             outcome = launcher.run(launcher.environ(**SOON))
-    assert time.monotonic() - started < 4
     assert "does not take the connection (EAGAIN, errno 11)" in outcome.error["msg"]
 
 

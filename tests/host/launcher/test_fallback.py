@@ -22,6 +22,7 @@ from tests.host.launcher.fake import (
     Peer,
     answering,
 )
+from tests.waiting import PATIENCE
 
 CAT = "#!/bin/sh\necho fallback\nexec cat\n"
 
@@ -108,7 +109,7 @@ def test_fallback_serves_if_the_agent_did_not_take_the_request(launcher: Launche
     _install(launcher)
     config = b"x" * (8 << 20)
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(60)):
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
         outcome = launcher.run(launcher.environ(PODFABRIC_TIMEOUT="1"), config)
         ended.set()
     assert outcome.stdout == b"fallback\n" + config

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from ipam.store import Reservation
+from tests.waiting import PATIENCE
 
 CGROUPS = Path("/sys/fs/cgroup")
 PODFABRIC = Path(sys.prefix) / "bin" / "podfabric"
-PATIENCE = 60.0  # seconds; a command that takes longer hangs
 
 # What podman, libcni and podfabric keep, they keep at its usual place: the process that conmon
 # starts when a container ends gets a PATH, a HOME, CONTAINERS_CONF and nothing else.

@@ -14,6 +14,7 @@ import pytest
 
 from agent import http
 from agent.http import Endpoint
+from tests.waiting import PATIENCE
 
 
 class Agent:
@@ -42,7 +43,7 @@ def endpoint(agent: Agent) -> Iterator[Endpoint]:
 def connect(endpoint: Endpoint) -> socket.socket:
     if endpoint.address.startswith("unix:"):
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(10)
+        client.settimeout(PATIENCE)
         client.connect(endpoint.address.removeprefix("unix:"))
         return client
     host, _, port = endpoint.address.rpartition(":")
@@ -177,7 +178,7 @@ def test_scrapes_that_take_long_leave_room_for_health(endpoint: Endpoint, agent:
     release = threading.Event()
 
     def slow() -> bytes:
-        assert release.wait(20)
+        assert release.wait(PATIENCE)
         return b"late\n"
 
     agent.exposition = slow
@@ -247,7 +248,7 @@ def test_a_unix_socket_is_for_root_only_and_goes_at_the_end(agent: Agent, tmp_pa
 def test_a_unix_socket_that_nobody_serves_is_replaced(agent: Agent, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     script = f"import os, socket; socket.socket(socket.AF_UNIX).bind({str(path)!r}); os._exit(9)"
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE, check=False)
     assert path.is_socket()
     with closing(agent.endpoint(f"unix:{path}")) as endpoint:
         assert get(endpoint, "/healthz")[0] == 200

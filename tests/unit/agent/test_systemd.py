@@ -16,6 +16,7 @@ from agent import systemd
 from agent.settings import Settings
 from agent.systemd import Watchdog
 from tests.plugins import CHECKOUT
+from tests.waiting import PATIENCE
 
 UNITS = CHECKOUT / "agent/units"
 
@@ -25,7 +26,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
     """Systemd's end."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
-        made.settimeout(5)
+        made.settimeout(PATIENCE)
         made.bind(path)
         monkeypatch.setenv("NOTIFY_SOCKET", path)
         yield made
@@ -38,7 +39,7 @@ def test_states_arrive_one_a_line(manager: socket.socket) -> None:
 
 def test_an_abstract_socket_is_told_too() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.settimeout(5)
+        manager.settimeout(PATIENCE)
         manager.bind("")  # the kernel gives it an abstract name
         name = "@" + manager.getsockname()[1:].decode()
         assert systemd.notify("READY=1", environ={"NOTIFY_SOCKET": name})
@@ -90,7 +91,7 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
         with pytest.raises(BlockingIOError):
             manager.recv(99)
         lives[0] = True
-        manager.settimeout(5)
+        manager.settimeout(PATIENCE)
         assert manager.recv(99) == b"WATCHDOG=1"
     assert caplog.messages == ["the agent does not serve: systemd is going to end it"]
 
@@ -131,7 +132,7 @@ finally:
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -141,7 +142,7 @@ finally:
 SERVE_ONE = """
     given = systemd.listening_socket()
     assert not given.get_inheritable()
-    given.settimeout(20)
+    given.settimeout(120)
     peer, _ = given.accept()
     peer.sendall(b"hello")
     print(given.getsockname())
@@ -241,7 +242,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *sorted(map(str, tmp_path.iterdir()))],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

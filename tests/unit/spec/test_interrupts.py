@@ -11,6 +11,7 @@ from base.interrupts import Call, Terminated, serving
 from cni.spec import delegate
 from cni.spec.request import Request
 from tests.plugins import install_delegate
+from tests.waiting import PATIENCE
 
 
 def in_thread(call: Call, work: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
@@ -110,14 +111,14 @@ def test_calls_of_two_threads_do_not_meet() -> None:
     go_on = threading.Event()
 
     def work() -> None:
-        go_on.wait(10)
+        go_on.wait(PATIENCE)
         interrupts.checkpoint()
 
     threads = [in_thread(one, work), in_thread(other, work)]
     one.end()
     go_on.set()
     for thread, _ in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert [ended for _, (ended,) in threads] == ["terminated", "done"]
 
 
@@ -140,7 +141,7 @@ def test_delegate_of_a_call_that_is_ended_is_killed_and_its_add_undone(
         time.sleep(0.01)
     started = time.monotonic()
     assert call.end()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert ended == ["terminated"]
     assert time.monotonic() - started < 5
     assert [path.name for path in sorted(directory.glob("calls/*/[A-Z]*"))] == ["ADD", "DEL"]
