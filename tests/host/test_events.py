@@ -41,6 +41,12 @@ def _ip(name: str, *command: str) -> None:
     subprocess.run([IP, "-n", name, *command], check=True)
 
 
+def _add_links(name: str, number: int) -> None:
+    """All at once: one process adds that many pairs."""
+    commands = "".join(f"link add d{n} type veth peer e{n}\n" for n in range(number))
+    subprocess.run([IP, "-n", name, "-batch", "-"], input=commands, text=True, check=True)
+
+
 def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(told: Events, name: str) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
     assert told.wait(PATIENCE)
@@ -77,7 +83,7 @@ def test_what_comes_in_one_burst_is_told_once(
     told: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
-    monkeypatch.setattr(events, "_PATIENCEEST", PATIENCE)
+    monkeypatch.setattr(events, "_LONGEST", PATIENCE)
     results: list[bool] = []
 
     def listen() -> None:
@@ -86,8 +92,7 @@ def test_what_comes_in_one_burst_is_told_once(
 
     listening = threading.Thread(target=listen)
     listening.start()
-    for n in range(20):
-        _ip(name, "link", "add", f"d{n}", "type", "veth", "peer", f"e{n}")
+    _add_links(name, 20)
     told.wake()
     listening.join(PATIENCE)
     assert 1 <= len(results) < 5
@@ -123,8 +128,7 @@ def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         made = Events()
     with made:
-        commands = "".join(f"link add d{n} type veth peer e{n}\n" for n in range(20))
-        subprocess.run([IP, "-n", name, "-batch", "-"], input=commands, text=True, check=True)
+        _add_links(name, 20)
         assert made.wait(PATIENCE)
         assert not made.wait(SHORT)
 

@@ -98,8 +98,8 @@ def test_a_kubelet_that_is_not_there_is_waited_for(
     assert caplog.text.count("is not there: the kubelet is waited for") <= 1
 
 
-def test_a_pool_is_back_within_a_second_of_a_kubelets_restart_and_holders_keep_their_devices(
-    kubelet: Kubelet, serve: Serve, root: Path
+def test_a_pool_is_back_at_once_after_a_kubelets_restart_and_holders_keep_their_devices(
+    kubelet: Kubelet, serve: Serve, root: Path, patient: None
 ) -> None:
     kubelet.start()
     serve(Pool())
@@ -107,7 +107,7 @@ def test_a_pool_is_back_within_a_second_of_a_kubelets_restart_and_holders_keep_t
     pods = [kubelet.admit(f"pod-{number}", ONE) for number in range(3)]
     (before,) = own_sockets(root)
     kubelet.restart()
-    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4, timeout=1)
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
     (after,) = own_sockets(root)
     assert after != before
     held = {one for each in kubelet.held() for one in each.devices}
@@ -242,7 +242,7 @@ def test_a_kubelet_that_listens_no_more_is_tried_until_it_is_replaced(
     server = serve(Pool())
     kubelet.wait(lambda: "nobody listens" in server.state().problem)
     kubelet.start()
-    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4, timeout=2)
+    kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
 
 
 def test_a_pool_that_is_refused_keeps_no_other_from_the_kubelet(
@@ -288,13 +288,13 @@ def test_close_leaves_nothing_and_may_be_called_again(
 
 
 def test_close_does_not_wait_for_a_kubelet_that_hangs_in_register(
-    kubelet: Kubelet, serve: Serve, root: Path
+    kubelet: Kubelet, serve: Serve, root: Path, patient: None
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def hang(endpoint: Endpoint) -> bool:
         inside.set()
-        return go_on.wait(PATIENCE) and False
+        return go_on.wait(10 * PATIENCE) and False
 
     kubelet.before_watch = hang
     kubelet.start()

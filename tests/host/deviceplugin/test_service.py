@@ -130,9 +130,7 @@ def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -
             until(lambda: "another one is running" in second.log)
             assert kubelet.count("Register", HCA) == 1
             first.kill()
-            started = time.monotonic()
             kubelet.wait(lambda: kubelet.count("Register", HCA) == 2)
-            assert time.monotonic() - started < 5.0  # the lock is looked at every second
             kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
             assert checkpoint.read(server) == before
             assert second.end() == 0

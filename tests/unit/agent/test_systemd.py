@@ -16,7 +16,7 @@ from agent import systemd
 from agent.settings import Settings
 from agent.systemd import Watchdog
 from tests.plugins import CHECKOUT
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 UNITS = CHECKOUT / "agent/units"
 
@@ -63,13 +63,11 @@ def test_a_manager_that_does_not_read_does_not_hold_us_up(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systemd, "NOTIFY_TIME", 0.1)
-    started = time.monotonic()
     for _ in range(10_000):
         if not systemd.notify("STATUS=" + "x" * 1000):
             break
     else:
         pytest.fail("it took everything")
-    assert time.monotonic() - started < 5
 
 
 def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
@@ -82,10 +80,10 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
         assert [manager.recv(99) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         assert time.monotonic() - started > 0.15
         lives[0] = False
-        time.sleep(0.25)
+        until(lambda: caplog.messages)
         manager.setblocking(False)
         with pytest.raises(BlockingIOError):
-            for _ in range(3):
+            while True:
                 manager.recv(99)
         time.sleep(0.25)
         with pytest.raises(BlockingIOError):
@@ -103,9 +101,7 @@ def test_without_a_watchdog_nobody_is_asked(environ: dict[str, str]) -> None:
     def asked() -> bool:
         raise AssertionError
 
-    started = time.monotonic()
     Watchdog(asked, environ).close()
-    assert time.monotonic() - started < 0.5
 
 
 def activated(code: str, *handed: socket.socket, names: str = "", pid: str = "own") -> str:
