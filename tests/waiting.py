@@ -11,9 +11,11 @@ PATIENCE = 120.0  # seconds; a test takes a few, on a machine that is very busy 
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], seconds: float = PATIENCE, what: str = "") -> T:
+def until(
+    condition: Callable[[], T], seconds: float = PATIENCE, what: str = "", pause: float = 0.02
+) -> T:
     """The first true answer of `condition`; an AssertionError that names `what` if none comes."""
-    answer = wait_until(condition, seconds)
+    answer = wait_until(condition, seconds, pause, pause)
     assert answer, f"after {seconds:g} s: still no {what or condition}"
     return answer
 

@@ -10,9 +10,9 @@ import sys
 
 from agent import framing
 from agent.framing import LauncherRequest
-from tests.attacks.test_bounds import LISTS
+from tests.attacks.lists import LISTS
 from tests.host.agent.serving import read
-from tests.unit.spec.test_limits import HOSTILE
+from tests.unit.spec.hostile import HOSTILE
 
 
 def main() -> None:

@@ -196,7 +196,7 @@ def test_an_error_names_no_pod_of_another_tenant_and_the_log_does(
     assert "in use by another attachment" in text
     assert not any(word in text for word in ("secret", "theirs", "ns/"))
     log = capfd.readouterr().err
-    assert "10.0.0.1 is held by pod ns/secret-pod, network theirs" in log
+    assert "10.0.0.1 is held by pod ns/secret-pod, theirs/secret-container/eth0" in log
 
 
 def test_a_full_range_names_no_pod(node: Calls) -> None:

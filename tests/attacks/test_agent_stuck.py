@@ -54,6 +54,9 @@ class Node(Caller):
     def serves(self) -> bool:
         return self.ask("noop", "CHECK", "good", network("red", "noop")).exit_code == 0
 
+    def serves_launchers(self) -> bool:
+        return self.launch("noop", "CHECK", "good", network("red", "noop")).returncode == 0
+
 
 @contextmanager
 def running(root: Path, environ: dict[str, str]) -> Iterator[Node]:
@@ -82,8 +85,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> None:
     hanging = [node.hang(f"c{number}") for number in range(WORKERS)]
     node.until_stuck(WORKERS)
-    assert node.serves()
-    assert node.launch("noop", "CHECK", "good", network("red", "noop")).returncode == 0
+    until(node.serves)
+    until(node.serves_launchers)
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
@@ -108,7 +111,7 @@ def test_call_whose_client_has_gone_counts_when_it_hangs(node: Node) -> None:
     for client in clients:
         client.close()
     node.until_stuck(2)
-    assert node.serves()
+    until(node.serves)
 
 
 def test_call_that_ends_after_all_is_counted_no_longer(node: Node) -> None:
@@ -117,7 +120,7 @@ def test_call_that_ends_after_all_is_counted_no_longer(node: Node) -> None:
     node.let_go()
     node.until_stuck(0)
     assert node.get("/readyz") == (200, "serving\n")
-    assert node.serves()
+    until(node.serves)
     for client in hanging:
         client.close()
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tests.attacks.bounds_node import Node, network, node
 from tests.plugins import CHECKOUT
+from tests.waiting import until
 
 CLIENTS = 4
-ROUNDS = 6
+ROUNDS = 12
 ROUND = 3.0  # seconds, half of them with the attacker
 MOST = 3.0  # times as long
 IPAM = "podfabric-ipam"
@@ -63,9 +64,7 @@ def attacking(attacked: Node) -> Iterator[None]:
     seen = attacked.service.log.stat().st_size
     with subprocess.Popen(command, cwd=CHECKOUT) as attacker:
         try:
-            while "attacker" not in attacked.service.log.read_text()[seen:]:
-                assert attacker.poll() is None
-                time.sleep(0.05)
+            until(lambda: "attacker" in attacked.service.log.read_text()[seen:])
             yield
             assert attacker.poll() is None
         finally:

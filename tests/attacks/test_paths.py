@@ -152,8 +152,8 @@ def test_a_log_file_in_an_allowed_directory_is_written(node: Calls, allowed: Pat
     node.add(ipam)
     node.delete(ipam)
     lines = log.read_text().splitlines()
-    assert "[info] ADD network n1, container c1, interface eth0: 10.0.0.1/24" in lines[0]
-    assert "[info] DEL network n1, container c1, interface eth0: 10.0.0.1" in lines[1]
+    assert "[info] ADD n1/c1/eth0: 10.0.0.1/24" in lines[0]
+    assert "[info] DEL n1/c1/eth0: 10.0.0.1" in lines[1]
     assert log.stat().st_mode & 0o777 == 0o600
 
 

@@ -1,4 +1,4 @@
-"""Table K: running an IPAM plugin, through the plugin that does nothing else."""
+"""Table K: how IPAM plugins are called, shown by `noop`, which does nothing else."""
 
 import shutil
 import threading
@@ -34,13 +34,13 @@ def test_delegate_gets_our_environment_and_our_bytes(
         stdin = b" " + encoded(configured(delegate)) + b"\n\n"
     assert node.run(subject, environ, stdin).exit_code == 0
     (call,) = delegate.calls
-    # The interpreter itself may name its locale to its children (PEP 538).
+    # The interpreter may add its locale to the environment (PEP 538).
     assert {k: v for k, v in call.environ.items() if k != "LC_CTYPE"} == environ
     assert call.stdin == stdin
 
 
 @row("K1", by=[IPOIB])
-def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
+def test_del_of_an_interface_plugin_is_passed_on_unchanged(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
     environ = node.environ(CNI_COMMAND="DEL", SURPLUS="x y")
@@ -52,7 +52,7 @@ def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
 
 
 @row("K2", by=[NOOP])
-def test_delegate_is_that_of_the_installation_and_not_of_cni_path(
+def test_delegate_is_taken_from_the_installation_and_not_from_cni_path(
     node: Node, tmp_path: Path, delegate: Delegate, subject: Subject
 ) -> None:
     other = Delegate.install(tmp_path / "other", delegate.name)
@@ -146,8 +146,10 @@ def test_standard_error_of_the_delegate_is_on_ours(
 
 
 @row("K13", by=[NOOP])
-def test_delegate_that_is_being_written_is_tried_again(node: Node, subject: Subject) -> None:
-    """A program and not a script, whose interpreter would be the busy file."""
+def test_start_is_tried_again_while_the_delegate_is_being_written(
+    node: Node, subject: Subject
+) -> None:
+    """With a program: of a script, the kernel would not find the file busy but its interpreter."""
     program = node.delegates / "true"
     program.parent.mkdir()
     shutil.copy("/bin/true", program)

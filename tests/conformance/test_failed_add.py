@@ -65,7 +65,7 @@ BAD_KEYS: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize(("key", "value"), BAD_KEYS, ids=[f"{k}={v}" for k, v in BAD_KEYS])
 @row("J8", by=[IPOIB])
-def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
+def test_value_that_cannot_work_is_an_error_and_nothing_is_made(
     node: Node, netns: Path, subject: Subject, key: str, value: object
 ) -> None:
     links = ip("-brief", "link")
@@ -79,7 +79,9 @@ def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
 
 
 @row("J8", by=[IPOIB])
-def test_pod_without_an_hca_gets_none_by_itself(node: Node, netns: Path, subject: Subject) -> None:
+def test_pod_without_an_hca_does_not_get_one_from_auto(
+    node: Node, netns: Path, subject: Subject
+) -> None:
     links = ip("-brief", "link")
     config = subject.config(master="auto", ipam=IPAM.keys["ipam"])
     outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
@@ -106,7 +108,7 @@ def test_range_that_cannot_work_is_an_error_and_nothing_is_reserved(
 @pytest.mark.parametrize("after", [0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.15])
 @row("J9", by=[IPAM])
 def test_killed_add_leaves_nothing_after_del(node: Node, subject: Subject, after: float) -> None:
-    """Wherever the kill hits: `tests/host/ipam` names the places."""
+    """Wherever the kill hits; tests/unit/ipam kills at every single step."""
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(subject.config()))

@@ -189,3 +189,18 @@ def answering(answer: bytes) -> Callable[[Peer], object]:
         peer.send(answer)
 
     return act
+
+
+class Recorder:
+    """An agent's part that keeps what it got, and sees how the launcher leaves."""
+
+    def __init__(self, answer: bytes = WHOLE) -> None:
+        self.answer = answer
+        self.peer: Peer | None = None
+        self.request: LauncherRequest | None = None
+
+    def __call__(self, peer: Peer) -> None:
+        self.request, self.peer = peer.receive(), peer
+        assert peer.waits(), "it hung up before the answer, or sent more than its header says"
+        peer.send(self.answer)
+        assert peer.rest() == b""

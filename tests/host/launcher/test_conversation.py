@@ -15,23 +15,17 @@ import pytest
 
 from agent import framing
 from agent.framing import MAX_CONFIG, LauncherRequest
-from tests.host.launcher.fake import CONFIG, RESULT, WHOLE, Agent, Launcher, Peer, answering
+from tests.host.launcher.fake import (
+    CONFIG,
+    RESULT,
+    WHOLE,
+    Agent,
+    Launcher,
+    Peer,
+    Recorder,
+    answering,
+)
 from tests.waiting import PATIENCE
-
-
-class Recorder:
-    """An agent's part that keeps what it got, and sees how the launcher leaves."""
-
-    def __init__(self, answer: bytes = WHOLE) -> None:
-        self.answer = answer
-        self.peer: Peer | None = None
-        self.request: LauncherRequest | None = None
-
-    def __call__(self, peer: Peer) -> None:
-        self.request, self.peer = peer.receive(), peer
-        assert peer.waits(), "it hung up before the answer, or sent more than its header says"
-        peer.send(self.answer)
-        assert peer.rest() == b""
 
 
 @pytest.fixture
