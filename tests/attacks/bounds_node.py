@@ -1,4 +1,4 @@
-"""A node with an agent, and calls of it: over its socket, and through launchers."""
+"""A node with an agent, and calls to it: over its socket, and through launchers."""
 
 import json
 import os
@@ -23,10 +23,10 @@ PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
 
 @dataclass
 class Answer:
-    """One call's: what a launcher would have printed, and what it cost.
+    """What a launcher would have printed, and the cost of the call.
 
-    `cpu` are the seconds that all threads of the agent worked meanwhile: on a busy machine a call
-    takes many times as long as that.
+    `cpu` are the seconds of CPU that all threads of the agent used during the call. On a busy
+    machine `seconds`, the wall time, may be many times as much.
     """
 
     exit_code: int
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass
 class Node(Caller):
-    """A node whose agent has so few `workers`. CNI_NETNS is `netns`."""
+    """A node whose agent has only that many `workers`. CNI_NETNS is `netns`."""
 
     workers: int = 4
     netns: str = "/none"
@@ -76,12 +76,12 @@ class Node(Caller):
         return Answer(done.returncode, done.stdout, done.stderr, *cost)
 
     def cpu_time(self) -> float:
-        """Seconds that all threads of the agent have worked so far."""
+        """Seconds of CPU that all threads of the agent have used so far."""
         # The clock of another process: MAKE_PROCESS_CPUCLOCK in include/linux/posix-timers.h.
         return time.clock_gettime(~self.service.process.pid << 3 | 2)
 
     def require_all_workers(self) -> None:
-        """As many calls as there are workers are at work at the same time."""
+        """Check that every worker can take a call, all at the same time."""
         before = len(list(self.state.glob("DEL-*")))
         fifo = self.service.root / "until-all-are-here"
         os.mkfifo(fifo)
@@ -117,7 +117,7 @@ def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
 
 @contextmanager
 def node(root: Path, workers: int = 4, netns: str = "/none") -> Iterator[Node]:
-    """A node whose agent has so few workers; everything of it is below `root`."""
+    """A node whose agent has only that many workers; its files are below `root`."""
     etc = root / "etc"
     etc.mkdir(parents=True)
     (etc / "config.yaml").write_text(f'agent: {{listen: "", workers: {workers}, deadline: 60}}\n')

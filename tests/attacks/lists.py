@@ -29,7 +29,7 @@ def ranged(**keys: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class List:
-    """A list of a configuration: the whole of it by its entries, and one entry by its number."""
+    """A list of a configuration: `entry` makes one entry, `config` the keys that hold the list."""
 
     key: str
     plugin: str
@@ -48,14 +48,14 @@ class List:
 
     @property
     def widest(self) -> int:
-        """As many entries as the limit of values lets through."""
+        """The number of entries that the limit of values allows."""
         entry = json.dumps(self.entry(1))
-        values = 1 + sum(entry.count(one) for one in ",[{")
+        values = 1 + sum(entry.count(character) for character in ",[{")
         return (limits.MAX_VALUES - 100) // values
 
     @property
     def largest(self) -> int:
-        """As many entries as fit 1 MiB."""
+        """The number of entries that fit into 1 MiB."""
         return (limits.MAX_BYTES - 1000) // (len(json.dumps(self.entry(100_000))) + 2)
 
 

@@ -1,7 +1,7 @@
-"""Lists without end: each is refused by its name and limit, and no other pod waits for that.
+"""Very long lists: the error names the key and its limit, and no other pod has to wait.
 
-A list is as long as it may be within the limits of a whole configuration, where it is its own
-limit that counts; and as long as fits 1 MiB.
+Each list is tested as long as the limits of a whole configuration allow, so that its own limit
+decides, and as long as fits into 1 MiB.
 """
 
 import threading
@@ -27,7 +27,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 class Victim(threading.Thread):
-    """Another pod, whose DEL is called again and again."""
+    """Another pod, for which DEL is called repeatedly."""
 
     def __init__(self, attacked: Node) -> None:
         super().__init__()
@@ -52,29 +52,31 @@ class Victim(threading.Thread):
         assert {answer.code for answer in self.answers} == {0}
 
 
-@pytest.mark.parametrize("one", LISTS, ids=str)
+@pytest.mark.parametrize("listed", LISTS, ids=str)
 def test_list_beyond_its_limit_is_refused_by_its_key_and_no_other_pod_waits(
-    attacked: Node, one: List
+    attacked: Node, listed: List
 ) -> None:
     with Victim(attacked) as victim:
-        for verb in one.verbs:
-            for entries in (one.limit + 1, one.widest):
-                answer = attacked.call(one.plugin, verb, "attacker", one.of(entries))
-                assert answer.code in (one.code, 50 if verb == "STATUS" else one.code)
+        for verb in listed.verbs:
+            for entries in (listed.limit + 1, listed.widest):
+                answer = attacked.call(listed.plugin, verb, "attacker", listed.of(entries))
+                assert answer.code in (listed.code, 50 if verb == "STATUS" else listed.code)
                 assert answer.document["code"] != 999
-                assert f"{one.key}" in answer.document["msg"], answer
-                assert str(one.limit) in answer.document["msg"], answer
+                assert f"{listed.key}" in answer.document["msg"], answer
+                assert str(listed.limit) in answer.document["msg"], answer
                 assert answer.cpu < BOUND
     victim.require_quick()
 
 
-@pytest.mark.parametrize("one", LISTS, ids=str)
+@pytest.mark.parametrize("listed", LISTS, ids=str)
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "STATUS", "DEL", "GC"])
-def test_list_of_a_mebibyte_holds_no_other_pod_up(attacked: Node, one: List, verb: str) -> None:
-    raw = one.of(one.largest)
+def test_list_of_a_mebibyte_does_not_delay_other_pods(
+    attacked: Node, listed: List, verb: str
+) -> None:
+    raw = listed.of(listed.largest)
     assert 1 << 19 < len(raw) <= limits.MAX_BYTES
     with Victim(attacked) as victim:
-        answer = attacked.call(one.plugin, verb, "attacker", raw)
+        answer = attacked.call(listed.plugin, verb, "attacker", raw)
     if verb in ("DEL", "GC"):
         assert answer.code == 0
     else:
@@ -84,7 +86,7 @@ def test_list_of_a_mebibyte_holds_no_other_pod_up(attacked: Node, one: List, ver
     victim.require_quick()
 
 
-def test_list_that_is_just_within_its_limit_is_no_mistake(attacked: Node) -> None:
+def test_list_at_its_limit_is_accepted(attacked: Node) -> None:
     excluded = [v4(number) for number in range(0, 2048, 2)]
     routes = [{"dst": f"{v6(number << 16)}/112"} for number in range(256)]
     raw = network("attack", IPAM, **ranged(exclude=excluded, routes=routes))
@@ -101,7 +103,7 @@ def test_list_that_is_just_within_its_limit_is_no_mistake(attacked: Node) -> Non
 def test_64_sets_over_1024_exclusions_hold_the_store_for_no_longer_than_they_must(
     attacked: Node,
 ) -> None:
-    """The whole of what is allowed at once, again for the same pod, and asked for by name."""
+    """All that is allowed at once, for a returning pod, and with requested addresses."""
     sets = [
         {
             "range": RANGE,
@@ -157,7 +159,7 @@ def test_arguments_without_end_are_refused(attacked: Node, plugin: str, pair: st
 def test_deep_nesting_is_refused_and_the_agent_lives(
     attacked: Node, plugin: str, opening: str, verb: str
 ) -> None:
-    """Python 3.13 counts no depth where C recurses: there the agent died of it."""
+    """Python 3.13 does not limit recursion in C code: without a limit the agent died there."""
     process = attacked.service.process
     for depth in (40, 600, 5000, 200_000):
         raw = network("attack", plugin)[:-1] + b',"x":' + opening.encode() * depth
@@ -172,10 +174,12 @@ def fresh(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-def test_limits_hold_without_an_agent_in_the_way(fresh: Node) -> None:
-    """Through launchers, as a runtime calls: one document, and one line in it."""
-    for one in LISTS[:6]:
-        answer = fresh.call_by_launcher(one.plugin, "ADD", "attacker", one.of(one.limit + 1))
+def test_limits_hold_through_launchers(fresh: Node) -> None:
+    """Through launchers, as a runtime calls: one document with a message of one line."""
+    for listed in LISTS[:6]:
+        answer = fresh.call_by_launcher(
+            listed.plugin, "ADD", "attacker", listed.of(listed.limit + 1)
+        )
         assert answer.code == 7
         assert answer.document["msg"].isprintable()
         assert len(answer.stdout) < 5000
