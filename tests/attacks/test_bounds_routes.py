@@ -90,9 +90,8 @@ def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None
         Interface("near"),
     )
     expected.compare_addresses(pod.route, pod.link)
-    assert (
-        time.thread_time() - started < 1.0
-    )  # seconds of CPU: it takes 0.1, and with a dump for each route more than 5
+    # It takes 0.1 s of CPU, and with a dump for each route more than 5 s.
+    assert time.thread_time() - started < 1.0
     assert {(hop.destination, hop.gateway) for hop in HOPS} <= set(pod.routes())
     subprocess.run([IP, "-n", pod.path.name, "route", "delete", HOPS[200].destination], check=True)
     with pytest.raises(CNIError, match="is gone from the pod"):

@@ -9,6 +9,7 @@ import pytest
 from tests.kernel import cards, igb
 from tests.kernel.cards import DEVICES, Card
 from tests.kernel.pods import IP, link_names, pings, pod, run
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -106,4 +107,4 @@ def test_zx_hca_of_a_vf_lives_in_a_pod_and_comes_back(machine: list[Card]) -> No
             assert "ibloop0" not in run(igb.RDMA, "dev")
             assert not list((DEVICES / vf / "infiniband").iterdir())
             assert link_names(netns) == {"lo"}, "its IPoIB interface is made again on the host"
-        igb.await_true(lambda: "ibloop0" in run(igb.RDMA, "dev"), "ibloop0 on the host")
+        until(lambda: "ibloop0" in run(igb.RDMA, "dev"))

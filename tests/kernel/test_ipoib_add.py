@@ -12,6 +12,7 @@ import pytest
 from cni.ipoib import child
 from host.namespaces import NetworkNamespace
 from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+from tests.waiting import PATIENCE
 
 
 def verbs_below(parent: str) -> tuple[str, str]:
@@ -196,7 +197,7 @@ def test_new_address_is_announced_in_infinibands_own_form(node: Node, pods: list
         with space.entered():
             sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
             sniffer.bind(("net1", 3))
-        sniffer.settimeout(10)
+        sniffer.settimeout(PATIENCE)
         config = {"ipam": {"type": "podfabric-ipam", "ipRanges": [
             {"range": "10.6.0.0/24"}, {"range": "fd00:6::/64"}]}}  # fmt: skip
         reply = node.add("c1", pods[1], **config)

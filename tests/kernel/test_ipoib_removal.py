@@ -1,8 +1,8 @@
 """DEL, GC and the sweep: nothing of ours is left, whatever happened, and nothing else goes."""
 
 import subprocess
-import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
 from tests.kernel.processes import in_processes
+from tests.waiting import until
 
 CONFIG: dict[str, Any] = {"ipam": ipam("10.4.0.0/24")}
 
@@ -288,22 +289,13 @@ def test_deletes_in_parallel_all_succeed(node: Node, pods: list[str]) -> None:
 
 
 def _until_inside(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    own = NetworkNamespace.open("/proc/self/ns/net")
-    with own:
-        while time.monotonic() < deadline:
-            with NetworkNamespace.open(f"/proc/{pid}/ns/net") as theirs:
-                if theirs.inode != own.inode:
-                    return
-            time.sleep(0.05)
-    raise AssertionError("the process did not enter the namespace")
+    own = Path("/proc/self/ns/net").stat().st_ino
+    until(lambda: Path(f"/proc/{pid}/ns/net").stat().st_ino != own)
 
 
 def _wait_for_stray() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    def is_back() -> bool:
         with netlink() as host:
-            if any(link.alias.startswith("podfabric:") for link in links.every(host, "ipoib")):
-                return
-        time.sleep(0.1)
-    raise AssertionError("the child did not come back to the host")
+            return any(link.alias.startswith("podfabric:") for link in links.every(host, "ipoib"))
+
+    until(is_back)

@@ -12,6 +12,7 @@ from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, RdmaNode, SriovNode, link_in, link_names, pod, run
 from tests.kernel.processes import killed_at
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_rdma_device_that_left_the_pod_is_found_by_check(sriov: SriovNode, isola
             checked = sriov.call("CHECK", "c1", netns, previous=reply, **config)
             assert checked.document["code"] == 102, checked
             assert "RDMA device ibloop0" in checked.text
-        igb.await_true(lambda: "ibloop0" in run(RDMA, "dev"), "ibloop0 on the host")
+        until(lambda: "ibloop0" in run(RDMA, "dev"))
         sriov.delete("c1", netns, **config)
     assert sriov.leftovers() == []
 
