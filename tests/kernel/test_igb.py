@@ -1,4 +1,4 @@
-"""The machine's SR-IOV cards: VFs, VLANs, wire, drivers and RDMA are as other tests rely on."""
+"""The machine's SR-IOV cards: VFs, VLANs, wire, drivers and RDMA work as other tests need."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ def machine() -> Iterator[list[Card]]:
 
 @pytest.fixture
 def reached(machine: list[Card]) -> Iterator[list[str]]:
-    """Two pods, each with the first VF of one card as net1, with an address."""
+    """Two pods; the first VF of each card is net1 of a pod, with an address."""
     before = cards.snapshot()
     names = [card.netdev(0) for card in machine]
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What an ADD makes of the kernel, read back from the kernel."""
+"""What an ADD changes in the kernel, as the kernel shows it."""
 
 import ipaddress
 import json
@@ -175,7 +175,7 @@ def test_default_route_goes_behind_another_networks(node: Node, pods: list[str])
 def test_children_of_one_port_have_link_local_addresses_that_differ(
     node: Node, pods: list[str]
 ) -> None:
-    """The kernel's own would be the same: it is made of the port's GUID alone."""
+    """The kernel would give them the same one, which it makes from the port's GUID alone."""
     found = []
     for number, netns in enumerate(pods):
         node.add(f"c{number}", netns)

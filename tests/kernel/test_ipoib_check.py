@@ -1,4 +1,4 @@
-"""CHECK finds whatever differs from what ADD set."""
+"""CHECK finds every difference from the state that ADD set."""
 
 import shutil
 from collections.abc import Callable

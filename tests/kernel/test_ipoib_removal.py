@@ -1,4 +1,4 @@
-"""DEL, GC and the sweep: nothing of ours is left, whatever happened, and nothing else goes."""
+"""DEL, GC and the sweep remove all that is ours, whatever happened, and nothing else."""
 
 import subprocess
 from functools import partial
@@ -87,7 +87,7 @@ def test_delete_leaves_other_interfaces_of_the_pod(node: Node, pods: list[str]) 
 
 
 def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str]) -> None:
-    """An IPoIB child called net1 that is somebody else's stays, in the pod and on the host."""
+    """A foreign IPoIB child called net1 stays, in the pod and on the host."""
     for name in ("net1", "pfmine"):
         run(IP, "link", "add", name, "link", "ib0", "type", "ipoib", "pkey", "0x8003")
     run(IP, "link", "set", "net1", "netns", pods[0])
@@ -195,7 +195,7 @@ def test_namespace_made_anew_under_the_same_path_is_another(node: Node) -> None:
         node.add("c1", netns, **CONFIG)
         run(IP, "netns", "delete", netns)
         run(IP, "netns", "add", netns)
-        added = node.add("c1", netns, **CONFIG)  # the former one is settled first
+        added = node.add("c1", netns, **CONFIG)  # this settles the earlier attachment first
         assert node.reservations() == added.addresses
         node.delete("c1", netns, **CONFIG)
     assert node.leftovers() == []
@@ -246,7 +246,7 @@ def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: li
 
 
 def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str]) -> None:
-    """Another boot's entry says nothing about this kernel, whatever the names."""
+    """An entry of another boot says nothing about this kernel, even if names match."""
     node.add("c1", pods[0], **CONFIG)
     journal = Journal(node.paths)
     (entry,) = journal.entries()
