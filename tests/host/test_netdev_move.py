@@ -23,6 +23,7 @@ from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, NameTaken, Origin
 from host.netlink import Rtnetlink, netlink
 from host.rtnetlink import RTM_SETLINK
+from tests.waiting import PATIENCE
 
 IP = "/usr/sbin/ip"
 MARK = Mark("0123456789abcdef0123456789abcdef")
@@ -298,7 +299,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
     assert failures == []
     assert len([link for link in links.every(fabric.outside, "veth") if not link.alias]) == 17
 

@@ -1,9 +1,9 @@
-"""A plugin on the protocol alone, that does what the environment variable NOOP says.
+"""A plugin without a network, which does what the environment variable NOOP says.
 
 NOOP is a JSON object, see `Script`. Without it: ADD answers one address, everything succeeds.
-With "ipam" in the configuration every verb is passed on to that delegate; a prevResult is
-answered with nothing of ours behind it. Every call that reaches a verb is written, with the
-configuration's bytes, to a file below PODFABRIC_STATE.
+With "ipam" in the configuration it passes every verb on to that delegate. It answers a prevResult
+unchanged. For every call that reaches a verb it writes the configuration's bytes to a file below
+PODFABRIC_STATE.
 """
 
 import os
@@ -33,7 +33,7 @@ class Script(msgspec.Struct):
     versions: tuple[str, ...] = VERSIONS
     prints: str = ""
     sleeps: float = 0.0
-    waits_for: str = ""  # a FIFO: until another process opens it, and without a way to be ended
+    waits_for: str = ""  # a FIFO: hangs in the kernel until another process opens it
     killed_by: int = 0
     fails: tuple[int, str] | None = None
     raises: str = ""

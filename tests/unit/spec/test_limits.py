@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cni.spec import limits
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import MAX_CONFIG_BYTES
+from tests.unit.spec.hostile import HOSTILE
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},:é\n', max_size=8),
@@ -134,24 +135,7 @@ def test_ordinary_configuration_costs_at_most_ten_times_its_decoding() -> None:
     assert _cost(limits.decode, raw, 2000) < 10 * _cost(json.loads, raw, 2000)
 
 
-M = limits.MAX_BYTES - 100
-HOSTILE = {
-    "numbers": b'{"a":[' + b"1," * (M // 2) + b"1]}",
-    "brackets": b"[" * M,
-    "empty lists": b"[" + b"[]," * (M // 3) + b"[]]",
-    "empty strings": b"[" + b'"",' * (M // 3) + b'""]',
-    "quotes": b'"' * M,
-    "backslashes": b'"' + b"\\" * M + b'"',
-    "spaces": b"{" + b" " * M + b"}",
-    "digits": b"[" + b"1" * M + b"]",
-    "one string": b'["' + b"x" * M + b'"]',
-    "long strings": b"[" + b'"%s",' % (b"[" * 16_000) * 60 + b"1]",
-    "many strings": b"[" + b'"%s",' % (b"," * 100) * 9_900 + b"1]",
-    "many objects": b"[" + b'{"k":1},' * 3_300 + b"1]",
-}
-
-
-LARGE = json.dumps({f"key{i}": ["10.0.0.1/32"] * 4 for i in range(M // 80)}).encode()
+LARGE = json.dumps({f"key{i}": ["10.0.0.1/32"] * 4 for i in range(limits.MAX_BYTES // 80)}).encode()
 
 
 @pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE.keys())
