@@ -1,9 +1,8 @@
 """The VFs of a PF, as the PF's netlink shows and sets them (IFLA_VFINFO_LIST of rtnetlink).
 
-The structs are packed here by hand (linux/if_link.h): pyroute2's classes send two bytes too few of
-a VLAN, which kernels refuse since 2024, read twice too many of a GUID, and cut InfiniBand's
-hardware addresses. Nothing is sent twice but while the PF's driver is busy, and nothing is read
-back: some drivers accept a setting and keep the old one, so who needs to know reads afterwards.
+The structs are those of linux/if_link.h. Nothing is sent twice but while the PF's driver is busy,
+and nothing is read back: some drivers accept a setting and keep the old one, so who needs to know
+reads afterwards.
 """
 
 import errno
@@ -14,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from host.errors import HostError, explained
-from host.links import ARPHRD_INFINIBAND, RTEXT_FILTER_SKIP_STATS, Link
+from host.links import ARPHRD_INFINIBAND, Link
 from host.netlink import (
     HEADER,
-    IFINFOMSG,
     NLM_F_ACK,
     NetlinkError,
     Rtnetlink,
@@ -25,10 +23,16 @@ from host.netlink import (
     attributes,
     trying,
 )
-from host.rtnetlink import RTM_GETLINK, RTM_SETLINK
+from host.rtnetlink import (
+    IFINFOMSG,
+    IFLA_EXT_MASK,
+    RTEXT_FILTER_SKIP_STATS,
+    RTM_GETLINK,
+    RTM_SETLINK,
+)
 
 # linux/if_link.h
-IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = 21, 22, 29
+IFLA_NUM_VF, IFLA_VFINFO_LIST = 21, 22
 IFLA_VF_INFO = 1
 IFLA_VF_MAC, IFLA_VF_VLAN, IFLA_VF_TX_RATE, IFLA_VF_SPOOFCHK = 1, 2, 3, 4
 IFLA_VF_LINK_STATE, IFLA_VF_RATE, IFLA_VF_TRUST = 5, 6, 9
