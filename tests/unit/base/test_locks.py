@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 REQUIREMENT = re.compile(r"([a-z0-9-]+)==(\S+)")
 
 
