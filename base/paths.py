@@ -1,6 +1,7 @@
 """Where everything is on this node. Every root can be moved, so that tests run on made-up trees."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -78,4 +79,10 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     def boot_id(self) -> str:
         """This boot's identity (proc(5)): state of another boot's kernel is moot."""
-        return (self.proc / "sys/kernel/random/boot_id").read_text().strip()
+        return _boot_id(self.proc)
+
+
+@cache
+def _boot_id(proc: Path) -> str:
+    """Read once: no process outlives a boot."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()

@@ -67,13 +67,13 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def addition(link: Link, cidr: str) -> Change:
     """Add an address. IPv6 without duplicate detection: whoever assigned it knows it is unique,
     and detection would cost every pod one to two seconds."""
-    interface = ipaddress.ip_interface(cidr)
-    ip, prefix = interface.ip.packed, interface.network.prefixlen
-    if interface.version == 6:
-        request = IFADDRMSG.pack(AF_INET6, prefix, IFA_F_NODAD, 0, link.index)
-    else:
-        request = IFADDRMSG.pack(AF_INET, prefix, 0, 0, link.index) + attribute(IFA_LOCAL, ip)
-    request += attribute(IFA_ADDRESS, ip)
+    address, _, prefix = cidr.partition("/")
+    family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
+    packed = socket.inet_pton(family, address)
+    request = IFADDRMSG.pack(family, int(prefix), flags, 0, link.index)
+    if family == AF_INET:
+        request += attribute(IFA_LOCAL, packed)
+    request += attribute(IFA_ADDRESS, packed)
     what = f'adding address {cidr} to "{link.name}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Change(what, RTM_NEWADDR, request, flags, accepted=(errno.EEXIST,))

@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:
     """Send one announcement for each address (CIDR) of an interface that has carrier."""
-    found = [ipaddress.ip_interface(cidr).ip for cidr in addresses]
+    found = [ipaddress.ip_address(cidr.partition("/")[0]) for cidr in addresses]
     with ExitStack() as stack, namespace.entered():
         sender = _packet_socket(stack) if any(ip.version == 4 for ip in found) else None
         for address in found:

@@ -7,6 +7,7 @@ stay in a 1.0.0 result; tests hold both to the reference's own output.
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +25,7 @@ FAMILY_100 = ("1.0.0", "1.1.0")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
+@lru_cache(1024)  # one ADD reads the same few several times
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
     address, slash, prefix = text.partition("/")
@@ -36,6 +38,7 @@ def _cidr(text: str) -> str:
     return f"{interface.ip}/{int(prefix)}"
 
 
+@lru_cache(1024)
 def _ip(text: str) -> str:
     if "%" in text:  # a zone, which Python reads and CNI has no place for
         raise ValueError(f"invalid IP address: {text}")
