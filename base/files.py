@@ -78,19 +78,24 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
         left, offset = left[written:], offset + written
 
 
-def remove(path: Path) -> None:
-    """Remove the file at `path` and a killed writer's temporary file, durably.
+def remove(path: Path, *, durable: bool = True) -> None:
+    """Remove the file at `path` and a killed writer's temporary file.
 
-    A file that does not exist is no error.
+    A file that does not exist is no error. A removal that is not `durable` may be undone by a
+    power cut.
     """
     with ExitStack() as opened:
-        try:
-            directory = _open_directory(path.parent, opened)
-        except FileNotFoundError:
-            return
-        _temporary(path).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-        os.fsync(directory)
+        directory = -1
+        if durable:
+            try:
+                directory = _open_directory(path.parent, opened)
+            except FileNotFoundError:
+                return
+        for name in (_temporary(path), path):
+            with suppress(FileNotFoundError):
+                os.unlink(name)  # noqa: PTH108 - a Path's own costs more than the call
+        if durable:
+            os.fsync(directory)
 
 
 def _create_temporary(path: Path, mode: int) -> int:

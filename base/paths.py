@@ -1,6 +1,7 @@
 """Paths of the node's files. Every root can be changed, so that tests run on trees of their own."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -78,4 +79,10 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     def boot_id(self) -> str:
         """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
-        return (self.proc / "sys/kernel/random/boot_id").read_text().strip()
+        return _boot_id(self.proc)
+
+
+@cache
+def _boot_id(proc: Path) -> str:
+    """Read once: no process outlives a boot."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()

@@ -52,7 +52,7 @@ def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
 
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> None:
     """Send one announcement for each address (CIDR) of an interface that has carrier."""
-    ips = [ipaddress.ip_interface(cidr).ip for cidr in addresses]
+    ips = [ipaddress.ip_address(cidr.partition("/")[0]) for cidr in addresses]
     with ExitStack() as stack, namespace.entered():
         sender = _packet_socket(stack) if any(ip.version == 4 for ip in ips) else None
         for address in ips:

@@ -6,6 +6,7 @@ an interface moves, so look it up again after a move.
 
 import errno
 import fcntl
+import socket
 import struct
 from collections.abc import Sequence
 
@@ -15,23 +16,50 @@ from host.errors import HostError, LinkMissing, explained
 from host.namespaces import NetworkNamespace
 from host.netlink import (
     HEADER,
-    IFINFOMSG,
+    NLA_F_NESTED,
     NLM_F_CREATE,
     NLM_F_EXCL,
     Change,
     NetlinkError,
     Rtnetlink,
+    attribute,
     attributes,
+    fields,
+    number,
+    string,
+    text,
     trying,
+    value,
 )
 from host.rtnetlink import (
+    IFINFOMSG,
+    IFLA_ADDRESS,
+    IFLA_AF_SPEC,
+    IFLA_ALT_IFNAME,
+    IFLA_BROADCAST,
+    IFLA_EXT_MASK,
+    IFLA_IFALIAS,
+    IFLA_IFNAME,
+    IFLA_INET6_ADDR_GEN_MODE,
+    IFLA_INFO_DATA,
+    IFLA_INFO_KIND,
+    IFLA_IPOIB_MODE,
+    IFLA_IPOIB_PKEY,
+    IFLA_IPOIB_UMCAST,
+    IFLA_LINK,
+    IFLA_LINKINFO,
+    IFLA_MTU,
+    IFLA_NET_NS_FD,
+    IFLA_PARENT_DEV_NAME,
+    IFLA_PERM_ADDRESS,
+    IFLA_PROP_LIST,
+    RTEXT_FILTER_SKIP_STATS,
     RTM_DELLINK,
     RTM_DELLINKPROP,
     RTM_GETLINK,
     RTM_NEWLINK,
     RTM_NEWLINKPROP,
     RTM_SETLINK,
-    ifinfmsg,
 )
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
@@ -40,11 +68,10 @@ IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
 IFF_LOWER_UP = 0x10000
 IFNAMSIZ, IFALIASZ = 16, 256
 SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
-_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7), with an index
-_IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # the same with a hardware address
+_U16 = struct.Struct("=H")
+_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
+_IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
-IFLA_PERM_ADDRESS = 54  # linux/if_link.h, Linux 5.6
-RTEXT_FILTER_SKIP_STATS = 0x8  # linux/rtnetlink.h
 IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
 
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
@@ -86,11 +113,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(route: Rtnetlink, name: str) -> Link | None:
-    """The interface with that name or alternative name in the socket's namespace."""
-    query = _query()
+    """The interface of that name, or alternative name, in the socket's namespace."""
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
-    query["attrs"].append(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name))
-    return _get(route, f'looking up interface "{name}"', query)
+    question = _question(attributes=string(IFLA_IFNAME if short else IFLA_ALT_IFNAME, name))
+    return _get(route, f'looking up interface "{name}"', question)
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
@@ -148,10 +174,8 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
-    """The interface with that index in the socket's namespace, after these changes."""
-    query = _query()
-    query["index"] = index
-    return _get(route, f"looking up interface {index}", query, after)
+    """The interface of that index in the socket's namespace, after these changes."""
+    return _get(route, f"looking up interface {index}", _question(index), after)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
@@ -163,14 +187,11 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 
 def every(route: Rtnetlink, kind: str = "") -> list[Link]:
-    """The interfaces in the socket's namespace: all, or those of one kind."""
-    query = _query()
-    if kind:
-        info = [("IFLA_INFO_KIND", kind)]
-        query["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
+    """All interfaces of the socket's namespace, or those of one kind."""
+    info = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, kind)) if kind else b""
     with trying("listing interfaces"):
-        links = [_link(message) for message in route.dump(RTM_GETLINK, query)]
-    # For an unknown kind the kernel lists all interfaces.
+        links = [_link(part) for _, part in route.table(RTM_GETLINK, _question(attributes=info))]
+    # The kernel shows all of them where it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
 
 
@@ -181,18 +202,12 @@ def make_ipoib_child(
 
     The message has no queue length, so that the driver's own applies (twice its send queue).
     """
-    settings = [
-        ("IFLA_IPOIB_PKEY", pkey),
-        ("IFLA_IPOIB_MODE", IPOIB_MODES.index(mode)),
-        ("IFLA_IPOIB_UMCAST", int(umcast)),
-    ]
-    info = [("IFLA_INFO_KIND", "ipoib"), ("IFLA_INFO_DATA", {"attrs": settings})]
-    request = ifinfmsg()
-    request["attrs"] = [
-        ("IFLA_IFNAME", name),
-        ("IFLA_LINK", parent.index),
-        ("IFLA_LINKINFO", {"attrs": info}),
-    ]
+    settings = attribute(IFLA_IPOIB_PKEY, _U16.pack(pkey))
+    settings += attribute(IFLA_IPOIB_MODE, _U16.pack(IPOIB_MODES.index(mode)))
+    settings += attribute(IFLA_IPOIB_UMCAST, _U16.pack(umcast))
+    info = string(IFLA_INFO_KIND, "ipoib") + attribute(IFLA_INFO_DATA, settings)
+    request = IFINFOMSG.pack(0, 0, 0, 0, 0) + string(IFLA_IFNAME, name)
+    request += number(IFLA_LINK, parent.index) + attribute(IFLA_LINKINFO, info)
     what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
     route.change(Change(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
     child = require(route, name)
@@ -208,7 +223,7 @@ def make_ipoib_child(
 
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
     """Set the MTU, in bytes."""
-    request = _settings(link, ("IFLA_MTU", mtu))
+    request = _settings(link, number(IFLA_MTU, mtu))
     route.change(Change(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
 
 
@@ -235,37 +250,36 @@ def move(
         mac: 6 bytes as text; "" keeps it.
         up: set the interface up too.
     """
-    attributes: list[tuple[str, object]] = [
-        ("IFLA_NET_NS_FD", target.descriptor),
-        ("IFLA_IFNAME", name),
-        ("IFLA_IFALIAS", alias[: IFALIASZ - 1]),
-    ]
-    if mtu:
-        attributes.append(("IFLA_MTU", mtu))
-    if mac:
-        attributes.append(("IFLA_ADDRESS", mac))
-    request = _settings(link, *attributes)
-    request["flags"] = request["change"] = IFF_UP if up else 0
+    request = _settings(
+        link,
+        number(IFLA_NET_NS_FD, target.descriptor)
+        + string(IFLA_IFNAME, name)
+        + string(IFLA_IFALIAS, alias[: IFALIASZ - 1])
+        + (number(IFLA_MTU, mtu) if mtu else b"")
+        + (attribute(IFLA_ADDRESS, _packed(mac)) if mac else b""),
+        flags=IFF_UP if up else 0,
+        change=IFF_UP if up else 0,
+    )
     what = f'moving "{link.name}" into netns "{target.path}" as "{name}"'
     route.change(Change(what, RTM_SETLINK, request))
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
-    """Rename an interface. Before Linux 6.2 it must be down."""
-    request = _settings(link, ("IFLA_IFNAME", name))
+    """Give an interface another name. Before Linux 6.2 it must be down."""
+    request = _settings(link, string(IFLA_IFNAME, name))
     route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
-    """Set the alias; "" removes it."""
-    request = _settings(link, ("IFLA_IFALIAS", alias[: IFALIASZ - 1]))
+    """Set the alias; an empty one is none."""
+    request = _settings(link, string(IFLA_IFALIAS, alias[: IFALIASZ - 1]))
     route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
-    route.change(Change(what, RTM_SETLINK, _settings(link, ("IFLA_ADDRESS", mac))))
+    route.change(Change(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac)))))
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
@@ -282,31 +296,28 @@ def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
 
 
 def no_generated_address(link: Link) -> Change:
-    """The change that keeps the kernel from generating an IPv6 link-local address."""
-    mode = [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]
-    request = _settings(link, ("IFLA_AF_SPEC", {"attrs": [("AF_INET6", {"attrs": mode})]}))
+    """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
+    mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
+    request = _settings(link, attribute(IFLA_AF_SPEC, attribute(socket.AF_INET6, mode)))
     what = f'setting the address generation mode of "{link.name}"'
     return Change(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
 
 
 def up(link: Link) -> Change:
-    """The change that sets an interface up."""
-    request = _settings(link)
-    request["flags"] = request["change"] = IFF_UP
+    """Set an interface up."""
+    request = _settings(link, flags=IFF_UP, change=IFF_UP)
     return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
 def down(link: Link) -> Change:
-    """The change that sets an interface down."""
-    request = _settings(link)
-    request["flags"], request["change"] = 0, IFF_UP
+    """Set an interface down."""
+    request = _settings(link, change=IFF_UP)
     return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
 
 
 def flagged(link: Link, flags: int, among: int) -> Change:
-    """The change that sets the IFF_* flags in the mask `among` to their values in `flags`."""
-    request = _settings(link)
-    request["flags"], request["change"] = flags, among
+    """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
+    request = _settings(link, flags=flags, change=among)
     words = {IFF_PROMISC: "promisc", IFF_ALLMULTI: "allmulti"}
     what = " and ".join(
         f"{word} {'on' if flags & flag else 'off'}" for flag, word in words.items() if among & flag
@@ -315,15 +326,10 @@ def flagged(link: Link, flags: int, among: int) -> Change:
 
 
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
-    """The device's permanent hardware address; "" if its driver does not report one."""
-    query = _query()
-    query["index"] = link.index
+    """The hardware address that the device has of its own; "" where its driver does not tell."""
     with trying(f'looking up "{link.name}"'):
-        _, part = route.ask(RTM_GETLINK, query)
-    for kind, start, end in attributes(part, HEADER.size + IFINFOMSG.size, len(part)):
-        if kind == IFLA_PERM_ADDRESS:
-            return part[start:end].hex(":")
-    return ""
+        _, part = route.ask(RTM_GETLINK, _question(link.index))
+    return fields(part, HEADER.size + IFINFOMSG.size).get(IFLA_PERM_ADDRESS, b"").hex(":")
 
 
 def delete(route: Rtnetlink, link: Link) -> None:
@@ -332,54 +338,64 @@ def delete(route: Rtnetlink, link: Link) -> None:
     route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
-def _query() -> ifinfmsg:
-    """A query for interfaces without statistics, which the kernel sums up over all CPUs."""
-    query = ifinfmsg()
-    query["attrs"] = [("IFLA_EXT_MASK", RTEXT_FILTER_SKIP_STATS)]
-    return query
+def _question(index: int = 0, attributes: bytes = b"") -> bytes:
+    """A question about interfaces, without statistics: some are summed up over all CPUs."""
+    mask = number(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
+    return IFINFOMSG.pack(0, 0, index, 0, 0) + mask + attributes
 
 
-def _settings(link: Link, *attributes: tuple[str, object]) -> ifinfmsg:
-    request = ifinfmsg()
-    request["index"] = link.index
-    request["attrs"] = list(attributes)
-    return request
+def _settings(link: Link, attributes: bytes = b"", *, flags: int = 0, change: int = 0) -> bytes:
+    return IFINFOMSG.pack(0, 0, link.index, flags, change) + attributes
 
 
-def _altname(link: Link, altname: str) -> ifinfmsg:
-    return _settings(link, ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", altname)]}))
+def _altname(link: Link, altname: str) -> bytes:
+    listed = attribute(IFLA_PROP_LIST | NLA_F_NESTED, string(IFLA_ALT_IFNAME, altname))
+    return _settings(link, listed)
 
 
-def _get(route: Rtnetlink, what: str, query: ifinfmsg, after: Sequence[Change] = ()) -> Link | None:
+def _packed(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def _get(route: Rtnetlink, what: str, question: bytes, after: Sequence[Change] = ()) -> Link | None:
     try:
-        return _link(route.get(RTM_GETLINK, query, after))
+        return _link(route.ask(RTM_GETLINK, question, after=after)[1])
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None
 
 
-def _link(message: ifinfmsg) -> Link:
-    attrs = dict(message["attrs"])
-    info = attrs.get("IFLA_LINKINFO")
-    kind = (info.get_attr("IFLA_INFO_KIND") if info else None) or ""
-    details = info.get_attr("IFLA_INFO_DATA") if info and kind == "ipoib" else None
-    mode = details.get_attr("IFLA_IPOIB_MODE") if details else ""
-    more = attrs.get("IFLA_PROP_LIST")
+def _link(part: bytes) -> Link:
+    """An interface from the kernel's RTM_NEWLINK, with the netlink header in front."""
+    _, link_type, index, flags, _ = IFINFOMSG.unpack_from(part, HEADER.size)
+    shown = fields(part, HEADER.size + IFINFOMSG.size)
+    info = fields(shown.get(IFLA_LINKINFO, b""))
+    kind = text(info.get(IFLA_INFO_KIND, b""))
+    ipoib = fields(info.get(IFLA_INFO_DATA, b"")) if kind == "ipoib" else {}
+    pkey, mode, umcast = (
+        _U16.unpack(ipoib[key])[0] if key in ipoib else None
+        for key in (IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST)
+    )
+    listed = shown.get(IFLA_PROP_LIST, b"")
     return Link(
-        index=message["index"],
-        name=attrs["IFLA_IFNAME"],
+        index=index,
+        name=text(shown[IFLA_IFNAME]),
         kind=kind,
-        link_type=message["ifi_type"],
-        mac=attrs.get("IFLA_ADDRESS") or "",
-        broadcast=attrs.get("IFLA_BROADCAST") or "",
-        mtu=attrs.get("IFLA_MTU") or 0,
-        flags=message["flags"],
-        alias=attrs.get("IFLA_IFALIAS") or "",
-        parent=attrs.get("IFLA_LINK") or 0,
-        device=attrs.get("IFLA_PARENT_DEV_NAME") or "",
-        altnames=tuple(more.altnames()) if more else (),
-        pkey=details.get_attr("IFLA_IPOIB_PKEY") if details else None,
-        mode=mode or "",
-        umcast=bool(details.get_attr("IFLA_IPOIB_UMCAST")) if details else False,
+        link_type=link_type,
+        mac=shown.get(IFLA_ADDRESS, b"").hex(":"),
+        broadcast=shown.get(IFLA_BROADCAST, b"").hex(":"),
+        mtu=value(shown.get(IFLA_MTU)),
+        flags=flags,
+        alias=text(shown.get(IFLA_IFALIAS, b"")),
+        parent=value(shown.get(IFLA_LINK)),
+        device=text(shown.get(IFLA_PARENT_DEV_NAME, b"")),
+        altnames=tuple(
+            text(listed[start:end])
+            for name, start, end in attributes(listed, 0, len(listed))
+            if name == IFLA_ALT_IFNAME
+        ),
+        pkey=pkey,
+        mode=IPOIB_MODES[mode] if mode is not None and mode < len(IPOIB_MODES) else "",
+        umcast=bool(umcast),
     )

@@ -1,9 +1,8 @@
 """Reads and sets a PF's settings of its VFs (IFLA_VFINFO_LIST of rtnetlink).
 
-This module packs the structs of linux/if_link.h itself: pyroute2's classes send two bytes too few
-of a VLAN (kernels refuse that since 2024), read GUIDs with twice their length, and truncate
-InfiniBand's hardware addresses. A setting is repeated only while the PF's driver is busy, and is
-not read back. Some drivers accept a setting but keep the old one, so callers read it back.
+The structs are those of linux/if_link.h. Nothing is sent twice but while the PF's driver is busy,
+and nothing is read back: some drivers accept a setting and keep the old one, so who needs to know
+reads afterwards.
 """
 
 import errno
@@ -14,10 +13,9 @@ import msgspec
 
 from base.waiting import wait_until
 from host.errors import HostError, explained
-from host.links import ARPHRD_INFINIBAND, RTEXT_FILTER_SKIP_STATS, Link
+from host.links import ARPHRD_INFINIBAND, Link
 from host.netlink import (
     HEADER,
-    IFINFOMSG,
     NLM_F_ACK,
     NetlinkError,
     Rtnetlink,
@@ -25,10 +23,16 @@ from host.netlink import (
     attributes,
     trying,
 )
-from host.rtnetlink import RTM_GETLINK, RTM_SETLINK
+from host.rtnetlink import (
+    IFINFOMSG,
+    IFLA_EXT_MASK,
+    RTEXT_FILTER_SKIP_STATS,
+    RTM_GETLINK,
+    RTM_SETLINK,
+)
 
 # linux/if_link.h
-IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = 21, 22, 29
+IFLA_NUM_VF, IFLA_VFINFO_LIST = 21, 22
 IFLA_VF_INFO = 1
 IFLA_VF_MAC, IFLA_VF_VLAN, IFLA_VF_TX_RATE, IFLA_VF_SPOOFCHK = 1, 2, 3, 4
 IFLA_VF_LINK_STATE, IFLA_VF_RATE, IFLA_VF_TRUST = 5, 6, 9

@@ -211,12 +211,20 @@ class Journal:
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Put an entry on disk, durably."""
-        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry))
+        """Put an entry on disk. It survives a kill, and the first one of an ADD a power cut.
+
+        After a power cut there is nothing left in the kernel to undo, and the entry of an earlier
+        boot is removed in every phase alike: so a later entry needs to outlive this boot only.
+        """
+        durable = entry.phase is Phase.ADDING
+        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry), durable=durable)
 
     def remove(self, attachment: Attachment) -> None:
-        """Forget an attachment, durably. Only once nothing is left to undo."""
-        files.remove(self.path_of(attachment))
+        """Forget an attachment. Only once nothing is left to undo.
+
+        If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
+        """
+        files.remove(self.path_of(attachment), durable=False)
 
     def set_aside(self, attachment: Attachment) -> Path:
         """Rename a damaged file, so that an administrator can look at it. Answers its new path."""

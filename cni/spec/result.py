@@ -7,7 +7,7 @@
 
 import ipaddress
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +25,7 @@ FAMILY_100 = ("1.0.0", "1.1.0")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
+@lru_cache(1024)  # one ADD reads the same few several times
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
     host, slash, digits = text.partition("/")
@@ -38,6 +39,7 @@ def _cidr(text: str) -> str:
     return f"{address}/{prefix}"
 
 
+@lru_cache(1024)
 def _ip(text: str) -> str:
     if "%" in text:  # a zone, which Python takes and CNI does not
         raise ValueError(f"invalid IP address: {text}")
