@@ -21,11 +21,11 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from agent import logs, settings, systemd
+from agent import logs, settings, systemd, unix_socket
 from agent.calls import Calls, Loader
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
-from agent.server import OVERTIME, Server, listen
+from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
 from base import msgspec_warmup
@@ -137,8 +137,8 @@ class Agent:
         # A call asks for the interpreter some twenty times, after each step of the store's: it must
         # not wait for the usual 5 ms each time beside another that decodes a large configuration.
         sys.setswitchinterval(SWITCH)
-        gc.collect()
         gc.freeze()  # what is here now stays: no collection looks at it again
+        gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         if self._state == "starting":
@@ -171,7 +171,7 @@ class Agent:
             return
         path = self._paths.agent_socket
         try:
-            listener = listen(path)
+            listener = unix_socket.listen(path, BACKLOG)
         except OSError as error:
             hint = ": is it systemd's? `systemctl start podfabric-agent`"
             more = hint if error.errno == errno.EADDRINUSE else ""

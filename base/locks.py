@@ -1,16 +1,21 @@
-"""Locks that need not outlive a boot: a file each, gone when nobody holds it."""
+"""Lock files: one call at a time, on this node, for what a file stands for.
 
-import time
+The lock is flock(2)'s, so the kernel releases it when its holder dies.
+"""
+
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from base import interrupts
+from base.waiting import wait_until
 
-TIMEOUT = 60.0  # seconds; no live call holds any of them for longer
-_SLICE, _SHORT, _LONG = 0.3, 0.01, 0.1  # seconds of waiting, and between two looks in it
+TIMEOUT = 60.0  # seconds; no call holds a lock for longer
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.05  # seconds between two attempts
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Busy(Exception):
@@ -18,31 +23,54 @@ class Busy(Exception):
 
 
 @contextmanager
-def locked(path: Path, whose: str, timeout: float = TIMEOUT) -> Iterator[None]:
-    """One call at a time for what `path` stands for, in words `whose`. Raises Busy.
+def locked(
+    path: Path,
+    whose: str,
+    timeout: float = TIMEOUT,
+    *,
+    keep: bool = False,
+    pause: float = _PAUSE,
+    longest_pause: float = _LONGEST_PAUSE,
+) -> Iterator[None]:
+    """Hold the lock file `path` for the block. Not reentrant.
 
-    The file goes away with the lock: a waiter that finds its file unlinked tries again
-    (filelock looks), so nothing accumulates over a node's life.
+    Args:
+        path: the lock file; missing directories above it are created (0700).
+        whose: what the file stands for, for the error text.
+        timeout: seconds to wait for another holder; with 0 there is one attempt.
+        keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
+            that no files accumulate, and a waiter opens a new one.
+        pause: seconds between two attempts at first; they double up to `longest_pause`.
+
+    Raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call ends.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(path)
-    deadline = time.monotonic() + timeout
-    pause = _SHORT
-    while True:
-        interrupts.checkpoint()  # a call that nobody waits for any more waits no longer
-        slice_ = min(_SLICE, max(0.0, deadline - time.monotonic()))
+    interrupts.checkpoint()
+    file = wait_until(lambda: _attempt(path), timeout, pause, longest_pause)
+    if file is None:
+        raise Busy(
+            f"another call for {whose} is still running after {timeout:g} s "
+            f"(it holds {path}): try again later"
+        )
+    with file:
         try:
-            lock.acquire(timeout=slice_, poll_interval=pause)
-            break
-        except Timeout:
-            pause = _LONG
-        if time.monotonic() >= deadline:
-            raise Busy(
-                f"another call for {whose} is still running after {timeout:g} s "
-                f"(it holds {path}): try again later"
-            )
+            yield
+        finally:
+            if not keep:
+                path.unlink(missing_ok=True)
+
+
+def _attempt(path: Path) -> FileIO | None:
+    """The file with the lock; None if another process or thread has the lock."""
+    file = FileIO(os.open(path, _FLAGS, 0o600), "r+")
     try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+    except BlockingIOError:
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()  # another holder, or the previous one has removed the file meanwhile
+    return None

@@ -17,7 +17,7 @@ from cni.attachments.lifecycle import Undo, explained, sandbox_of
 from cni.attachments.results import hops
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode
+from cni.spec.config import convert
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
@@ -52,7 +52,7 @@ class Moved:
 
     def add(self, request: Request) -> Result:
         """Move the device in, give it addresses, announce them."""
-        config = decode(request.config, _Config)
+        config = convert(request.config.keys, _Config)
         attachment = Attachment.of(request)
         mark = Mark(attachment.key)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
@@ -71,7 +71,7 @@ class Moved:
                 cidrs = [ip.address for ip in answer.ips]
                 undo.register(
                     "the move",
-                    lambda: netdev_move.bring_back(host, pod, request.ifname, origin, mark),
+                    lambda: netdev_move.restore(host, pod, request.ifname, origin, mark),
                 )
                 moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
                 ready, given = netdev_move.configure(pod, namespace, moved, cidrs)
@@ -113,7 +113,7 @@ class Moved:
             namespace = NetworkNamespace.open(request.netns, request.netns_descriptor)
             pod = opened.enter_context(netlink(opened.enter_context(namespace)))
         origin, mark = entry.undo_as(Origin), Mark(attachment.key)
-        netdev_move.bring_back(host, pod, request.ifname, origin, mark)
+        netdev_move.restore(host, pod, request.ifname, origin, mark)
 
     def _ipam(self, request: Request) -> IpamCall:
         ipam = self._delegation.of(request)

@@ -176,7 +176,7 @@ def _attachment(
 
 
 def _has_rdma(hca: HCA) -> bool:
-    return bool(hca.rdma or hca.verbs)
+    return bool(hca.rdma or hca.rdma_names)
 
 
 def _verdict(

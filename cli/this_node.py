@@ -151,7 +151,7 @@ def gpu_label(found: Iterable[GPU], address: str) -> str:
 
 def rdma_label(hca: HCA) -> str:
     """The RDMA devices of an HCA, also those that are in a pod; its id if it has none."""
-    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.verbs])
+    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.rdma_names])
     return ",".join(names) or hca.id
 
 

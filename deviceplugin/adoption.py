@@ -33,7 +33,7 @@ def behind(
     `found` are the HCAs of the node.
     """
     verbs = pci.uverbs_numbers(paths)
-    own = {one.id: {verbs[name][0] for name in one.verbs if name in verbs} for one in found}
+    own = {one.id: {verbs[name][0] for name in one.rdma_names if name in verbs} for one in found}
     hcas = {known: _hcas(pool, found, known, row, own) for known in row.ids}
     held = {one.id: one for of_id in hcas.values() for one in of_id}
     numbers = {name: (major, minor) for name, major, minor in verbs.values()}
@@ -87,7 +87,7 @@ def _hcas(
         return named or of_slot
     meant = pod_devices.hca_of(device_id)
     return (
-        [one for one in found if one.id == meant or device_id in one.verbs]
+        [one for one in found if one.id == meant or device_id in one.rdma_names]
         or [one for one in found if not own[one.id].isdisjoint(row.nodes)]
         or (pool.hcas if pool.config.mode == "all" and pci.canonical(meant) is None else ())
     )

@@ -6,7 +6,7 @@ the HCA who cannot share it. What is wrong with ports comes from `health`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from deviceplugin.allocate.nodes import gives_verbs
+from deviceplugin.allocate.nodes import gives_uverbs
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool, Slot
@@ -71,9 +71,9 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str]) -> str:
     own = reports.get(hca.id, "")
     if own == GONE:
         return own
-    if not gives_verbs(pool, hca):
+    if not gives_uverbs(pool, hca):
         return ""
-    if not hca.rdma and not hca.verbs:
+    if not hca.rdma and not hca.rdma_names:
         return f"{hca.id} has no RDMA device now: is the RDMA module of its driver loaded?"
     if hca.rdma and not any(rdma.uverbs for rdma in hca.rdma):
         return f"{hca.rdma[0].name} has no uverbs device: is the module ib_uverbs loaded?"
@@ -91,7 +91,7 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str]) -> bool:
     this node: a virtual machine has VFs without. One that stays with the host for many holders
     (modes "shared" and "all") is set up by nobody else, so it must be well itself.
     """
-    if not gives_verbs(pool, hca):
+    if not gives_uverbs(pool, hca):
         return False
     set_up_later = pool.config.mode == "exclusive" and reports.get(hca.pf, GONE) != GONE
     return not set_up_later
@@ -149,7 +149,7 @@ def _contested(pool: Pool, held: Mapping[str, Allocation]) -> Iterator[tuple[str
 
 
 def _is_away(pool: Pool, hca: HCA) -> bool:
-    return bool(hca.verbs) and not hca.rdma and gives_verbs(pool, hca)
+    return bool(hca.rdma_names) and not hca.rdma and gives_uverbs(pool, hca)
 
 
 def _away(known: str) -> str:

@@ -22,7 +22,7 @@ class Inventory:
         self._seen: dict[str, HCA] = {}
         self._worked: set[str] = set()
         self._hardware: frozenset[str] = frozenset()
-        self._verbs: frozenset[str] = frozenset()
+        self._uverbs: frozenset[str] = frozenset()
         self._untold = False  # somebody looked who told nobody
 
     @property
@@ -51,7 +51,7 @@ class Inventory:
         return (
             self._untold
             or self._hardware != change_detection.hardware(self._paths)
-            or (told and self._verbs != change_detection.verbs(self._paths))
+            or (told and self._uverbs != change_detection.uverbs(self._paths))
             or change_detection.has_other_states(self._paths, found, every=told or ports)
             or (ports and change_detection.has_other_rates(self._paths, found))
         )
@@ -74,13 +74,13 @@ class Inventory:
 
     def _look(self) -> list[HCA]:
         # Before, so that no change is missed.
-        hardware, verbs = (
+        hardware, uverbs = (
             change_detection.hardware(self._paths),
-            change_detection.verbs(self._paths),
+            change_detection.uverbs(self._paths),
         )
         found = sysfs.hcas(self._paths)
         with self._lock:
-            self._hardware, self._verbs = hardware, verbs
+            self._hardware, self._uverbs = hardware, uverbs
             self._found = {hca.id: hca for hca in found}
             self._seen |= self._found
             self._worked.update(hca.id for hca in found if hca.working)
@@ -111,7 +111,7 @@ class Inventory:
             netdevs=(),
             link_types=(),
             rdma=(),
-            verbs=tuple(rdma.name for rdma in device.rdma),
+            rdma_names=tuple(rdma.name for rdma in device.rdma),
             iommu_group="",
             software=not device.address,
             num_vfs=0,

@@ -107,7 +107,7 @@ class Offer:
         pool = self.pool
         if problem := validate_request.nonsense(available, must_include, size):
             _log.warning("%s: GetPreferredAllocation is answered though %s", self.name, problem)
-        found = self._gpus.found()
+        found = self._gpus.read()
         near: list[str] = []
         if found:
             try:

@@ -1,11 +1,11 @@
-"""Which tests run where: those marked `kernel` in the virtual machine, all others on the host."""
+"""Tests marked `kernel` run in the virtual machine, all others on the host."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-# Helpers that assert, too: what they compare is to be shown.
+# These helpers assert: a failure must show the values.
 pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
 
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"

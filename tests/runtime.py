@@ -1,4 +1,4 @@
-"""A container runtime, as far as a CNI plugin can tell: processes in, documents out.
+"""A container runtime as a CNI plugin sees it: it starts processes and reads documents.
 
 It does what libcni and Multus do for one attachment: reads the attachment definition, starts
 the executables in CNI_PATH with the environment and standard input of the specification, keeps
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass
 class Runtime:
-    """Runs CNI executables. `environ` is its own environment, which it passes on whole."""
+    """Runs CNI executables. `environ` is its own environment, all of which it passes on."""
 
     bin_dir: Path = CNI_BIN
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -1,7 +1,7 @@
-"""Clients that attach and detach while the agent is killed, and what must hold all the while.
+"""Clients that attach and detach while the agent is killed, and what must hold during that.
 
 Every client does what a runtime does: after an ADD that failed, or whose answer was an error, it
-calls DEL, and DEL again until that succeeds. With `Kills` it also kills the launchers it starts.
+calls DEL until that succeeds. With `Kills` it also kills launchers.
 """
 
 import json
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds until a DEL must have succeeded
-FIRST = 240.0  # seconds until somebody must have been attached, before any kill
-# Errors that no client may get: each one shows an address or an attachment that is left, or lost.
+from tests.waiting import until
+
+PATIENCE = 240.0  # seconds until a DEL must have succeeded, or a pod must have been attached
+# Errors that no client may get: each shows that an address or attachment leaked or was lost.
 LEAKS = {
     102: "CHECK found a difference",
     103: "is attached already",
@@ -30,7 +31,7 @@ LEAKS = {
 
 
 class Kills:
-    """How many launchers there are to kill, how many were, and when in a call that may be."""
+    """How many launchers to kill, how many are killed, and the moment within a call."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -43,11 +44,11 @@ class Kills:
         return self.done >= self.wanted
 
     def took(self, command: str, seconds: float) -> None:
-        """A whole call of that verb took so long."""
+        """Record the time of a complete call."""
         self._times[command].append(seconds)
 
     def moment(self, command: str) -> float:
-        """Seconds from a launcher's start to its kill: anywhere in what a whole call takes."""
+        """Seconds from a launcher's start to its kill: a random part of a complete call's time."""
         times = self._times[command]
         return random.uniform(0, 1.1) * random.choice(list(times)) if times else 0.0
 
@@ -58,7 +59,7 @@ class Kills:
 
 @dataclass
 class Seen:
-    """What the clients saw; any of `wrong` fails the test."""
+    """What the clients observed; any entry in `wrong` fails the test."""
 
     results: int = 0
     errors: dict[int, int] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Seen:
             for address in addresses:
                 holder = self._held.setdefault(address, container)
                 if holder != container:
-                    self.wrong.append(f"{address} is held by {holder} and {container}")
+                    self.wrong.append(f"{address} was given to {holder} and to {container}")
 
     def error(self, code: int, text: str) -> None:
         with self._lock:
@@ -81,7 +82,7 @@ class Seen:
                 self.wrong.append(f"{LEAKS[code]}: {text}")
 
     def leaving(self, container: str) -> None:
-        """From here on the container's addresses may be another's."""
+        """From here on another container may get the addresses of this one."""
         with self._lock:
             self._held = {a: c for a, c in self._held.items() if c != container}
 
@@ -92,7 +93,7 @@ class Seen:
 
 @dataclass
 class Client:
-    """One runtime: attaches one container after the other to `netns`."""
+    """A runtime that attaches one container after the other to `netns`."""
 
     number: int
     executable: Path
@@ -108,7 +109,7 @@ class Client:
     def run_until(self, over: Callable[[], bool]) -> None:
         cycle = 0
         while not over():
-            # A container that is attached again shows a late call that was meant for its past.
+            # Attaching the same container again reveals late effects of an earlier call.
             if cycle == 0 or random.random() < 0.5:
                 cycle += 1
             self._attach(f"c{self.number}-{cycle}")
@@ -132,7 +133,7 @@ class Client:
             time.sleep(self.pause)
 
     def _killed(self, command: str, container: str) -> bool:
-        """Start a call and kill its launcher. False: it was not, and nothing was started."""
+        """Start a call and kill its launcher. False if there is nothing left to kill."""
         if self.kills is None or self.kills.enough:
             return False
         with self._started(command, container) as process:
@@ -149,7 +150,7 @@ class Client:
         started = time.monotonic()
         with self._started(command, container, more) as process:
             try:
-                stdout, stderr = process.communicate(timeout=150)
+                stdout, stderr = process.communicate(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
@@ -170,7 +171,7 @@ class Client:
             "CNI_PATH": str(self.executable.parent),
             "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAME={container}",
         }
-        # A file in memory, so that nothing has to be written to a process that may be dead.
+        # A file in memory: to write into a pipe of a killed process would fail.
         with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
             stdin.write(json.dumps({**self.config, **(more or {})}).encode())
             stdin.seek(0)
@@ -185,7 +186,7 @@ class Client:
     def _document(
         self, command: str, container: str, done: "subprocess.CompletedProcess[bytes]"
     ) -> dict[str, Any]:
-        """The answer, which must be a result, nothing, or one clean error."""
+        """The answer, which must be a result, empty, or one error document."""
         try:
             document = json.loads(done.stdout) if done.stdout else {}
             if done.returncode == 0 and ("ips" in document) is (command == "ADD"):
@@ -203,23 +204,23 @@ def _run_beside(clients: list[Client], work: Callable[[], object]) -> None:
     """The clients attach and detach until `work` has ended."""
     over = threading.Event()
     with ThreadPoolExecutor(len(clients)) as pool:
-        running = [pool.submit(client.run_until, over.is_set) for client in clients]
+        futures = [pool.submit(client.run_until, over.is_set) for client in clients]
         try:
             work()
         finally:
             over.set()
-        for one in running:
-            one.result()
+        for future in futures:
+            future.result()
 
 
 def kill_often(
     pid_file: Path, kills: int, clients: list[Client], pause: tuple[float, float]
 ) -> None:
-    """Kill the agent so many times at random moments while the clients are at work.
+    """Kill the agent `kills` times at random moments while the clients work.
 
-    `pause` are the shortest and the longest time between two kills, in seconds. The longest is
-    more where this machine takes longer for a first attachment, and a kill waits until somebody
-    was attached since the last one: else every kill would find an agent that has done nothing yet.
+    `pause` are the shortest and the longest time between two kills, in seconds. On a machine that
+    needs longer for an attachment the longest time grows, and each kill waits for an attachment
+    since the last one. Otherwise it would find an agent that has done nothing yet.
     """
     seen = clients[0].seen
 
@@ -239,10 +240,10 @@ def kill_often(
 
 
 def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: float) -> None:
-    """Let the clients kill launchers until they have killed enough, and `agents` agents with them.
+    """Let the clients kill launchers until they have killed enough; kill `agents` agents meanwhile.
 
-    The agents' kills are spread over those of the launchers. It ends at once if something is
-    wrong, and after so many seconds anyway.
+    The kills of agents are spread over those of launchers. It ends early if something is wrong,
+    or after `seconds`.
     """
     kills, seen = clients[0].kills, clients[0].seen
     assert kills is not None
@@ -260,22 +261,21 @@ def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: 
 
 
 def _next_attachment(seen: Seen, results: int) -> float:
-    """Seconds until one client had a result, beyond so many."""
+    """Wait until there are more than `results` results; the seconds that took."""
     started = time.monotonic()
-    while seen.results == results:
-        assert time.monotonic() < started + FIRST, f"nobody was attached: errors {seen.errors}"
-        time.sleep(0.002)
+    until(lambda: seen.results != results, PATIENCE, "attachment", pause=0.002)
     return time.monotonic() - started
 
 
 def _kill_another(pid_file: Path, before: int) -> int:
-    """Kill the agent that is not the one killed before; answers its pid."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    """Kill the agent once it has another pid than `before`, and return its pid."""
+
+    def kill() -> int:
         with suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
             if pid != before:
                 os.kill(pid, signal.SIGKILL)
                 return pid
-        time.sleep(0.002)
-    raise AssertionError("no agent came back")
+        return 0
+
+    return until(kill, PATIENCE, "agent that is back", pause=0.002)

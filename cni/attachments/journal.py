@@ -23,6 +23,7 @@ from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.ipam import IpamConfig, ipam_of
+from cni.spec.network_config import decode_leniently
 from cni.spec.request import Request
 from host.namespaces import NetworkNamespace
 
@@ -99,7 +100,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             pod_name=pod.name,
             pod_uid=pod.uid,
             since=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=request.config.decode(),
+            config=request.config.raw.decode(),
             args=request.args,
             path=request.path,
             device=device,
@@ -132,7 +133,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             ifname=self.ifname,
             args=self.args,
             path=self.path,
-            config=self.config.encode(),
+            config=decode_leniently(self.config.encode()),
             network=self.network,
             environ=environ,
         )
@@ -210,12 +211,20 @@ class Journal:
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Put an entry on disk, durably."""
-        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry))
+        """Put an entry on disk. It survives a kill, and the first one of an ADD a power cut.
+
+        After a power cut there is nothing left in the kernel to undo, and the entry of an earlier
+        boot is removed in every phase alike: so a later entry needs to outlive this boot only.
+        """
+        durable = entry.phase is Phase.ADDING
+        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry), durable=durable)
 
     def remove(self, attachment: Attachment) -> None:
-        """Forget an attachment, durably. Only once nothing is left to undo."""
-        files.remove(self.path_of(attachment))
+        """Forget an attachment. Only once nothing is left to undo.
+
+        If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
+        """
+        files.remove(self.path_of(attachment), durable=False)
 
     def set_aside(self, attachment: Attachment) -> Path:
         """Rename a damaged file, so that an administrator can look at it. Answers its new path."""

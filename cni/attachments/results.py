@@ -1,4 +1,4 @@
-"""Results: an ADD's, with Multus' device information, and a CHECK's, compared with the kernel."""
+"""Makes the result of an ADD, and compares the result in a CHECK with the present state."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -8,7 +8,6 @@ import msgspec
 from base.paths import Paths
 from base.text import printable
 from cni.attachments.journal import Journal, JournalDamaged
-from cni.spec import config
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -25,20 +24,8 @@ from host.netlink import Rtnetlink
 R = TypeVar("R")
 
 
-class _Previous(msgspec.Struct):
-    prevResult: msgspec.Raw = msgspec.Raw()
-
-
-class _RuntimeConfig(msgspec.Struct):
-    CNIDeviceInfoFile: str = ""
-
-
-class _DeviceInfoConfig(msgspec.Struct):
-    runtimeConfig: _RuntimeConfig | None = None
-
-
 class Expected(msgspec.Struct, frozen=True):
-    """The result of an ADD, as the runtime has it, and the attachment's interface in it."""
+    """The ADD's result as the runtime passes it to a CHECK, and our interface in it."""
 
     result: Result
     position: int
@@ -63,12 +50,10 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def previous_document(request: Request) -> dict[str, Any] | None:
-    """The prevResult of a request as plain values, None if it has none. CNIError 6."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a request as plain values. CNIError 6 if it is not a valid result."""
+    if request.previous_result is None:
         return None
-    protocol.decode(raw, request.cni_version)
-    return config.decode(raw, dict[str, Any])
+    return request.config.at("prevResult", dict[str, Any])
 
 
 def interface_of(
@@ -155,11 +140,10 @@ def document(request: Request, interface: Interface, answer: Result, dns: DNS) -
 
 
 def expected(request: Request) -> Expected:
-    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if it is another sandbox's."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if its sandbox is another one."""
+    previous = request.previous_result
+    if previous is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
-    previous = protocol.decode(raw, request.cni_version)
     for position, interface in enumerate(previous.interfaces):
         if interface.name == request.ifname and interface.sandbox:
             if interface.sandbox != request.netns:
@@ -172,7 +156,7 @@ def expected(request: Request) -> Expected:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The journal's record of an attachment. CNIError 102 if it has none, 113 if damaged."""
+    """The plugin's record of an attachment. CNIError 102 if there is none, 113 if it is damaged."""
     try:
         entry = journal.read(attachment)
         if entry is None:
@@ -195,18 +179,12 @@ def up(value: bool) -> str:
 
 
 def differs(message: str) -> CNIError:
-    """The error for a difference that CHECK finds."""
+    """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)
 
 
-def _raw(request: Request) -> bytes | None:
-    raw = bytes(msgspec.json.decode(request.config, type=_Previous).prevResult)
-    return None if raw in (b"", b"null") else raw
-
-
-def _device_information(request: Request) -> str:
+def _device_information(request: Request) -> str | None:
     try:
-        written = msgspec.json.decode(request.config, type=_DeviceInfoConfig)
-    except msgspec.MsgspecError:
-        return ""
-    return written.runtimeConfig.CNIDeviceInfoFile if written.runtimeConfig else ""
+        return request.config.at("runtimeConfig.CNIDeviceInfoFile", str)
+    except CNIError:
+        return None

@@ -19,7 +19,7 @@ from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
 from host import links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -96,9 +96,9 @@ def configure(
     pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
 ) -> tuple[Link, list[str]]:
     """Add the addresses and set the child up. Answers it, and every address that it has then."""
-    switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
+    sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    return netdev_move.configure(pod, namespace, child, cidrs, switches, own)
+    return netdev_move.configure(pod, namespace, child, cidrs, sysctls, own)
 
 
 def link_local(child: Link) -> str:

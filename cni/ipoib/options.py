@@ -1,13 +1,15 @@
-"""The options of a network configuration of type `ipoib`, checked before anything is changed."""
+"""The options in a network configuration of type `ipoib`, checked before anything is changed."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from base.pod import Pod
-from cni.spec import arguments, config, limits
+from base.types import DeviceId, PKey
+from cni.spec import config, limits
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.network_config import NetworkConfig
 from cni.spec.request import Request
 from cni.spec.result import DNS
 
@@ -24,17 +26,17 @@ _NO_MAC = (
     "and no other address is reachable on the fabric: remove it"
 )
 
-
-class _IpoibIpam(msgspec.Struct):
-    type: str = ""
-
-
-class _IpoibArguments(msgspec.Struct):
-    cni: dict[str, Any] | None = None
+_MAC_PATHS = (
+    "mac",
+    "runtimeConfig.mac",
+    "runtimeConfig.infinibandGUID",
+    "args.cni.mac",
+    "args.cni.guid",
+)
 
 
 class _IpoibConfig(msgspec.Struct, kw_only=True):
-    """The JSON as users write it; `Options` is what it means."""
+    """The keys of the plugin as users write them; `IpoibOptions` is what they mean."""
 
     master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
     pkey: int | str | None = None
@@ -43,14 +45,8 @@ class _IpoibConfig(msgspec.Struct, kw_only=True):
     mtu: int | None = None
     proxy_arp: bool = False
     wait_carrier: bool | float = True
-    ipam: _IpoibIpam | None = None
     dns: DNS | None = None
-    mac: str | None = None
     match_device: bool = True
-    deviceID: str | None = None
-    pciBusID: str | None = None
-    runtimeConfig: dict[str, Any] | None = None
-    args: _IpoibArguments | None = None
 
 
 KNOWN = frozenset(
@@ -64,32 +60,31 @@ KNOWN = frozenset(
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None takes the parent's value.
 
-    `umcast` is off by default: with it the kernel does not join multicast groups that another
-    interface of the port has joined (ipoib_mcast_restart_task), such as the parent, and the child
-    does not even hear IPv6's all-nodes group.
+    `umcast` is off by default: with it the kernel does not join the multicast groups that another
+    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). The child
+    would not even receive IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]  # (): the parents on the pod's HCAs
-    device_id: str  # the kubelet's; "" if the runtime passed none
-    match_device: bool  # the parent must be on an HCA of the pod, if it holds any
-    pkey: int | None
+    masters: tuple[str, ...]  # () is a parent on one of the pod's HCAs
+    device_id: DeviceId  # the kubelet's; "" if the runtime passed none
+    match_device: bool  # the parent must be on an HCA of the pod, if the pod has any
+    pkey: PKey | None
     mode: str | None
     umcast: bool
     mtu: int | None
     proxy_arp: bool
     carrier_wait: float  # seconds, 0 does not wait
-    ipam_type: str  # "": an interface without addresses
+    ipam_type: str  # "" for an interface without addresses
     dns: DNS
     pod: Pod
 
 
 def read(request: Request) -> IpoibOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
-    written = config.decode(request.config, _IpoibConfig)
-    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
-    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
-    _refuse_mac(written, pairs)
-    ipam_type = written.ipam.type if written.ipam else ""
+    written = config.convert(request.config.keys, _IpoibConfig)
+    config.refuse_misspelt(request.config.keys, KNOWN)
+    _refuse_mac(request)
+    ipam_type = request.config.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
             '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
@@ -97,7 +92,7 @@ def read(request: Request) -> IpoibOptions:
         )
     return IpoibOptions(
         masters=_masters(written.master),
-        device_id=_device_id(written),
+        device_id=_device_id(request.config),
         match_device=written.match_device,
         pkey=_pkey(written.pkey),
         mode=_mode(written.mode),
@@ -107,7 +102,7 @@ def read(request: Request) -> IpoibOptions:
         carrier_wait=_carrier_wait(written.wait_carrier),
         ipam_type=ipam_type,
         dns=written.dns or DNS(),
-        pod=arguments.pod_of(pairs),
+        pod=request.arguments.pod,
     )
 
 
@@ -127,29 +122,22 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     return names
 
 
-def _device_id(written: _IpoibConfig) -> str:
-    """The kubelet's device id. Multus writes it to all of these keys."""
-    runtime = (written.runtimeConfig or {}).get("deviceID")
-    values = {
-        "deviceID": written.deviceID,
-        "runtimeConfig.deviceID": runtime if isinstance(runtime, str) else None,
-        "pciBusID": written.pciBusID,
-    }
-    ids = {key: value for key, value in values.items() if value}
+def _device_id(network: NetworkConfig) -> DeviceId:
+    ids = network.device_ids()
     if len(set(ids.values())) > 1:
-        listed = ", ".join(f'"{key}" is "{device_id}"' for key, device_id in ids.items())
+        listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
         raise invalid_config(f"{listed}: they must name the same device, or leave one out")
-    return next(iter(ids.values()), "")
+    return next(iter(ids.values()), DeviceId(""))
 
 
-def _pkey(written: int | str | None) -> int | None:
+def _pkey(written: int | str | None) -> PKey | None:
     pkey = config.pkey(written)
-    # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
-    return None if pkey is None else pkey | 0x8000
+    # The kernel makes every child a full member (ipoib_vlan.c).
+    return None if pkey is None else PKey(pkey | 0x8000)
 
 
 def _mode(mode: str | None) -> str | None:
-    if not mode:  # ipoib-cni's definitions may say ""
+    if not mode:  # ipoib-cni's definitions may have ""
         return None
     if mode in (DATAGRAM, CONNECTED):
         return mode
@@ -162,7 +150,7 @@ def _mode(mode: str | None) -> str | None:
 
 
 def _mtu(mtu: int | None) -> int | None:
-    if not mtu:  # ipoib-cni takes 0 for "as it comes"
+    if not mtu:  # ipoib-cni takes 0 for the parent's
         return None
     if not SMALLEST_MTU <= mtu <= CONNECTED_MTU:
         raise invalid_config(
@@ -172,29 +160,20 @@ def _mtu(mtu: int | None) -> int | None:
     return mtu
 
 
-def _carrier_wait(wait: bool | float) -> float:
-    if wait is True:
+def _carrier_wait(seconds: bool | float) -> float:
+    if seconds is True:
         return DEFAULT_CARRIER_WAIT
-    if not 0 <= wait <= LONGEST_CARRIER_WAIT:
+    if not 0 <= seconds <= LONGEST_CARRIER_WAIT:
         raise invalid_config(
-            f'"wait_carrier": {wait:g} is out of range: seconds from 0 (do not wait) '
+            f'"wait_carrier": {seconds:g} is out of range: seconds from 0 (do not wait) '
             f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
         )
-    return float(wait)
+    return float(seconds)
 
 
-def _refuse_mac(written: _IpoibConfig, pairs: dict[str, str]) -> None:
-    runtime = written.runtimeConfig or {}
-    cni = (written.args.cni if written.args else None) or {}
-    values = {
-        '"mac"': written.mac,
-        '"runtimeConfig.mac"': runtime.get("mac"),
-        '"runtimeConfig.infinibandGUID"': runtime.get("infinibandGUID"),
-        '"args.cni.mac"': cni.get("mac"),
-        '"args.cni.guid"': cni.get("guid"),
-    }
-    for key, value in values.items():
-        if value:
-            raise invalid_config(f"{key}: {_NO_MAC}")
-    if pairs.get("MAC"):
+def _refuse_mac(request: Request) -> None:
+    for path in _MAC_PATHS:
+        if request.config.at(path, str):
+            raise invalid_config(f'"{path}": {_NO_MAC}')
+    if request.arguments.mac:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")

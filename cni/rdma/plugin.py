@@ -83,7 +83,7 @@ class Rdma:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
 
     def _restore(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-        if not rdma_devices.brought_home(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
+        if not rdma_devices.restore(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
             raise HostError(f"the RDMA device of {record.device} does not come back from the pod")
 
     def _entry(self, request: Request) -> JournalEntry:
@@ -106,14 +106,14 @@ class Rdma:
             )
         return entry
 
-    def _devices(self, record: DeviceRecord) -> list[rdma.RdmaDevice]:
+    def _devices(self, record: DeviceRecord) -> list[rdma.NetlinkRdmaDevice]:
         require_isolation()
         if record.infiniband:
             raise invalid_config(
                 f"the link layer of device {record.device} is InfiniBand, whose RDMA device must "
                 'go before its interface: set "rdmaIsolation": true for "sriov" in place of "rdma"'
             )
-        names = pci.verbs_of(self._paths, record.device)
+        names = pci.rdma_of(self._paths, record.device)
         with rdma.rdma() as host:
             devices = [device for name in names if (device := rdma.find(host, name)) is not None]
         if not devices:

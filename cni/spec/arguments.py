@@ -1,28 +1,41 @@
 """CNI_ARGS: `KEY=VALUE;KEY=VALUE`, with the reference's rules (pkg/types/args.go).
 
-Keys are case-sensitive. A key that the plugin does not know is an error unless IgnoreUnknown
-is true, wherever in the list it stands.
+Keys are case-sensitive. An unknown key is an error unless IgnoreUnknown is true, which may stand
+anywhere in the list.
 """
 
-from collections.abc import Collection, Mapping
+import msgspec
 
 from base.pod import Pod
 from cni.spec.errors import CNIError, Code
 from cni.spec.limits import MAX_ARGS
 
-POD_KEYS = frozenset(
-    ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
+
+class Arguments(msgspec.Struct, frozen=True):
+    """CNI_ARGS as typed values; "" is missing. `ip` and `gateway` may be lists with commas."""
+
+    pod: Pod = Pod()
+    ip: str = ""
+    gateway: str = ""
+    mac: str = ""
+
+
+_KEYS = frozenset(
+    (
+        *("IP", "GATEWAY", "MAC"),
+        *("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"),
+    )
 )
 
 
-def parse(args: str, known: Collection[str] = ()) -> dict[str, str]:
-    """The pairs of `args` whose key is in `known` or is one of the Kubernetes runtimes' keys.
+def parse(args: str) -> Arguments:
+    """The value of CNI_ARGS.
 
-    Raises CNIError 4 for a broken pair, a value of IgnoreUnknown that is no boolean, unknown
-    keys without IgnoreUnknown, and too long a text.
+    Raises CNIError 4 for a broken pair, a value of IgnoreUnknown that is not a boolean, unknown
+    keys without IgnoreUnknown, and a text that is too long.
     """
     if args == "":
-        return {}
+        return Arguments()
     if len(args) > MAX_ARGS:
         raise CNIError(
             Code.INVALID_ENVIRONMENT,
@@ -37,22 +50,22 @@ def parse(args: str, known: Collection[str] = ()) -> dict[str, str]:
             raise CNIError(Code.INVALID_ENVIRONMENT, f'ARGS: invalid pair "{pair}"')
         if key == "IgnoreUnknown":
             ignore_unknown = _boolean(value)
-        elif key in known or key in POD_KEYS:
+        elif key in _KEYS:
             pairs[key] = value
         else:
             unknown.append(pair)
     if unknown and not ignore_unknown:
         listed = " ".join(f'"{pair}"' for pair in unknown)
         raise CNIError(Code.INVALID_ENVIRONMENT, f"ARGS: unknown args [{listed}]")
-    return pairs
-
-
-def pod_of(pairs: Mapping[str, str]) -> Pod:
-    """The pod that CNI_ARGS name."""
-    return Pod(
-        namespace=pairs.get("K8S_POD_NAMESPACE", ""),
-        name=pairs.get("K8S_POD_NAME", ""),
-        uid=pairs.get("K8S_POD_UID", ""),
+    return Arguments(
+        pod=Pod(
+            namespace=pairs.get("K8S_POD_NAMESPACE", ""),
+            name=pairs.get("K8S_POD_NAME", ""),
+            uid=pairs.get("K8S_POD_UID", ""),
+        ),
+        ip=pairs.get("IP", ""),
+        gateway=pairs.get("GATEWAY", ""),
+        mac=pairs.get("MAC", ""),
     )
 
 

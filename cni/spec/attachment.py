@@ -9,7 +9,7 @@ from cni.spec.request import Request
 
 
 class Attachment(msgspec.Struct, frozen=True, order=True):
-    """The key of everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
+    """Identifies everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
 
     network: str
     container_id: str

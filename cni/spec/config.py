@@ -1,4 +1,4 @@
-"""Strict decoding of a plugin's configuration: every error names the key and what to do."""
+"""Strict checks of a plugin's configuration: every error names the key and the remedy."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -7,15 +7,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from base.text import resembling
+from base.types import PKey
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.limits import MAX_KEYS
 
 T = TypeVar("T")
 
 _TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
+_TOO_LARGE = re.compile(
+    r"Expected `[^`]*`, got `raw`"
+)  # what `limits.decode` makes of such a number
 
-# Keys any network configuration may hold, whoever the plugin is (SPEC.md section 1, libcni,
-# Multus): the runtime and other tools put them there.
+# Keys of the runtime, libcni and Multus, which the configuration of any plugin may have
+# (SPEC.md section 1).
 RUNTIME_KEYS = frozenset(
     (
         "cniVersion",
@@ -37,67 +41,63 @@ RUNTIME_KEYS = frozenset(
 )
 
 
-def decode(raw: bytes, shape: type[T]) -> T:
-    """`raw` as `shape`. CNIError 7 that names the JSON path of what does not fit."""
-    try:
-        return msgspec.json.decode(raw, type=shape)
-    except msgspec.MsgspecError as error:
-        raise _explained(error) from None
+def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
+    """The decoded JSON value at `path` as `shape`. CNIError 7 names the path of what does not fit.
 
-
-def convert(value: Any, shape: type[T], path: str) -> T:  # noqa: ANN401 - any JSON value
-    """A decoded JSON value as `shape`; `path` is where it stood, for the error."""
+    "$" is the whole configuration.
+    """
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
         raise _explained(error, path) from None
 
 
-def unknown_key(key: str, known: Collection[str], where: str) -> CNIError:
-    """The error for a key that nobody reads, with the valid key it resembles."""
-    nearest = resembling(key, known)
-    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(known))}"
+def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
+    """The error for a key that podfabric does not know, with the valid key it resembles."""
+    nearest = resembling(key, valid)
+    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
     return invalid_config(f'{where}unknown key "{key}": {hint}')
 
 
-def refuse_misspelt(config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a top-level key that looks like a misspelt one of ours.
+def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
+    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
 
-    Unknown keys as such must pass (SPEC.md: other plugins and the runtime own them), but
-    `"pkeys"` or `"max-mtu"` silently ignored puts a pod on the wrong partition.
+    Other unknown keys pass: other plugins and the runtime own them (SPEC.md). But ignoring
+    `"pkeys"` would put a pod into the wrong partition.
     """
-    every = frozenset(known) | RUNTIME_KEYS
-    others = [key for key in config if key not in every and "/" not in key]
+    valid = frozenset(ours) | RUNTIME_KEYS
+    others = [key for key in keys if key not in valid and "/" not in key]
     if len(others) > MAX_KEYS:  # each is compared with each of ours
         raise invalid_config(
             f"the configuration has {len(others)} keys that are neither this plugin's nor the "
             f"runtime's, at most {MAX_KEYS} are allowed: remove them"
         )
     for key in others:
-        if resembling(key, known):
-            raise unknown_key(key, known, "")
+        if resembling(key, ours):
+            raise unknown_key(key, ours, "")
 
 
 def require_interface_name(name: str, key: str) -> None:
-    """Raise CNIError 7 where `name`, given at `key`, cannot be that of a Linux interface."""
+    """Raise CNIError 7 if `name`, the value at `key`, cannot be the name of a Linux interface."""
     size = len(name.encode(errors="replace"))
     if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
         raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
 
 
-def _explained(error: msgspec.MsgspecError, path: str = "$") -> CNIError:
+def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
     """msgspec says "Expected `int`, got `str` - at `$.mtu`": put the key first."""
     said = _TOO_LONG.sub(r"at most \1 entries are allowed: shorten the list", str(error))
-    text, separator, place = said.rpartition(" - at `")
+    said = _TOO_LARGE.sub("Number out of range", said)
+    text, separator, inner = said.rpartition(" - at `")
     if not separator:
         if path == "$":
             return invalid_config(f"invalid configuration: {said}")
-        text, place = said, "$`"
-    key = (path + place.rstrip("`").removeprefix("$")).removeprefix("$.")
+        text, inner = said, "$`"
+    key = (path + inner.rstrip("`").removeprefix("$")).removeprefix("$.")
     return invalid_config(f'invalid configuration: "{key}": {text.replace("`", "")}')
 
 
-def pkey(written: int | str | None) -> int | None:
+def pkey(written: int | str | None) -> PKey | None:
     """A P_Key with or without the full-member bit; None if it is not given.
 
     CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses.
@@ -115,4 +115,4 @@ def pkey(written: int | str | None) -> int | None:
             f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
             "bit of a full member"
         )
-    return number
+    return PKey(number)

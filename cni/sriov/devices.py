@@ -79,7 +79,7 @@ def _given(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
 def hca_of(paths: Paths, function: Function, match: Match) -> str:
     """The id by which pools know a device: a software device's name, where it is of that one."""
     address = function.address
-    if match.holdings.hca(address) is not None or pci.verbs_of(paths, address):
+    if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
         return address
     return next((one for one in function.rdma if match.holdings.hca(one) is not None), address)
 
@@ -101,7 +101,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
     like any other: it has nothing to differ in.
     """
     address, what = function.address, f"device {function.address}"
-    names = pci.verbs_of(paths, address) or function.rdma
+    names = pci.rdma_of(paths, address) or function.rdma
     if names and options.match_device:
         remedy = 'leave "deviceID" and "master" out'
         reason = match.refusal(hca_of(paths, function, match), what, names, remedy)

@@ -31,7 +31,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
 
-def bind_anew(
+def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
     """Bind a VF's driver anew for its GUID. Answers what there is then.
@@ -43,7 +43,7 @@ def bind_anew(
         return plan, record
     before = [pci.uverbs_of(paths, name) for name in plan.function.rdma]
     bind(paths, plan.function.address, record.driver)
-    link = made_anew(host, plan.function.address, link, anywhere=True)
+    link = await_link(host, plan.function.address, link, anywhere=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
         raise HostError(f"device {plan.function.address} has gone while its driver was bound")
@@ -56,14 +56,14 @@ def bind_anew(
             "device plugin offers the VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
-    verbs = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
+    devices_moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
     return (
         msgspec.structs.replace(plan, function=function, link=link, rdma=devices),
-        msgspec.structs.replace(record, rdma=verbs),
+        msgspec.structs.replace(record, rdma=devices_moved),
     )
 
 
-def give_back(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
+def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
     """Once the PF has the old GUIDs again, give them to the VF's interface on the host, too.
 
     Else the next pod would find the last one's on it.
@@ -75,16 +75,16 @@ def give_back(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -
     link = netdev_move.find(host, (record.origin.name,), record.origin, mark)
     if link is None or guid_of(link) != record.applied.port_guid:
         return
-    before = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    before = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     bind(paths, record.device, record.driver)
-    made_anew(host, record.device, link, anywhere=True)
-    after = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    await_link(host, record.device, link, anywhere=True)
+    after = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     if before != after:
         note(f"uverbs of {record.device}: {_listed(before)} became {_listed(after)}")
-    netdev_move.bring_back(host, None, record.origin.name, record.origin, mark)
+    netdev_move.restore(host, None, record.origin.name, record.origin, mark)
 
 
-def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
+def await_link(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
     """The interface of a device that replaces `old` on the host, as soon as it is there."""
     deadline = time.monotonic() + APPEARANCE
     while True:
@@ -98,7 +98,7 @@ def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = Fals
         time.sleep(0.02)
 
 
-def _devices_of(names: tuple[str, ...]) -> tuple[rdma.RdmaDevice, ...]:
+def _devices_of(names: tuple[str, ...]) -> tuple[rdma.NetlinkRdmaDevice, ...]:
     with rdma.rdma() as socket:
         found = [rdma.find(socket, name) for name in names]
     return tuple(device for device in found if device is not None)

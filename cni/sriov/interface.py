@@ -53,9 +53,9 @@ def place(
     link = plan.link
     if plan.infiniband and record.rdma:
         rdma_devices.move_in(record, namespace)
-        link = guids.made_anew(host, plan.function.address, link)
+        link = guids.await_link(host, plan.function.address, link)
     with soft_roce.same_numbers(paths, record):
-        soft_roce.take_off(paths, record, (link.name,))
+        soft_roce.delete(paths, record, (link.name,))
         mark = Mark(attachment.key)
         moved = netdev_move.move_in(
             host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu
@@ -66,7 +66,7 @@ def place(
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             rdma_devices.move_in(record, namespace)
-        soft_roce.put_on(record, ready.name, namespace)
+        soft_roce.restore(record, ready.name, namespace)
     if given:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         if ready.carrier:

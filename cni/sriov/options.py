@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from base.pod import Pod
-from cni.spec import arguments, config, limits
+from base.types import Bdf, DeviceId, PKey
+from cni.spec import config, limits
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -82,9 +83,9 @@ KNOWN = frozenset(
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. None and "" leave what they are about untouched."""
 
-    device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
+    device: Bdf  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
     device_key: str  # where the configuration has that: "deviceID"; "" if it is to be chosen
-    device_id: str  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
+    device_id: DeviceId  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
     masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
     pf_only: bool  # the PF itself
     match_device: bool  # it must be a device of the pod, if the pod was given any HCA
@@ -96,7 +97,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_tx_rate: int | None  # Mbit/s
     max_tx_rate: int | None  # Mbit/s, 0 is no limit
     guid: str  # "00:11:22:33:44:55:66:77", lower case
-    pkey: int | None  # as written: to be found in the port's table, which only the SM fills
+    pkey: PKey | None  # as written: to be found in the port's table, which only the SM fills
     rdma_isolation: bool
     vfio_pci_mode: bool | None  # None: as the device is
     mtu: int | None
@@ -114,29 +115,23 @@ def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
     return folded | {key: value for key, value in keys.items() if key in KNOWN}
 
 
-class _OnlyDevice(msgspec.Struct):
-    deviceID: str | None = None
-    pciBusID: str | None = None
-    runtimeConfig: _SriovRuntimeConfig | None = None
-
-
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy.
 
     A STATUS is about no pod, so it `needs_device` not: nobody has chosen one yet.
     """
-    keys = _in_our_case(config.decode(request.config, dict[str, Any]))
-    config.refuse_misspelt(keys, KNOWN)
-    written = config.convert(keys, _SriovConfig, "$")
-    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
-    device, device_id = _device(written)
+    network = msgspec.structs.replace(request.config, keys=_in_our_case(request.config.keys))
+    config.refuse_misspelt(network.keys, KNOWN)
+    written = config.convert(network.keys, _SriovConfig)
+    ids = network.device_ids()
+    device, device_id = _device(ids)
     masters = values.masters(written.master)
-    pod = arguments.pod_of(pairs)
+    pod = request.arguments.pod
     if device_id and not pod.name:
-        raise no_such_device(device_id, _place_of(written, device_id))
+        raise no_such_device(device_id, next(path for path in ids if ids[path] == device_id))
     if needs_device and not device and not masters and not pod.name:
         raise no_device()
-    mac = _given_mac(written, pairs)
+    mac = _given_mac(written, request)
     guid = _given_guid(written)
     vlan = values.vlan(written.vlan, written.vlanQoS, written.vlanProto)
     _refuse_vf_options_of_a_pf(written, mac, guid)
@@ -147,7 +142,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return SriovOptions(
         device=device,
-        device_key=next(iter(_device_ids(written)), ""),
+        device_key=next(iter(ids), ""),
         device_id=device_id,
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),
@@ -172,22 +167,21 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     )
 
 
-def device_of(request: Request) -> str:
+def device_of(request: Request) -> Bdf:
     """Only the device, for a DEL that must work with whatever configuration it gets."""
     try:
-        return _device(msgspec.json.decode(request.config, type=_OnlyDevice))[0]
-    except (msgspec.MsgspecError, CNIError):
-        return ""
+        return _device(request.config.device_ids())[0]
+    except CNIError:
+        return Bdf("")
 
 
-def _device(written: _SriovConfig | _OnlyDevice) -> tuple[str, str]:
+def _device(given: dict[str, DeviceId]) -> tuple[Bdf, DeviceId]:
     """The address that is given, and a device id that is none: one of the two is ""."""
-    given = _device_ids(written)
     if given and len(set(given.values())) == 1:
         device_id = next(iter(given.values()))
         address = _address(device_id)
-        return ("", device_id) if address is None else (address, "")
-    chosen, place = "", ""
+        return (Bdf(""), device_id) if address is None else (address, DeviceId(""))
+    chosen, place = Bdf(""), ""
     for key, text in given.items():
         address = _address(text)
         if address is None:
@@ -198,27 +192,12 @@ def _device(written: _SriovConfig | _OnlyDevice) -> tuple[str, str]:
                 "device, or leave one out"
             )
         chosen, place = chosen or address, place or key
-    return chosen, ""
+    return chosen, DeviceId("")
 
 
-def _address(device_id: str) -> str | None:
+def _address(device_id: str) -> Bdf | None:
     """The device that an id names, or of which it is a slot of a shared pool: "0000:af:06.0-3"."""
     return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
-
-
-def _device_ids(written: _SriovConfig | _OnlyDevice) -> dict[str, str]:
-    """The device id at each place where Multus puts it."""
-    runtime = written.runtimeConfig or _SriovRuntimeConfig()
-    places = {
-        "deviceID": written.deviceID,
-        "runtimeConfig.deviceID": runtime.deviceID,
-        "pciBusID": written.pciBusID,
-    }
-    return {place: text for place, text in places.items() if text}
-
-
-def _place_of(written: _SriovConfig, device_id: str) -> str:
-    return next(key for key, text in _device_ids(written).items() if text == device_id)
 
 
 def no_such_device(device_id: str, place: str = "deviceID") -> CNIError:
@@ -239,7 +218,7 @@ def no_device() -> CNIError:
     )
 
 
-def _given_mac(written: _SriovConfig, pairs: dict[str, str]) -> WrittenValue:
+def _given_mac(written: _SriovConfig, request: Request) -> WrittenValue:
     """Where the MAC comes from: the runtime before CNI_ARGS, those before the configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni reads the key in any case
     if mac and upper and mac.lower() != upper.lower():
@@ -248,7 +227,7 @@ def _given_mac(written: _SriovConfig, pairs: dict[str, str]) -> WrittenValue:
         WrittenValue(
             '"runtimeConfig.mac"', (written.runtimeConfig or _SriovRuntimeConfig()).mac or ""
         ),
-        WrittenValue(CNI_ARGS_MAC, pairs.get("MAC", "")),
+        WrittenValue(CNI_ARGS_MAC, request.arguments.mac),
         WrittenValue('"args.cni.mac"', _cni_argument(written, "mac")),
         WrittenValue('"mac"', mac or ""),
         WrittenValue('"MAC"', upper or ""),

@@ -16,7 +16,7 @@ from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
 from host.pci import Function
-from host.rdma import RdmaDevice
+from host.rdma import NetlinkRdmaDevice
 from host.vfs import VF
 
 SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
@@ -33,8 +33,8 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
     function: Function
     link: Link | None  # its interface on the host; None if a program's own driver has it
     vf: VF | None  # what its PF shows of it; None if it is no VF
-    rdma: tuple[RdmaDevice, ...] = ()  # to be moved with it
-    soft: tuple[RdmaDevice, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
+    rdma: tuple[NetlinkRdmaDevice, ...] = ()  # to be moved with it
+    soft: tuple[NetlinkRdmaDevice, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
 
     @property
     def infiniband(self) -> bool:

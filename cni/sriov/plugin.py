@@ -69,7 +69,7 @@ class Sriov(InterfacePlugin):
             undo.register("the device", lambda: self.detach(attachment, inside, entry))
             self._apply_settings(host, record)
             if guids.needs_binding(plan.link, record):
-                plan, record = guids.bind_anew(host, self.paths, plan, record)
+                plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
                 self.journal.write(entry)
             placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer)
@@ -129,7 +129,7 @@ class Sriov(InterfacePlugin):
             settings.apply(host, pf, record.before, record.applied)
 
     def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
-        names = pci.verbs_of(self.paths, plan.function.address) or plan.function.rdma
+        names = pci.rdma_of(self.paths, plan.function.address) or plan.function.rdma
         return results.interface_of(
             self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )

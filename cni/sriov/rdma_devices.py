@@ -48,14 +48,14 @@ def _missing(namespace: NetworkNamespace, record: DeviceRecord) -> list[str]:
         return [one.name for one in record.rdma if rdma.by_index(pod, one.index) is None]
 
 
-def brought_home(
+def restore(
     paths: Paths, record: DeviceRecord, places: Sequence[NetworkNamespace], seconds: float
 ) -> bool:
     """Bring the devices from these namespaces to the host, or wait for a dying one to do it."""
     deadline = time.monotonic() + seconds
     while not _are_home(paths, record):
         for place in places:
-            send_home(paths, record, place)
+            move_out(paths, record, place)
         if time.monotonic() >= deadline:
             return _are_home(paths, record)
         interrupts.checkpoint()
@@ -63,9 +63,9 @@ def brought_home(
     return True
 
 
-def send_home(paths: Paths, record: DeviceRecord, place: NetworkNamespace) -> None:
+def move_out(paths: Paths, record: DeviceRecord, place: NetworkNamespace) -> None:
     """Move the function's devices out of a namespace, if it has any."""
-    names = pci.verbs_of(paths, record.device)
+    names = pci.rdma_of(paths, record.device)
     with rdma.rdma(place) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
@@ -76,7 +76,7 @@ def send_home(paths: Paths, record: DeviceRecord, place: NetworkNamespace) -> No
 
 def _are_home(paths: Paths, record: DeviceRecord) -> bool:
     """Whether the host has all devices of the function, from now on under their old names."""
-    names = pci.verbs_of(paths, record.device)
+    names = pci.rdma_of(paths, record.device)
     with rdma.rdma() as host:
         here = {device.name: device for device in rdma.devices(host)}
         if not here.keys() >= set(names):

@@ -69,7 +69,7 @@ def _restore(
     mark, origin = Mark(entry.attachment.key), record.origin
     failures = Failures()
     with (
-        soft_roce.one_at_a_time(paths, record),
+        soft_roce.exclusively(paths, record),
         namespaces_of(request, entry) as namespaces,
         netlink() as host,
     ):
@@ -80,7 +80,7 @@ def _restore(
                 # While the PF's setting is there the VF can have no other address.
                 failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
             netdevs = (entry.ifname, origin.name)
-            failures.of(lambda: soft_roce.take_off(paths, record, netdevs))
+            failures.of(lambda: soft_roce.delete(paths, record, netdevs))
             failures.of(
                 lambda: _restore_netdev(journal, paths, host, namespaces, entry, record, origin)
             )
@@ -88,9 +88,9 @@ def _restore(
             failures.report()
         failures.of(lambda: _restore_driver(paths, record))
         failures.of(lambda: restore_settings(paths, host, record))
-        failures.of(lambda: guids.give_back(host, paths, record, mark))
+        failures.of(lambda: guids.restore(host, paths, record, mark))
         if origin is not None:
-            failures.of(lambda: soft_roce.put_on(record, origin.name))
+            failures.of(lambda: soft_roce.restore(record, origin.name))
         failures.report()
 
 
@@ -102,12 +102,12 @@ def _restore_rdma_devices(
     record: DeviceRecord,
 ) -> None:
     """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
-    if rdma_devices.brought_home(paths, record, namespaces, RETURN_TIME):
+    if rdma_devices.restore(paths, record, namespaces, RETURN_TIME):
         return
     for namespace in NetworkNamespace.every():
         with namespace:
-            rdma_devices.send_home(paths, record, namespace)
-    if rdma_devices.brought_home(paths, record, (), 0.0):
+            rdma_devices.move_out(paths, record, namespace)
+    if rdma_devices.restore(paths, record, (), 0.0):
         return
     await_return(journal, entry, f"RDMA device of {record.device}")
     # It is in no namespace that we see: binding the driver makes a new one on the host.
@@ -132,7 +132,7 @@ def _restore_netdev(
     # An IPoIB interface is made again when its RDMA device returns; a dead namespace takes time.
     seconds = RETURN_TIME if record.infiniband or not namespaces else 0.0
     if wait_until(
-        lambda: netdev_move.bring_back(host, None, entry.ifname, origin, mark), seconds, 0.05
+        lambda: netdev_move.restore(host, None, entry.ifname, origin, mark), seconds, 0.05
     ):
         return
     for namespace in NetworkNamespace.every():
@@ -147,7 +147,7 @@ def _restore_netdev(
     # It is in no namespace that we see: binding the driver makes a new one on the host.
     note(f"device {record.device} has no interface: its driver is bound again")
     bind(paths, record.device, record.driver)
-    if not netdev_move.bring_back(host, None, entry.ifname, origin, mark):
+    if not netdev_move.restore(host, None, entry.ifname, origin, mark):
         raise HostError(f"device {record.device} has no interface, though its driver is bound")
 
 
@@ -178,7 +178,7 @@ def _moved_out(
     with netlink(namespace) as pod:
         if netdev_move.find(pod, (ifname,), origin, mark) is None:
             return False
-        return netdev_move.bring_back(host, pod, ifname, origin, mark)
+        return netdev_move.restore(host, pod, ifname, origin, mark)
 
 
 def _is_away(paths: Paths, record: DeviceRecord) -> bool:

@@ -69,14 +69,14 @@ def _find(host: Rtnetlink, attachment: Attachment, request: Request, device: str
 
 
 def _restore_rdma_devices(paths: Paths, request: Request, address: str) -> None:
-    if not pci.verbs_of(paths, address):
+    if not pci.rdma_of(paths, address):
         return
     record = DeviceRecord(device=address, driver="")
     try:
         with NetworkNamespace.open(request.netns, request.netns_descriptor) as namespace:
-            rdma_devices.brought_home(paths, record, (namespace,), rdma_devices.ARRIVAL)
+            rdma_devices.restore(paths, record, (namespace,), rdma_devices.ARRIVAL)
     except NamespaceGone:
-        rdma_devices.brought_home(paths, record, (), rdma_devices.ARRIVAL)
+        rdma_devices.restore(paths, record, (), rdma_devices.ARRIVAL)
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
@@ -162,7 +162,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink | None, link: Link, mark: Mark) ->
     origin = _origin(link, mac if mac and ethernet else link.mac)
     if pod is None and present is not None:
         origin = msgspec.structs.replace(origin, name=present.name)
-    netdev_move.bring_back(host, pod, link.name, origin, mark)
+    netdev_move.restore(host, pod, link.name, origin, mark)
     note(f"the interface of device {link.device} is on the host again, its old name is not known")
 
 

@@ -24,7 +24,7 @@ PATIENCE = 5.0  # seconds: the kernel destroys one in the background, its name i
 
 
 @contextmanager
-def one_at_a_time(paths: Paths, record: DeviceRecord) -> Iterator[None]:
+def exclusively(paths: Paths, record: DeviceRecord) -> Iterator[None]:
     """Nobody else makes a device anew while these are taken off and put on."""
     if not record.soft:
         yield
@@ -35,8 +35,8 @@ def one_at_a_time(paths: Paths, record: DeviceRecord) -> Iterator[None]:
 
 @contextmanager
 def same_numbers(paths: Paths, record: DeviceRecord) -> Iterator[None]:
-    """As `one_at_a_time`. CNIError 100 if a device has another number after it."""
-    with one_at_a_time(paths, record):
+    """As `exclusively`. CNIError 100 if a device has another number after it."""
+    with exclusively(paths, record):
         before = pci.uverbs_numbers(paths) if record.soft else {}
         yield
         after = pci.uverbs_numbers(paths) if record.soft else {}
@@ -51,7 +51,7 @@ def same_numbers(paths: Paths, record: DeviceRecord) -> Iterator[None]:
             )
 
 
-def take_off(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None:
+def delete(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None:
     """Delete the devices on an interface, which may have one of these names, as its move would."""
     if not record.soft:
         return
@@ -62,7 +62,7 @@ def take_off(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None
                 rdma.delete_soft(host, device)
 
 
-def put_on(record: DeviceRecord, netdev: str, namespace: NetworkNamespace | None = None) -> None:
+def restore(record: DeviceRecord, netdev: str, namespace: NetworkNamespace | None = None) -> None:
     """Make the devices on an interface, of the pod or of the host, unless they are there."""
     for soft in record.soft:
         with rdma.rdma(namespace) as socket, socket.inside():

@@ -1,4 +1,4 @@
-"""Runtimes that call an agent: over its socket, where a process for each call would be too slow."""
+"""Clients of an agent: over its socket, because a process for each call would be too slow."""
 
 import http.client
 import json
@@ -15,13 +15,12 @@ from agent import framing
 from agent.framing import LauncherRequest
 from tests.host.agent.serving import Reply, read
 from tests.plugins.service import Service
-
-PATIENCE = 120.0  # seconds for one answer
+from tests.waiting import PATIENCE
 
 
 @dataclass
 class Caller:
-    """One node's runtime; `bin_dir` is CNI_PATH, `state` where doubles write down their calls."""
+    """A node's runtime; `bin_dir` is CNI_PATH, and test doubles record their calls in `state`."""
 
     service: Service
     bin_dir: Path
@@ -44,7 +43,7 @@ class Caller:
     def start(
         self, plugin: str, verb: str, container: str, config: bytes, **more: str
     ) -> socket.socket:
-        """Send a request over the socket; the answer is still to be read."""
+        """Send a request over the socket, without reading the answer."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(PATIENCE)
         client.connect(str(self.service.socket))
@@ -53,7 +52,7 @@ class Caller:
         return client
 
     def ask(self, plugin: str, verb: str, container: str, config: bytes, **more: str) -> Reply:
-        """Call over the socket. EOFError or OSError if there is no whole answer."""
+        """Call over the socket. Raises EOFError or OSError if the answer is incomplete."""
         with self.start(plugin, verb, container, config, **more) as client:
             return read(client)
 
@@ -72,15 +71,15 @@ class Caller:
 
 
 class Endpoint(http.client.HTTPConnection):
-    """A client of the agent's health and metrics, at a unix socket."""
+    """An HTTP client of the agent's health and metrics, over a unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=PATIENCE)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(PATIENCE)
         self.sock.connect(str(self._path))
 
 
@@ -93,7 +92,7 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, wrong: str = "") -> int:
-        """One more call; how many there are by now."""
+        """Count one more call; the number of calls so far."""
         with self._lock:
             if wrong:
                 self.broken.append(wrong)

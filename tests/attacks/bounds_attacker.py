@@ -1,7 +1,7 @@
-"""One client that calls an agent with hostile input without a pause, until it is killed.
+"""A client that calls an agent with hostile input without a pause, until it is killed.
 
-`python -m tests.attacks.bounds_attacker SOCKET`. A process of its own: the clients whose times
-are taken must not share an interpreter with it.
+`python -m tests.attacks.bounds_attacker SOCKET`. It is a separate process: the clients that
+are measured must not share an interpreter with it.
 """
 
 import itertools
@@ -10,9 +10,9 @@ import sys
 
 from agent import framing
 from agent.framing import LauncherRequest
-from tests.attacks.test_bounds import LISTS
+from tests.attacks.lists import LISTS
 from tests.host.agent.serving import read
-from tests.unit.spec.test_limits import HOSTILE
+from tests.unit.spec.hostile import HOSTILE
 
 
 def main() -> None:
@@ -25,9 +25,11 @@ def main() -> None:
 
 
 def _frames() -> list[bytes]:
-    """Every hostile text with every verb; each list as wide as the limit of values allows."""
+    """Every hostile text with every verb, and each list with as many entries as are allowed."""
     texts = [("podfabric-ipam", raw) for raw in HOSTILE.values()]
-    texts += [(one.plugin, one.of(entries)) for one in LISTS for entries in (one.limit, one.widest)]
+    texts += [
+        (each.plugin, each.of(entries)) for each in LISTS for entries in (each.limit, each.widest)
+    ]
     return [
         framing.write_request(LauncherRequest(plugin, _environ(verb), raw))
         for plugin, raw in texts

@@ -1,4 +1,4 @@
-"""A node with an agent, and calls of it: over its socket, and through launchers."""
+"""A node with an agent, and calls to it: over its socket, and through launchers."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.agent_clients import PATIENCE, Caller, network
-from tests.host.agent.serving import read, until
+from tests.attacks.agent_clients import Caller, network
+from tests.host.agent.serving import read
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import until
 
 __all__ = ["Answer", "Node", "network", "node"]
 
@@ -22,12 +23,17 @@ PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
 
 @dataclass
 class Answer:
-    """One call's: what a launcher would have printed, and how long it took."""
+    """What a launcher would have printed, and the cost of the call.
+
+    `cpu` are the seconds of CPU that all threads of the agent used during the call. On a busy
+    machine `seconds`, the wall time, may be many times as much.
+    """
 
     exit_code: int
     stdout: bytes
     stderr: bytes
     seconds: float
+    cpu: float
 
     @property
     def document(self) -> dict[str, Any]:
@@ -44,7 +50,7 @@ class Answer:
 
 @dataclass
 class Node(Caller):
-    """A node whose agent has so few `workers`. CNI_NETNS is `netns`."""
+    """A node whose agent has only that many `workers`. CNI_NETNS is `netns`."""
 
     workers: int = 4
     netns: str = "/none"
@@ -55,20 +61,27 @@ class Node(Caller):
 
     def call(self, plugin: str, verb: str, container: str, config: bytes, **more: str) -> Answer:
         """One call over the socket."""
-        started = time.monotonic()
+        started, cpu = time.monotonic(), self.cpu_time()
         reply = self.ask(plugin, verb, container, config, **more)
-        return Answer(reply.exit_code, reply.stdout, reply.stderr, time.monotonic() - started)
+        cost = time.monotonic() - started, self.cpu_time() - cpu
+        return Answer(reply.exit_code, reply.stdout, reply.stderr, *cost)
 
     def call_by_launcher(
         self, plugin: str, verb: str, container: str, config: bytes, **more: str
     ) -> Answer:
         """One call through the launcher, as a runtime makes it."""
-        started = time.monotonic()
+        started, cpu = time.monotonic(), self.cpu_time()
         done = self.launch(plugin, verb, container, config, **more)
-        return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        cost = time.monotonic() - started, self.cpu_time() - cpu
+        return Answer(done.returncode, done.stdout, done.stderr, *cost)
+
+    def cpu_time(self) -> float:
+        """Seconds of CPU that all threads of the agent have used so far."""
+        # The clock of another process: MAKE_PROCESS_CPUCLOCK in include/linux/posix-timers.h.
+        return time.clock_gettime(~self.service.process.pid << 3 | 2)
 
     def require_all_workers(self) -> None:
-        """As many calls as there are workers are at work at the same time."""
+        """Check that every worker can take a call, all at the same time."""
         before = len(list(self.state.glob("DEL-*")))
         fifo = self.service.root / "until-all-are-here"
         os.mkfifo(fifo)
@@ -79,7 +92,7 @@ class Node(Caller):
             for number in range(self.workers)
         ]
         try:
-            until(lambda: len(list(self.state.glob("DEL-*"))) >= before + self.workers, PATIENCE)
+            until(lambda: len(list(self.state.glob("DEL-*"))) >= before + self.workers)
         finally:
             _let_go(fifo, clients)
             fifo.unlink()
@@ -87,10 +100,9 @@ class Node(Caller):
 
 def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
     """End the calls that read the FIFO to its end, and read their answers."""
-    deadline = time.monotonic() + PATIENCE
-    while clients:
-        assert time.monotonic() < deadline, "a call does not end"
-        # A call that opens the FIFO only now finds nobody at its other end, and waits for the next.
+
+    def none_waits() -> bool:
+        # A call that opens the FIFO after this one has closed it waits for the next writer.
         writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         time.sleep(0.02)
         os.close(writer)
@@ -98,11 +110,14 @@ def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
             clients.remove(client)
             with client:
                 assert read(client).exit_code == 0
+        return not clients
+
+    until(none_waits)
 
 
 @contextmanager
 def node(root: Path, workers: int = 4, netns: str = "/none") -> Iterator[Node]:
-    """A node whose agent has so few workers; everything of it is below `root`."""
+    """A node whose agent has only that many workers; its files are below `root`."""
     etc = root / "etc"
     etc.mkdir(parents=True)
     (etc / "config.yaml").write_text(f'agent: {{listen: "", workers: {workers}, deadline: 60}}\n')

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.waiting import until
+
 PAGE = os.sysconf("SC_PAGESIZE")
-_DEADLINE = 30.0  # seconds
 
 
 class SmallDisk:
-    """A mounted tmpfs. `directory` on it is for the files under test, `base` for a copy of them."""
+    """A mounted tmpfs: `directory` has the files under test, `base` a copy of them."""
 
     def __init__(self, mount: Path) -> None:
         self._mount = mount
@@ -40,7 +41,7 @@ class SmallDisk:
         self.directory.mkdir()
 
     def leave_pages(self, number: int) -> None:
-        """Fill the disk until so many pages are left."""
+        """Fill the disk until only `number` pages are free."""
         self._filler.mkdir(exist_ok=True)
         with (self._filler / "pages").open("wb") as file:
             free = os.statvfs(self._mount).f_bavail
@@ -49,7 +50,7 @@ class SmallDisk:
         assert os.statvfs(self._mount).f_bavail == min(free, number)
 
     def leave_inodes(self, number: int) -> None:
-        """Make files until so many inodes are left."""
+        """Make files until only `number` inodes are free."""
         self._filler.mkdir(exist_ok=True)
         while os.statvfs(self._mount).f_favail > number:
             (self._filler / f"{time.monotonic_ns()}").touch()
@@ -60,12 +61,11 @@ class SmallDisk:
 
     def make_read_only(self) -> None:
         """Remount it read-only, as soon as no file is open for writing (mount(2): EBUSY)."""
-        deadline = time.monotonic() + _DEADLINE
-        while subprocess.run(
-            ["mount", "-o", "remount,ro", self._mount], capture_output=True, check=False
-        ).returncode:
-            assert time.monotonic() < deadline, "a file on it stays open"
-            time.sleep(0.02)
+        command = ["mount", "-o", "remount,ro", str(self._mount)]
+        until(
+            lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
+            what="disk without open files",
+        )
 
     def make_writable(self) -> None:
         """Remount it, so that it can be written to."""
@@ -82,25 +82,25 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(pages: int = 256, inodes: int = 100) -> Iterator[SmallDisk]:
-    """A disk of so many pages and inodes, gone at the end."""
+    """A disk with so many pages and inodes; it is unmounted at the end."""
     mount = Path(tempfile.mkdtemp(prefix="podfabric-disk-"))
     options = f"size={pages * PAGE},nr_inodes={inodes},mode=0700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount], check=True)
     try:
         yield SmallDisk(mount)
     finally:
-        # Lazily: a file that a failed test has left open must not keep the mount.
+        # Lazily, because a failed test may have left a file open.
         subprocess.run(["umount", "--lazy", mount], check=True)
         mount.rmdir()
 
 
 @contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
-    """This process may open so many more files at once (RLIMIT_NOFILE), until the end."""
+    """In the block this process may open only `number` more files at once (RLIMIT_NOFILE)."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = [os.open(os.devnull, os.O_RDONLY) for _ in range(number + 1)]
-    for one in lowest_free:
-        os.close(one)
+    for descriptor in lowest_free:
+        os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free[-1], before[1]))
     try:
         yield
@@ -110,10 +110,10 @@ def descriptors_left(number: int) -> Iterator[None]:
 
 @contextmanager
 def calls_left(number: int) -> Iterator[None]:
-    """The kernel has memory for so many more calls that change files, until the end.
+    """In the block only `number` more calls that change files succeed; later ones get ENOMEM.
 
-    It answers ENOMEM to all later ones, which this kernel cannot be made to do: so the answer is
-    made here, for the calls that need some (open(2), write(2), rename(2), fallocate(2)).
+    The kernel cannot be made to answer that, so functions here do it in place of the calls that
+    need kernel memory (open(2), write(2), rename(2), fallocate(2)).
     """
     names = ("open", "pwrite", "write", "replace", "posix_fallocate")
     before = {name: getattr(os, name) for name in names}
@@ -137,11 +137,11 @@ def calls_left(number: int) -> Iterator[None]:
 
 @contextmanager
 def memory_left(number: int) -> Iterator[None]:
-    """SQLite may use so many bytes more than now in this process, until the end."""
-    library = ctypes.CDLL(_sqlite3.__file__)  # which is linked to it
+    """In the block SQLite may use only `number` more bytes in this process."""
+    library = ctypes.CDLL(_sqlite3.__file__)  # which is linked to SQLite
     for name in ("sqlite3_memory_used", "sqlite3_hard_heap_limit64"):
         getattr(library, name).restype = ctypes.c_int64
-    limit = library.sqlite3_memory_used() + number + 1  # 0 would be no limit
+    limit = library.sqlite3_memory_used() + number + 1  # 0 would mean no limit
     library.sqlite3_hard_heap_limit64(ctypes.c_int64(limit))
     try:
         yield

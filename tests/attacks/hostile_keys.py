@@ -1,4 +1,4 @@
-"""Every key that a configuration of ours can hold, from the types that read it; and hostile values.
+"""Every key of our configurations, found from the types that read them; and hostile values.
 
 A key that is added to a type is attacked from then on, without a change here.
 """
@@ -13,10 +13,9 @@ from typing import Any
 
 from msgspec import inspect
 
-from cni.attachments import results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc, request
+from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -31,41 +30,46 @@ BASES: Mapping[str, Mapping[str, Any]] = {
     "sriov": {"deviceID": "0000:ff:1f.7", "ipam": IPAM},
     "rdma": {"prevResult": {"cniVersion": "1.1.0"}},
 }
-"""The least that each plugin needs, so that one hostile key is the only one."""
+"""The smallest valid configuration of each plugin, to which one hostile key is added."""
 
-# What is decoded as a plain object first, by the key that holds it, and what it is read as.
+# Keys that are first decoded as plain objects, and the type each is then read as.
 SECTIONS = {
     "ipam": ipam._IpamSection,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
-    "addresses": ipam._Static,
+    "addresses": ipam._StaticAddress,
     "routes": Route,
     "dns": DNS,
 }
-# Objects of others, of which a few keys are read by name.
+# Foreign objects, of which our plugins read a few keys.
 FREE: Mapping[Key, tuple[str, ...]] = {
     ("args", "cni"): ("mac", "guid", "ips", sriov.IB_KUBERNETES_KEY, "other"),
     ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "other"),
 }
-SHAPES = {
-    "podfabric-ipam": (ipam._NetworkConfiguration,),
-    "ipoib": (ipoib._IpoibConfig, results._DeviceInfoConfig),
-    "sriov": (sriov._SriovConfig, results._DeviceInfoConfig),
-    "rdma": (sriov._OnlyDevice, results._Previous),
+SHAPES: Mapping[str, Mapping[Key, type]] = {
+    "podfabric-ipam": {
+        ("ipam",): ipam._IpamSection,
+        ("runtimeConfig",): ipam._RuntimeIPs,
+        ("args", "cni"): ipam._ArgumentIPs,
+    },
+    "ipoib": {(): ipoib._IpoibConfig},
+    "sriov": {(): sriov._SriovConfig},
+    "rdma": {},
 }
-EVERYWHERE = (request._Named, request._Versioned)
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
-# These would lead to files.
+# Keys that name files.
 PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 
 
 def keys_of(plugin: str) -> list[Key]:
-    """Where a value can stand in a configuration of that plugin."""
+    """Every key of a configuration of that plugin."""
     found: set[Key] = set()
-    for shape in (*SHAPES[plugin], *EVERYWHERE):
-        found |= set(_keys(inspect.type_info(shape), ()))
+    for place, shape in SHAPES[plugin].items():
+        found |= set(_keys(inspect.type_info(shape), place))
+    for place, keys in FREE.items():
+        found |= {place, place[:1], *((*place, key) for key in keys)}
     found |= {("ipam",), ("ipam", "type")}
-    found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
+    found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel", "mac")}
     if plugin == "podfabric-ipam":
         found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):
@@ -75,7 +79,7 @@ def keys_of(plugin: str) -> list[Key]:
 
 
 def _keys(shape: inspect.Type, place: Key) -> Iterator[Key]:
-    """The places of all that is of this type, itself first."""
+    """The key of a value of this type, then the keys inside it."""
     if place:
         yield place
     if isinstance(shape, inspect.StructType):
@@ -95,13 +99,13 @@ def _of_object(place: Key) -> Iterator[Key]:
         yield from ((*place, key) for key in FREE[place])
         return
     name = next(step for step in reversed(place) if isinstance(step, str))
-    section = SECTIONS[name]  # a KeyError: say above what this object is read as
+    section = SECTIONS[name]  # on a KeyError: add the type of this object above
     yield from _keys(inspect.type_info(section), place)
 
 
 @dataclass(frozen=True)
 class Bait:
-    """Files that no call may touch, in a directory of their own."""
+    """A directory of files that no call may touch."""
 
     directory: Path
     SECRET = "the-secret-of-the-node"
@@ -153,7 +157,7 @@ def values(bait: Bait) -> dict[str, bytes]:
 
 
 def with_value(plugin: str, key: Key, value: bytes) -> bytes:
-    """A configuration of the plugin that has the value there."""
+    """A configuration of the plugin with the value at that key."""
     mark = "@hostile@"
     whole: dict[str, Any] = {"cniVersion": "1.1.0", "name": "hostile", "type": plugin}
     whole |= deepcopy(dict(BASES[plugin]))

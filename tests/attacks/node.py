@@ -1,4 +1,4 @@
-"""A node of Kubernetes under attack: its HCAs are made up, everything else is real.
+"""A Kubernetes node under attack. Its HCAs are files below a directory; the rest is real.
 
 Calls go through `cni.spec.dispatch.answer`, to a real network namespace. A device that a call may
 have has no interface in this kernel, so that the ADD fails for that, behind every rule.
@@ -21,11 +21,11 @@ from tests.unit.deviceplugin.holding import Holding
 TENANT = Pod("tenant", "attacker", "uid-attacker")
 OTHER = Pod("victims", "victim", "uid-victim")
 ATTACHMENT = Attachment("fabric", "attacker", "net1")
-PASSED = "has no interface on the host"  # no rule was in the way
+PASSED = "has no interface on the host"  # no rule refused the call
 
 
 class Reply(NamedTuple):
-    """The answer to one call, and what was noted for the administrator."""
+    """The answer to one call, and the notes for the administrator."""
 
     code: int
     text: str
@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 
 
 class Attacked(Holding):
-    """The node; `give` and `registered` say what its pods and pools have."""
+    """The node; `give` and `registered` set the devices of its pods and pools."""
 
     def __init__(self, paths: Paths, netns: Path) -> None:
         super().__init__(paths)
@@ -43,7 +43,7 @@ class Attacked(Holding):
         self._netns = netns
 
     def allow(self, **policy: object) -> None:
-        """Set these rules of the node."""
+        """Write these rules into the node's configuration."""
         self.paths.etc.mkdir(exist_ok=True)
         self.paths.config.write_text(json.dumps({"policy": policy}))
 
@@ -57,7 +57,7 @@ class Attacked(Holding):
         raw: bytes = b"",
         **config: Any,  # noqa: ANN401
     ) -> Reply:
-        """One call for a pod; without one, as cnitool makes it. `raw` is all of its input."""
+        """A call for a pod; without a pod, as cnitool calls. `raw` replaces the whole input."""
         whose = (
             f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
             if pod is not None
@@ -80,7 +80,7 @@ class Attacked(Holding):
         return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
 
     def has_attached(self, ipam: str) -> None:
-        """The journal has an attachment of an earlier boot, whose ADD had that `ipam` (JSON)."""
+        """Put an attachment of an earlier boot into the journal; its ADD had that `ipam` (JSON)."""
         Journal(self.paths).write(
             JournalEntry(
                 plugin="sriov",
@@ -96,7 +96,7 @@ class Attacked(Holding):
         )
 
     def touched(self) -> list[str]:
-        """What calls left: journal files, locks of devices, claims of pods."""
+        """The files that calls left: journal, locks of devices, claims of pods."""
         return [
             str(path.relative_to(self.paths.state.parent))
             for directory in (self.paths.attachments, self.paths.locks, self.paths.devices / "pods")

@@ -1,7 +1,6 @@
-"""A tenant does not get an address that another tenant uses on the same link, and learns no name.
+"""A tenant cannot get an address that another tenant uses on the same link, nor learn its name.
 
-Networks of foreign interface plugins say their link by "master" and the like; for our own it is
-what they pass.
+The link of a foreign interface plugin is read from keys such as "master"; our own plugins pass it.
 """
 
 import pytest
@@ -52,15 +51,15 @@ def test_a_private_range_over_addresses_of_another_network_is_refused(
     assert node.held() == {"10.0.0.1": "c1"}
 
 
-def test_the_address_that_is_asked_for_by_name_does_not_hide_the_range(node: Calls) -> None:
+def test_a_requested_address_does_not_hide_the_range(node: Calls) -> None:
     node.add(POOL, "c1", **VICTIM)
     config = {**MASTER, "runtimeConfig": {"ips": ["10.0.0.77"]}}
     error = error_of(lambda: node.add(EVIL, "c2", network="mine", config=config))
     assert error.code == Code.NOT_ALLOWED
 
 
-def test_a_name_that_is_the_other_networks_own_gets_no_address_of_it(node: Calls) -> None:
-    """A tenant chooses the name of its network, too."""
+def test_the_name_of_another_network_does_not_give_its_addresses(node: Calls) -> None:
+    """A tenant also chooses the name of its network."""
     node.add(POOL, "c1", **VICTIM)
     assert node.addresses(EVIL, "c2", network="theirs", config=MASTER) == ["10.0.0.2/24"]
 
@@ -91,7 +90,7 @@ def test_a_private_range_that_came_first_takes_nothing_from_a_later_shared_one(
     ],
 )
 @pytest.mark.parametrize(("first", "second"), [(POOL, EVIL), (EVIL, POOL), (POOL, WIDER)])
-def test_no_address_is_had_by_its_name_that_another_domain_holds_on_the_link(
+def test_requested_address_of_another_domain_on_the_link_is_refused(
     node: Calls, how: How, first: Json, second: Json
 ) -> None:
     allow(node)
@@ -102,17 +101,17 @@ def test_no_address_is_had_by_its_name_that_another_domain_holds_on_the_link(
     assert node.held() == {"10.0.0.1": "c1"}
 
 
-def test_no_static_address_is_had_that_another_domain_holds_on_the_link(node: Calls) -> None:
+def test_static_address_of_another_domain_on_the_link_is_refused(node: Calls) -> None:
     allow(node)
     node.add(POOL, "c1", **VICTIM)
     static = {"addresses": [{"address": "10.0.0.1/24"}], "network_name": "evil"}
     assert error_of(lambda: node.add(static, "c2", **TENANT)).code == Code.ADDRESS_TAKEN
 
 
-def test_a_pod_that_comes_again_does_not_keep_an_address_that_another_domain_has_now(
+def test_a_returning_pod_does_not_keep_an_address_that_another_domain_has_now(
     node: Calls,
 ) -> None:
-    """Each has it on a link of its own until one of them comes again on the link of the other."""
+    """Each has it on another link, until one returns on the link of the other."""
     elsewhere: How = {**TENANT, "config": {"master": "eth1"}}
     assert node.addresses(EVIL, "c1", **elsewhere) == ["10.0.0.1/24"]
     assert node.addresses(POOL, "c2", **VICTIM) == ["10.0.0.1/24"]
@@ -125,7 +124,7 @@ def test_a_pod_that_comes_again_does_not_keep_an_address_that_another_domain_has
     [({"master": "eth0"}, {"master": "eth1"}), ({}, {}), ({"bridge": "a"}, {"bridge": "b"}),
      ({"type": "bridge", "bridge": "br0", "vlan": 7}, {"type": "bridge", "bridge": "br0"})],
 )  # fmt: skip
-def test_on_other_links_and_on_unknown_ones_a_private_range_is_its_own(
+def test_a_private_range_is_independent_on_other_and_on_unknown_links(
     node: Calls, first: Json, second: Json
 ) -> None:
     assert node.addresses(POOL, "c1", network="theirs", config=first) == ["10.0.0.1/24"]
@@ -143,7 +142,7 @@ def test_on_other_links_and_on_unknown_ones_a_private_range_is_its_own(
          {"type": "vlan", "master": "eth0", "vlanId": 7, "vlan": 8}),
     ],
 )  # fmt: skip
-def test_keys_that_the_plugin_does_not_read_make_no_other_link(
+def test_keys_that_the_plugin_does_not_read_do_not_change_the_link(
     node: Calls, theirs: Json, mine: Json
 ) -> None:
     node.add(POOL, "c1", network="theirs", config=theirs)
@@ -151,7 +150,7 @@ def test_keys_that_the_plugin_does_not_read_make_no_other_link(
     assert error.code == Code.NOT_ALLOWED
 
 
-def test_our_own_plugins_say_the_link_whatever_the_configuration_says(node: Calls) -> None:
+def test_the_link_that_our_own_plugins_pass_overrides_the_configuration(node: Calls) -> None:
     first = InProcess(request("ADD", POOL, "c1", config=MASTER), node.plugin)
     first.add("ib0 0x8001")
     asked = request("ADD", EVIL, "c2", network="mine", config={"master": "ib1"})
@@ -162,13 +161,13 @@ def test_our_own_plugins_say_the_link_whatever_the_configuration_says(node: Call
     assert segments == {"c1": "ib0 0x8001", "c2": "ib0 0x8002"}
 
 
-def test_the_same_network_is_not_refused_for_its_own_addresses_of_before(node: Calls) -> None:
-    """Its administrator has made it private meanwhile; its pods of before still run."""
+def test_a_network_is_not_refused_because_of_its_own_earlier_addresses(node: Calls) -> None:
+    """Its administrator has made it private since; its earlier pods still run."""
     node.add(POOL, "c1", **VICTIM)
     assert node.addresses(EVIL, "c2", **VICTIM) == ["10.0.0.2/24"]
 
 
-def test_what_an_earlier_boot_left_in_another_domain_is_given_away_last(node: Calls) -> None:
+def test_addresses_of_an_earlier_boot_in_another_domain_are_used_last(node: Calls) -> None:
     tiny = {"range": "10.0.0.0/30"}
     node.add(tiny, "c1", **VICTIM)
     node.boot = NEXT_BOOT
@@ -176,7 +175,7 @@ def test_what_an_earlier_boot_left_in_another_domain_is_given_away_last(node: Ca
     evil = {**tiny, "network_name": "evil"}
     assert node.addresses(evil, "c2", **TENANT) == ["10.0.0.2/30"]
     assert node.addresses(evil, "c3", network="mine", config=MASTER) == ["10.0.0.1/30"]
-    # Its pod comes back: no address is left, and none is given twice.
+    # Its pod returns: no address is left, and no address is given twice.
     error = error_of(lambda: node.add(tiny, "c4", **VICTIM))
     assert error.code == Code.NO_FREE_ADDRESS
 
@@ -196,7 +195,7 @@ def test_an_error_names_no_pod_of_another_tenant_and_the_log_does(
     assert "in use by another attachment" in text
     assert not any(word in text for word in ("secret", "theirs", "ns/"))
     log = capfd.readouterr().err
-    assert "10.0.0.1 is held by pod ns/secret-pod, network theirs" in log
+    assert "10.0.0.1 is held by pod ns/secret-pod, theirs/secret-container/eth0" in log
 
 
 def test_a_full_range_names_no_pod(node: Calls) -> None:
@@ -211,7 +210,7 @@ def test_a_full_range_names_no_pod(node: Calls) -> None:
 
 # --- how many ----------------------------------------------------------------------------------
 
-MANY = 200_000  # a loop over them that is worse than linear would not come to its end
+MANY = 200_000  # a loop that is worse than linear would not end in time
 
 
 def many(count: int) -> list[str]:
@@ -243,7 +242,7 @@ def test_one_attachment_reserves_at_most_64_addresses(node: Calls, key: str, cou
         value = given if key.endswith("ips") else ranges
         how["config"] = {"runtimeConfig": {key.partition(".")[2]: value}}
     error = error_of(lambda: node.add(ipam, **how))
-    if key == "CNI_ARGS IP" and count == MANY:  # as text it is too long already
+    if key == "CNI_ARGS IP" and count == MANY:  # its text is already too long
         assert error.code == Code.INVALID_ENVIRONMENT
         assert "at most 16384 are allowed: shorten CNI_ARGS" in error.message
     else:
@@ -263,7 +262,7 @@ def test_the_limit_counts_all_of_them_together(node: Calls) -> None:
 
 
 def test_addresses_that_are_listed_twice_count_once(node: Calls) -> None:
-    """Multus uses two places for one request."""
+    """Multus writes one request into two keys."""
     given = [f"10.0.0.{n}/24" for n in range(1, 65)]
     config = {"runtimeConfig": {"ips": given}, "args": {"cni": {"ips": given}}}
     assert node.addresses({}, config=config) == given

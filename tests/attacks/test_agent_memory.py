@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.agent_clients import Caller
-from tests.host.agent.serving import until
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import until
 
 SIZE = 500_000  # bytes of a configuration
 CLIENTS = 64
 BURSTS = 4
 MOST = 15.0  # MiB more than before the storm
 PEAK = 110.0  # MiB at any moment of it
-PATIENCE = 60.0  # seconds until the memory is back
 
 PLUGINS = {
     "podfabric-ipam": b"",
@@ -131,5 +130,5 @@ def test_memory_goes_back_after_a_storm(caller: Caller) -> None:
             over.set()
         watching.result()
 
-    until(lambda: memory(pid) < before + MOST, PATIENCE)
+    until(lambda: memory(pid) < before + MOST)
     assert peak < PEAK

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.attacks.agent_clients import Caller, Endpoint, network
-from tests.host.agent.serving import until
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import PATIENCE, until
 
 NETWORKS = 40
 
@@ -54,7 +54,7 @@ def scrape(connection: http.client.HTTPConnection) -> str:
         return text
 
     line = f'podfabric_ipam_addresses{{family="ipv4",state="used"}} {NETWORKS}.0'
-    until(lambda: line in ask(), 30)
+    until(lambda: line in ask())
     return ask()
 
 
@@ -69,7 +69,7 @@ def test_loopback_tells_no_name_and_no_range_of_a_tenant(tmp_path: Path) -> None
     port = free_port()
     with running(tmp_path, f"127.0.0.1:{port}") as caller:
         attach_tenants(caller)
-        text = scrape(http.client.HTTPConnection("127.0.0.1", port, timeout=20))
+        text = scrape(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
     assert "secret" not in text
     assert "10.77" not in text
     assert f'podfabric_ipam_ranges{{state="open"}} {NETWORKS}.0' in text

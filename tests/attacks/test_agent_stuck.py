@@ -13,11 +13,10 @@ from uuid import uuid4
 import pytest
 
 from tests.attacks.agent_clients import Caller, Endpoint, network
-from tests.host.agent.serving import until
 from tests.plugins.service import Service, install_launchers
+from tests.waiting import PATIENCE, until
 
 WORKERS = 4
-LATE = 60.0  # seconds until a call that is past its deadline of 1 second was seen to be stuck
 
 
 class Node(Caller):
@@ -50,10 +49,13 @@ class Node(Caller):
         return int(float(found[1])) if found else -1
 
     def until_stuck(self, count: int) -> None:
-        until(lambda: self.count("workers_stuck") == count, LATE)
+        until(lambda: self.count("workers_stuck") == count)
 
     def serves(self) -> bool:
         return self.ask("noop", "CHECK", "good", network("red", "noop")).exit_code == 0
+
+    def serves_launchers(self) -> bool:
+        return self.launch("noop", "CHECK", "good", network("red", "noop")).returncode == 0
 
 
 @contextmanager
@@ -83,8 +85,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> None:
     hanging = [node.hang(f"c{number}") for number in range(WORKERS)]
     node.until_stuck(WORKERS)
-    assert node.serves()
-    assert node.launch("noop", "CHECK", "good", network("red", "noop")).returncode == 0
+    until(node.serves)
+    until(node.serves_launchers)
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
@@ -105,11 +107,11 @@ def test_log_names_a_call_that_hangs(node: Node) -> None:
 def test_call_whose_client_has_gone_counts_when_it_hangs(node: Node) -> None:
     """A DEL goes on without a client, an ADD may hang where it cannot be ended."""
     clients = [node.hang("a", "ADD"), node.hang("d", "DEL")]
-    until(lambda: node.count("requests_running") == 2, LATE)
+    until(lambda: node.count("requests_running") == 2)
     for client in clients:
         client.close()
     node.until_stuck(2)
-    assert node.serves()
+    until(node.serves)
 
 
 def test_call_that_ends_after_all_is_counted_no_longer(node: Node) -> None:
@@ -118,7 +120,7 @@ def test_call_that_ends_after_all_is_counted_no_longer(node: Node) -> None:
     node.let_go()
     node.until_stuck(0)
     assert node.get("/readyz") == (200, "serving\n")
-    assert node.serves()
+    until(node.serves)
     for client in hanging:
         client.close()
 
@@ -142,7 +144,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)
-        until(lambda: "systemd is going to end it" in node.service.log.read_text(), LATE)
+        until(lambda: "systemd is going to end it" in node.service.log.read_text())
         manager.setblocking(False)
         told = b""
         with pytest.raises(BlockingIOError):
@@ -160,7 +162,7 @@ def test_agent_with_calls_that_hang_stops_in_time(node: Node) -> None:
     node.until_stuck(WORKERS)
     node.service.process.terminate()
     try:
-        assert node.service.process.wait(30) == 0
+        assert node.service.process.wait(PATIENCE) == 0
     except subprocess.TimeoutExpired:
         pytest.fail("the agent waits for calls that do not end")
     for client in hanging:

@@ -1,4 +1,4 @@
-"""As many addresses and routes as a result may have, in a pod's namespace: one look for all."""
+"""The most addresses and routes that a result may have cost one dump of the kernel's tables."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ HOPS = [
 
 
 class Pod:
-    """A namespace with a cable to nowhere."""
+    """A namespace with one end of a veth pair."""
 
     def __init__(self, path: Path, space: NetworkNamespace, route: Rtnetlink) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Pod:
         self.link: Link = links.require(route, "near")
 
     def routes(self) -> list[tuple[str, str]]:
-        """Destination and gateway of each, as the kernel tells others."""
+        """Destination and gateway of each route, as ip(8) shows them."""
         command = [IP, "-n", self.path.name, "-j", "route"]
         listed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         return [(one["dst"], one.get("gateway", "")) for one in listed]
@@ -78,7 +78,7 @@ def test_routes_are_added_as_they_are_asked_for(pod: Pod) -> None:
 
 
 def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None:
-    """Before, each route listed the addresses again, and CHECK all routes for each route."""
+    """Not one dump for each route, in ADD or in CHECK."""
     started = time.thread_time()
     addresses.add_routes(pod.route, pod.link, HOPS)
     expected = Expected(
@@ -90,7 +90,8 @@ def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None
         Interface("near"),
     )
     expected.compare_addresses(pod.route, pod.link)
-    assert time.thread_time() - started < 1.0  # 0.1; before, more than 5
+    # It takes 0.1 s of CPU, and with a dump for each route more than 5 s.
+    assert time.thread_time() - started < 1.0
     assert {(hop.destination, hop.gateway) for hop in HOPS} <= set(pod.routes())
     subprocess.run([IP, "-n", pod.path.name, "route", "delete", HOPS[200].destination], check=True)
     with pytest.raises(CNIError, match="is gone from the pod"):

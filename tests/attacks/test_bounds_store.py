@@ -1,4 +1,4 @@
-"""What one tenant's ranges cost the store, whose lock every other ADD of the node waits for.
+"""What one tenant's ranges cost the store. Every other ADD of the node waits for its lock.
 
 The cost is counted in instructions of SQLite and in rows that become objects, not in seconds.
 """
@@ -45,7 +45,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
 
 
 def evil(index: int = 0, end: str = "", domain: str = "evil") -> Range:
-    """A range of a private domain over everybody's addresses, each with another start."""
+    """A range of a private domain over the other tenants' addresses, each with another start."""
     return range_of("10.0.0.0/16", start=text(FIRST + index), end=end, domain=domain)
 
 
@@ -64,7 +64,7 @@ def victims(network: str = "theirs", boot: str = BOOT, step: int = 1) -> list[Re
 
 def loaded(path: Path, *held: list[Reservation]) -> SqliteStore:
     store = SqliteStore(path, BOOT)
-    store.load([one for some in held for one in some])
+    store.load([reservation for reservations in held for reservation in reservations])
     return store
 
 
@@ -76,7 +76,7 @@ def test_ranges_that_differ_in_their_start_read_the_link_once(
     assert decoded() < 20
     large = steps(lambda: store.reserve(owner("b"), sets(MOST), segment=LINK))
     assert decoded() < 20 + MOST
-    # Each set reserves an address, which is work of its own.
+    # Each set also reserves an address.
     empty = SqliteStore(tmp_path / "empty", BOOT)
     writes = steps(lambda: empty.reserve(owner("b"), sets(MOST), segment=LINK))
     assert large < small + 2 * writes + 50 * MOST
@@ -86,7 +86,7 @@ def test_ranges_that_differ_in_their_start_read_the_link_once(
 def test_full_ranges_are_searched_once_however_many_a_set_has(
     tmp_path: Path, steps: Steps, decoded: Decoded, boot: str
 ) -> None:
-    """Others and the own domain have every second address each: as many stretches as can be."""
+    """Other domains and this one have alternate addresses, which makes the most runs."""
     mine = [
         reservation(
             text(FIRST + 2 * n + 1), f"m{n}", domain="evil", segment=LINK, network="m", boot=boot
@@ -116,7 +116,7 @@ def test_full_ranges_are_searched_once_however_many_a_set_has(
 def test_the_look_for_other_networks_reads_the_link_once(
     tmp_path: Path, steps: Steps, decoded: Decoded, name: str
 ) -> None:
-    """A tenant chooses the name of its network: with the victim's, no address refuses it."""
+    """A tenant chooses the name of its network; with the victim's name no address is refused."""
     store = loaded(tmp_path, victims())
 
     def reserve(count: int) -> int:
@@ -137,7 +137,7 @@ def test_the_look_for_other_networks_reads_the_link_once(
 def test_the_error_of_full_ranges_counts_a_few_of_them(
     tmp_path: Path, steps: Steps, verb: str
 ) -> None:
-    """Every second address is held, so that each is a run of its own."""
+    """Every second address is reserved, so each is a separate run."""
     store = loaded(tmp_path, victims(step=2))
     plain = range_of("10.0.0.0/16")
     hole = Interval(plain.first, plain.last - 1)

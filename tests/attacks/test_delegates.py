@@ -1,4 +1,4 @@
-"""A tenant tries to have an executable of its choice started as root, by `ipam.type`."""
+"""A tenant tries to start an executable of its choice as root, with `ipam.type`."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ VALID = "cni.dev/valid-attachments"
 
 @pytest.fixture
 def node() -> Iterator[Attacked]:
-    """A node whose CNI directory root alone can write."""
+    """A node whose CNI directory only root can write."""
     with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
         attacked = Attacked(servers.vfs(Path(root)), netns)
         attacked.paths.cni_bin.mkdir(mode=0o755)
@@ -59,7 +59,7 @@ def test_add_with_a_type_that_is_not_allowed_is_refused_before_anything_is_done(
 def test_executable_of_the_requests_path_is_never_started(
     node: Attacked, command: str, ipam_type: str
 ) -> None:
-    """DEL and GC pass over what no ADD can have run, so that they do not fail for ever."""
+    """DEL and GC skip a plugin that no ADD can have called, so they do not fail for ever."""
     delegate = Delegate.install(node.paths.state / "tenant", ipam_type)
     reply = _call(node, command, ipam_type, path=str(delegate.directory))
     assert reply.code == 0
@@ -68,23 +68,23 @@ def test_executable_of_the_requests_path_is_never_started(
 
 
 @pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_type_that_is_not_allowed_is_passed_over_by_a_removal(node: Attacked, command: str) -> None:
+def test_removal_skips_a_type_that_is_not_allowed(node: Attacked, command: str) -> None:
     delegate = Delegate.install(node.paths.cni_bin, FORBIDDEN)
     reply = _call(node, command, FORBIDDEN)
     assert (reply.code, '"policy.ipam_types"' in reply.notes) == (0, True)
     assert delegate.commands == []
 
 
-def test_journal_of_another_type_gives_no_leave(node: Attacked) -> None:
-    """The DEL goes by what the ADD ran, not by what the configuration says now."""
+def test_journal_of_another_type_does_not_allow_it(node: Attacked) -> None:
+    """DEL calls the plugin that the ADD called, not the one that the configuration names now."""
     forbidden = Delegate.install(node.paths.cni_bin, FORBIDDEN)
     _attached(node, ALLOWED)
-    assert _call(node, "DEL", FORBIDDEN).code == 104  # host-local's executable is not there
+    assert _call(node, "DEL", FORBIDDEN).code == 104  # host-local is not installed
     assert forbidden.commands == []
 
 
 @pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_what_an_add_ran_is_released_though_it_is_not_allowed_any_more(
+def test_addresses_of_a_plugin_that_is_no_longer_allowed_are_released(
     node: Attacked, command: str
 ) -> None:
     delegate = Delegate.install(node.paths.cni_bin, FORBIDDEN)

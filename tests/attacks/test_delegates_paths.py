@@ -39,7 +39,7 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.fixture
 def node() -> Iterator[Attacked]:
-    """A node whose administrator allows one directory."""
+    """A node that allows one directory."""
     with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
         attacked = Attacked(servers.vfs(Path(root)), netns)
         attacked.paths.cni_bin.mkdir(mode=0o755)
@@ -74,10 +74,8 @@ AMBIGUOUS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("keys", AMBIGUOUS.values(), ids=list(AMBIGUOUS))
-def test_key_that_another_reader_takes_for_a_different_one_gets_no_path_past_the_rule(
-    node: Attacked, keys: str
-) -> None:
-    """Go's decoder, which other plugins use, merges what stands under both spellings."""
+def test_key_that_go_reads_as_another_key_cannot_bypass_the_rule(node: Attacked, keys: str) -> None:
+    """Go's decoder, which other plugins use, merges keys that differ in case only."""
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
     raw = f'{{"cniVersion": "1.1.0", "name": "fabric", "deviceID": "{VF}", {keys}}}'.encode()
     assert node.call("ADD", raw=raw).code in (7, 121)
@@ -86,14 +84,14 @@ def test_key_that_another_reader_takes_for_a_different_one_gets_no_path_past_the
     assert node.touched() == []
 
 
-def test_addresses_are_no_paths_and_an_allowed_directory_is_used(node: Attacked) -> None:
+def test_addresses_are_not_taken_for_paths_and_an_allowed_directory_is_used(node: Attacked) -> None:
     Delegate.install(node.paths.cni_bin, "host-local")
     ipam = {"type": "host-local", **HARMLESS, "dataDir": "/run/cni/ipam/fabric"}
     assert PASSED in node.call("ADD", ipam=ipam, deviceID=VF).text
 
 
-def test_delete_asks_where_the_add_has_reserved_and_nowhere_else(node: Attacked) -> None:
-    """Whatever the definition names by now: the ADD's options were allowed."""
+def test_delete_reads_only_the_directory_that_the_add_used(node: Attacked) -> None:
+    """DEL uses the ADD's options, which were allowed, not those of the present definition."""
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
     node.has_attached('{"type":"host-local","dataDir":"/a"}')
     assert node.call("DEL", ipam={"type": "host-local", "dataDir": "/etc/cron.d"}).code == 0
@@ -101,7 +99,7 @@ def test_delete_asks_where_the_add_has_reserved_and_nowhere_else(node: Attacked)
     assert json.loads(delegate.calls[0].stdin)["ipam"] == {"type": "host-local", "dataDir": "/a"}
 
 
-def test_delete_with_options_in_other_letters_goes_by_those_of_the_add(node: Attacked) -> None:
+def test_delete_with_differently_spelt_options_uses_those_of_the_add(node: Attacked) -> None:
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
     node.has_attached('{"type":"host-local"}')
     reply = node.call("DEL", ipam={"type": "host-local"}, IPAM={"dataDir": "/etc/cron.d"})

@@ -1,4 +1,4 @@
-"""A tenant's pod tries to get a device that is for another pod, or the whole of an HCA."""
+"""A tenant's pod tries to get a device that is for another pod, or a whole HCA."""
 
 import shutil
 import tempfile
@@ -25,7 +25,7 @@ POOL = "rdma/vf"
 
 @pytest.fixture
 def node() -> Iterator[Attacked]:
-    """A card with VFs that are all free."""
+    """A card whose VFs are all free."""
     with tempfile.TemporaryDirectory(prefix="pf-") as root, namespace() as netns:
         yield Attacked(servers.vfs(Path(root)), netns)
 
@@ -45,7 +45,7 @@ def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
 ) -> None:
     node.registered = {POOL: [VF, SECOND]}
     node.write()
-    for pod in (TENANT, None):  # cnitool's call is that of a pod without devices
+    for pod in (TENANT, None):  # cnitool calls for a pod without devices
         reply = node.call(pod=pod, **place)
         assert reply.code == 121
         for told in (f'"{next(iter(place))}', VF, POOL, '"policy.unassigned_devices"'):
@@ -59,8 +59,8 @@ def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
     "known",
     [VF, VF.upper(), f"{VF}-3", VF.replace(":", "-").replace(".", "-"), "mlx5_6", "mlx5_6-1"],
 )
-def test_other_device_plugins_ids_mean_the_same_device(node: Attacked, known: str) -> None:
-    assert pci.verbs_of(node.paths, VF) == ("mlx5_6",)
+def test_other_device_plugins_ids_name_the_same_device(node: Attacked, known: str) -> None:
+    assert pci.rdma_of(node.paths, VF) == ("mlx5_6",)
     node.registered = {"vendor.example/nic": [known]}
     node.write()
     assert node.call(deviceID=VF).code == 121
@@ -68,19 +68,19 @@ def test_other_device_plugins_ids_mean_the_same_device(node: Attacked, known: st
     node.registered = {}
     node.give(OTHER, {known: []}, resource="vendor.example/nic")
     assert node.call(deviceID=VF).code in (120, 121)
-    assert node.call(master=MASTER).text.count(VF) == 0  # another one was tried
+    assert node.call(master=MASTER).text.count(VF) == 0  # another VF was tried
     node.held.clear()
     node.give(TENANT, {known: []}, resource="vendor.example/nic")
     assert PASSED in node.call(deviceID=VF).text
 
 
-def test_id_that_names_no_device_protects_none(node: Attacked) -> None:
+def test_id_that_names_no_device_protects_nothing(node: Attacked) -> None:
     node.registered = {"vendor.example/nic": ["17", "GPU-3b00-00", "some thing"]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
 
 
-def test_software_device_of_a_pool_means_the_function_that_it_is_on(node: Attacked) -> None:
+def test_software_device_of_a_pool_protects_its_function(node: Attacked) -> None:
     tree = Tree(node.paths.sys, node.paths)
     tree.soft_rdma("rxe0", "enp59s0f1v0")
     node.registered = {POOL: ["rxe0-0", "rxe0-1"]}
@@ -88,8 +88,8 @@ def test_software_device_of_a_pool_means_the_function_that_it_is_on(node: Attack
     assert node.call(deviceID=VF).code == 121
 
 
-def test_pool_of_ours_keeps_its_devices_while_the_kubelet_lists_none(node: Attacked) -> None:
-    """None is healthy, or the agent has just been started; and a token names no device."""
+def test_our_pool_keeps_its_devices_while_the_kubelet_lists_none(node: Attacked) -> None:
+    """No device is healthy, or the agent has just started. A token does not name a device."""
     node.registered = {POOL: ["0", "1"]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
@@ -97,7 +97,7 @@ def test_pool_of_ours_keeps_its_devices_while_the_kubelet_lists_none(node: Attac
     assert node.call(deviceID=VF).code == 121
 
 
-def test_master_passes_over_what_pools_have_and_says_so_if_nothing_is_left(
+def test_master_skips_devices_of_pools_and_says_so_if_nothing_is_left(
     node: Attacked,
 ) -> None:
     node.registered = {POOL: [VF, SECOND, THIRD]}
@@ -142,7 +142,7 @@ def test_match_device_false_needs_the_rule(node: Attacked, plugin: str) -> None:
     assert node.touched() == []
 
 
-def test_match_device_false_takes_no_device_that_another_pod_has_for_itself(
+def test_match_device_false_takes_no_device_that_another_pod_has_exclusively(
     node: Attacked,
 ) -> None:
     node.give(OTHER, {VF: [VF]}, resource=POOL)
@@ -156,7 +156,7 @@ def test_match_device_false_takes_no_device_that_another_pod_has_for_itself(
 
 
 @pytest.mark.parametrize("rules", [{}, {"unassigned_devices": True}])
-def test_device_that_another_pod_has_for_itself_is_refused(
+def test_device_that_another_pod_has_exclusively_is_refused(
     node: Attacked, rules: dict[str, bool]
 ) -> None:
     node.give(OTHER, {VF: [VF]}, resource=POOL)
@@ -204,16 +204,16 @@ def test_no_device_is_given_while_records_cannot_be_read(
     assert (status.code, "checkpoint" in status.text) == (50, True)
 
 
-def test_lost_checkpoint_of_a_kubelet_that_gave_something_is_seen_by_asking_it(
+def test_lost_checkpoint_of_a_kubelet_with_allocations_is_noticed_by_asking_it(
     node: Attacked,
 ) -> None:
-    """Our own checkpoint says nothing: other device plugins serve this node."""
+    """Our own checkpoint does not help: other device plugins serve this node."""
     node.give(OTHER, {VF: []}, resource="vendor.example/nic")
     node.paths.checkpoint.unlink()
     node.kubelets_checkpoint.unlink()
     with Kubelet(node.paths.kubelet) as kubelet:
         kubelet.checkpoint.unlink(missing_ok=True)
-        assert PASSED in node.call(deviceID=SECOND).text  # nothing was ever given
+        assert PASSED in node.call(deviceID=SECOND).text  # no device was ever allocated
         kubelet._manager.held, kubelet.pods = node.held, node.pods
         reply = node.call(deviceID=VF)
         assert (reply.code, "has no checkpoint of the kubelet" in reply.text) == (11, True)

@@ -1,4 +1,4 @@
-"""What a runtime and a kubelet are answered while a disk is full, by the real processes."""
+"""The answers of the real processes to a runtime and a kubelet while a disk is full."""
 
 import os
 import shutil
@@ -13,11 +13,12 @@ import pytest
 from deviceplugin import checkpoint
 from tests.attacks.full_disk import SmallDisk, small_disk
 from tests.host.deviceplugin.node import HCA, SHARED, Node, container
-from tests.host.deviceplugin.processes import made_server, running, until
+from tests.host.deviceplugin.processes import made_server, running
 from tests.kubelet.devices import PodRejected
 from tests.kubelet.kubelet import Kubelet
 from tests.plugins.service import install_launchers
 from tests.runtime import Outcome, Runtime
+from tests.waiting import until
 
 IPAM = "podfabric-ipam"
 CONFIG = {
@@ -30,7 +31,7 @@ CONFIG = {
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A directory with a short name, for sockets."""
+    """A directory with a short path, for sockets."""
     directory = Path(tempfile.mkdtemp(prefix="pf-"))
     yield directory
     shutil.rmtree(directory)
@@ -73,7 +74,7 @@ def address_of(outcome: Outcome) -> str:
 
 
 def require_refused(outcome: Outcome) -> None:
-    """The document of the error is true and says what to do."""
+    """The error says that nothing was changed, and what to do."""
     assert outcome.exit_code == 1, outcome
     assert outcome.document["code"] == 5, outcome
     assert "nothing was changed; see that" in outcome.document["msg"]
@@ -81,14 +82,12 @@ def require_refused(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("through", ["executable", "agent"])
-def test_what_a_runtime_is_answered_is_true_while_the_disk_is_full(
-    through: str, root: Path
-) -> None:
+def test_answers_to_a_runtime_are_true_while_the_disk_is_full(through: str, root: Path) -> None:
     with small_disk() as disk, runtime_of(through, root, disk) as runtime:
         first = call(runtime, "ADD", "c1")
         assert first.exit_code == 0, first
         for verb, container_id in (("ADD", "c2"), ("DEL", "c1")):
-            disk.leave_pages(0)  # again: an agent that failed gives up the pages of its WAL
+            disk.leave_pages(0)  # again: an agent whose call failed frees the pages of its WAL
             require_refused(call(runtime, verb, container_id))
             disk.make_room()
         assert call(runtime, "CHECK", "c1", first.document).exit_code == 0

@@ -81,7 +81,7 @@ def keys(numbers: list[int]) -> set[Key]:
 
 
 def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
-    """With room again: the act works without a restart, and no other file is left."""
+    """With room again the act works without a restart, and no other file is left."""
     act(ledger)
     ledger.sync()
     ledger.settle()
@@ -97,7 +97,7 @@ def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
 @pytest.mark.parametrize("restarted", [False, True], ids=["same process", "restarted"])
 @pytest.mark.parametrize("act", [allocate, prune, serve])
 @pytest.mark.parametrize("what", ["pages", "inodes", "descriptors", "memory"])
-def test_checkpoint_is_as_was_answered(
+def test_checkpoint_is_as_the_answer_said(
     disk: SmallDisk, act: Act, what: str, restarted: bool
 ) -> None:
     answers = []
@@ -124,7 +124,7 @@ def test_checkpoint_is_as_was_answered(
     assert answers[-1]
 
 
-def test_every_allocation_that_was_answered_is_there_while_the_disk_stays_full(
+def test_every_answered_allocation_is_kept_while_the_disk_stays_full(
     disk: SmallDisk,
 ) -> None:
     ledger = begun(disk, restarted=False)

@@ -1,4 +1,4 @@
-"""The journal where a disk or descriptors are lacking: an entry is whole or absent."""
+"""The journal on a full disk, or without descriptors: an entry is complete or absent."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,7 +52,7 @@ def remove(journal: Journal) -> None:
 
 
 def held(journal: Journal) -> list[JournalEntry]:
-    """Every entry; one that cannot be read is an error."""
+    """Every entry. An unreadable entry fails the test."""
     found = list(journal.entries())
     entries = [one for one in found if isinstance(one, JournalEntry)]
     assert entries == found
@@ -68,7 +68,7 @@ def begun(disk: SmallDisk) -> Journal:
 
 
 def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done: bool) -> None:
-    """With room again: as the answer said; the act works now, and no other file is left."""
+    """With room again: the entries are as answered, the act works, no other file is left."""
     afterwards: dict[Act, list[JournalEntry]] = {
         write_new: [BEFORE, NEW],
         replace: [AFTER],
@@ -84,7 +84,7 @@ def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])
 @pytest.mark.parametrize("what", ["pages", "inodes", "descriptors", "memory"])
-def test_entry_is_whole_or_absent_as_was_answered(act: Act, what: str) -> None:
+def test_entry_is_complete_or_absent_as_the_answer_said(act: Act, what: str) -> None:
     answers = []
     with small_disk() as disk:
         for number in range(ENOUGH):
@@ -138,7 +138,7 @@ def test_device_has_no_holders_only_if_the_journal_could_be_read() -> None:
         assert answers
 
 
-def test_journal_that_cannot_be_read_is_told_and_is_not_empty() -> None:
+def test_journal_that_cannot_be_read_is_reported_and_does_not_count_as_empty() -> None:
     with small_disk() as disk:
         journal = begun(disk)
         with descriptors_left(0):

@@ -40,7 +40,7 @@ TOUCHED = (
 
 
 class Attacked:
-    """A node with bait, and a watch over it: who opens a file is seen, whatever comes of that."""
+    """A node with bait files, and an inotify watch that sees who opens one."""
 
     def __init__(self, attacked: Node, bait: Bait) -> None:
         self.node = attacked
@@ -50,7 +50,7 @@ class Attacked:
         self._inotify.add_watch(bait.directory / "inside", TOUCHED)
 
     def require_unharmed(self, answer: Answer, verb: str) -> None:
-        """One document, no defect of ours, nothing of the node, and nothing was touched."""
+        """One document without an internal error or a secret, and no bait file was touched."""
         if answer.exit_code:
             assert answer.code != 999, answer
             assert answer.document["msg"].isprintable(), answer
@@ -68,7 +68,7 @@ class Attacked:
 
 @contextmanager
 def attacked_node(root: Path) -> Iterator[Attacked]:
-    """A node that must be well at the end."""
+    """A node that must still work at the end."""
     with namespace() as netns, node(root / "n", netns=str(netns)) as made:
         attacked = Attacked(made, Bait.laid(root / "bait"))
         try:
@@ -89,7 +89,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 def feed(attacked: Attacked, plugin: str, key: Key, *, every_verb: bool = False) -> None:
-    """Every hostile value at that key, with an ADD and with one other verb, or with all of them."""
+    """Every hostile value at that key, with an ADD and with one other verb, or all other verbs."""
     turn = TURNS[plugin, key]  # so that each value meets each verb at some key
     for number, (name, value) in enumerate(values(attacked.bait).items()):
         raw = with_value(plugin, key, value)
@@ -105,13 +105,13 @@ def feed(attacked: Attacked, plugin: str, key: Key, *, every_verb: bool = False)
 
 
 @pytest.mark.parametrize(("plugin", "key"), ROWS)
-def test_hostile_value_of_a_key_hurts_nobody(attacked: Attacked, plugin: str, key: Key) -> None:
+def test_hostile_value_of_a_key_does_no_harm(attacked: Attacked, plugin: str, key: Key) -> None:
     feed(attacked, plugin, key)
 
 
 @pytest.mark.parametrize("key", ARGS)
 @pytest.mark.parametrize("plugin", BASES)
-def test_hostile_value_of_an_argument_hurts_nobody(
+def test_hostile_value_of_an_argument_does_no_harm(
     attacked: Attacked, plugin: str, key: str
 ) -> None:
     config = network("hostile", plugin, **BASES[plugin])
@@ -129,7 +129,7 @@ def test_hostile_value_of_an_argument_hurts_nobody(
 
 
 @pytest.mark.parametrize("variable", ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_PATH"])
-def test_hostile_variable_hurts_nobody(attacked: Attacked, variable: str) -> None:
+def test_hostile_variable_does_no_harm(attacked: Attacked, variable: str) -> None:
     for text in ("\x1b[31m", "a\nb", "\u202e", "\udcff", "../..", "x" * 100_000, ";id>pwned;#"):
         for plugin, base in BASES.items():
             config = network("hostile", plugin, **base)
@@ -153,6 +153,6 @@ def test_hostile_value_through_a_launcher_is_answered_by_one_document(
 
 @pytest.mark.parametrize(("plugin", "key"), PATH_ROWS)
 def test_path_in_a_definition_leads_to_no_file(tmp_path: Path, plugin: str, key: Key) -> None:
-    """On a node of their own, and last: a FIFO that is opened keeps its worker for ever."""
+    """Each on a separate node, and last: an opened FIFO would block its worker for ever."""
     with attacked_node(tmp_path) as attacked:
         feed(attacked, plugin, key, every_verb=True)

@@ -25,6 +25,7 @@ from tests.host.agent.nodes import environ_of, host, left, service
 from tests.host.launcher.fake import Agent, Outcome, Peer
 from tests.plugins.service import LAUNCHER, Service
 from tests.storm import Client, Kills, Seen, kill_launchers
+from tests.waiting import PATIENCE
 
 __all__ = ["host", "service"]
 
@@ -74,7 +75,7 @@ class Installed:
             input=json.dumps(CONFIG).encode(),
             env=environ,
             capture_output=True,
-            timeout=150,
+            timeout=PATIENCE,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -279,7 +280,7 @@ def _refused_start(run: Path, state: Path) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1

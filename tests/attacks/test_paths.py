@@ -1,7 +1,7 @@
-"""A definition names files: the agent, which is root, opens none that the policy does not allow.
+"""The agent, which is root, opens no file that a definition names unless the policy allows it.
 
 Each file that must not be touched is real: a script of root, a pipe, an endless device, the
-store's own log. The plugin runs as in a process of one call, its store in memory.
+store's own log.
 """
 
 import json
@@ -18,16 +18,16 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import DNS
 from tests.unit.ipam.calls import Calls, error_of
 from tests.unit.ipam.conftest import memory_path, node
+from tests.waiting import PATIENCE
 
 __all__ = ["memory_path", "node"]
 
 T = TypeVar("T")
 POOL = {"range": "10.0.0.0/24"}
-PATIENCE = 60.0  # seconds; what waits for a pipe waits for ever
 
 
 def ended(call: Callable[[], T]) -> T:
-    """What the call answers; a call that hangs fails the test and keeps no other from running."""
+    """The answer of the call. A call that hangs fails the test, and later tests still run."""
     answers: list[T] = []
     errors: list[Exception] = []
 
@@ -48,7 +48,7 @@ def ended(call: Callable[[], T]) -> T:
 
 @pytest.fixture
 def allowed(node: Calls, tmp_path: Path) -> Path:
-    """A directory that the administrator of the node allows for both kinds of files."""
+    """A directory that the node allows for log files and for resolv.conf."""
     directory = tmp_path / "allowed"
     directory.mkdir()
     node.policy = Policy(
@@ -76,7 +76,7 @@ def test_a_log_file_appends_nothing_to_a_script_of_root(
     assert script.read_text() == "#!/bin/sh\n"
 
 
-def test_a_log_file_does_not_reach_the_stores_own_log(node: Calls) -> None:
+def test_a_log_file_cannot_be_the_stores_own_log(node: Calls) -> None:
     node.add(POOL, "c1")
     log = node.directory / "reservations.log"
     ipam = {**POOL, "log_file": str(log), "log_level": "debug"}
@@ -87,7 +87,7 @@ def test_a_log_file_does_not_reach_the_stores_own_log(node: Calls) -> None:
 
 @pytest.mark.parametrize("key", ["log_file", "resolvConf"])
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_a_pipe_keeps_no_call_from_ending(node: Calls, tmp_path: Path, key: str, verb: str) -> None:
+def test_a_pipe_does_not_make_a_call_hang(node: Calls, tmp_path: Path, key: str, verb: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ipam = {**POOL, key: str(pipe), "log_level": "debug"}
@@ -98,10 +98,10 @@ def test_a_pipe_keeps_no_call_from_ending(node: Calls, tmp_path: Path, key: str,
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "/etc/absent", "/dev/zero", "/etc/\0", "x"])
-def test_resolv_conf_tells_nothing_of_the_host(
+def test_resolv_conf_reveals_nothing_about_the_host(
     node: Calls, path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether it exists or not, the answer is the same: no DNS, and one warning."""
+    """The answer is the same whether it exists or not: no DNS, and one warning."""
     result = ended(lambda: node.add({**POOL, "resolvConf": path}))
     assert result.dns == DNS()
     warning = capfd.readouterr().err.replace(path, "")
@@ -124,7 +124,7 @@ def test_ignored_keys_are_named_in_one_warning(
     assert (warning.count("\n"), "ipam.log_file" in warning) == (1, True)
 
 
-def test_a_policy_that_cannot_be_read_keeps_no_address_from_being_released(
+def test_addresses_are_released_although_the_policy_cannot_be_read(
     node: Calls, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node.add(POOL)
@@ -152,8 +152,8 @@ def test_a_log_file_in_an_allowed_directory_is_written(node: Calls, allowed: Pat
     node.add(ipam)
     node.delete(ipam)
     lines = log.read_text().splitlines()
-    assert "[info] ADD network n1, container c1, interface eth0: 10.0.0.1/24" in lines[0]
-    assert "[info] DEL network n1, container c1, interface eth0: 10.0.0.1" in lines[1]
+    assert "[info] ADD n1/c1/eth0: 10.0.0.1/24" in lines[0]
+    assert "[info] DEL n1/c1/eth0: 10.0.0.1" in lines[1]
     assert log.stat().st_mode & 0o777 == 0o600
 
 
@@ -163,7 +163,7 @@ def test_resolv_conf_in_an_allowed_directory_is_read(node: Calls, allowed: Path)
     assert result.dns == DNS(nameservers=("10.0.0.53",), search=("a", "b"))
 
 
-def test_what_lies_beside_an_allowed_directory_is_ignored(node: Calls, allowed: Path) -> None:
+def test_files_beside_an_allowed_directory_are_ignored(node: Calls, allowed: Path) -> None:
     for path in ("../other/ipam.log", "../allowed-too/ipam.log", "..", "", "."):
         ipam = {**POOL, "log_file": f"{allowed}/{path}", "log_level": "debug"}
         node.delete(ipam)
@@ -171,7 +171,7 @@ def test_what_lies_beside_an_allowed_directory_is_ignored(node: Calls, allowed: 
 
 
 @pytest.mark.parametrize("kind", ["link", "link on the way", "hard link", "pipe", "directory"])
-def test_a_log_file_is_a_file_of_its_own(
+def test_a_log_file_must_be_a_plain_file_without_other_links(
     node: Calls, allowed: Path, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -195,7 +195,7 @@ def test_a_log_file_is_a_file_of_its_own(
     assert '"ipam.log_file"' in capfd.readouterr().err
 
 
-def test_what_a_tenant_wrote_is_escaped_in_the_log_file(
+def test_text_of_a_tenant_is_escaped_in_the_log_file(
     node: Calls, allowed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = allowed / "ipam.log"
@@ -226,7 +226,7 @@ def test_a_large_resolv_conf_is_an_error_that_reserves_nothing(node: Calls, allo
 
 
 @pytest.mark.parametrize("value", [5, None, ["/etc/passwd"], {"a": 1}])
-def test_a_log_file_that_is_no_text_keeps_no_del_from_its_work(node: Calls, value: object) -> None:
+def test_del_works_although_the_log_file_is_not_text(node: Calls, value: object) -> None:
     node.add(POOL)
     node.delete(json.loads(json.dumps({**POOL, "log_file": value})))
     assert node.held() == {}

@@ -1,4 +1,5 @@
-"""The CNI protocol, row by row, of every executable: a process in, documents and the kernel out.
+"""The CNI protocol, row by row, for every executable: start a process, then check its documents
+and the kernel.
 
 `subject` says what is tested, `node` where it runs and how it is called, `expect` what a call
 must answer, `rows` which row of the tables a test is. No test here imports a plugin's code, so

@@ -1,4 +1,4 @@
-"""The node of a test, and what there is on it."""
+"""Fixtures: the node of a test, its executables and namespaces."""
 
 import subprocess
 import sys
@@ -23,10 +23,10 @@ collect_ignore = [
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the virtual machine most rows go through an agent only.
+    """In the virtual machine most rows run through an agent only.
 
-    There an interpreter starts in 3 to 5 seconds. The rows that are `as_process` show that a
-    process does the same, and on the host all rows of the other executables are both.
+    An interpreter takes 3 to 5 seconds to start there. The rows marked `as_process` show that a
+    process does the same, and on the host all rows of the other executables run both ways.
     """
     if not IN_VM:
         return
@@ -42,15 +42,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", params=[False, True], ids=["process", "agent"])
 def through_agent(request: pytest.FixtureRequest) -> bool:
-    """Whether the executables are launchers and an agent does the work: every test runs twice."""
+    """Whether the executables are launchers of an agent's work. Every test runs both ways."""
     return bool(request.param)
 
 
 @pytest.fixture(scope="session")
 def executables(through_agent: bool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
-    """CNI_PATH: our executables, made where they are missing, and the doubles'.
+    """CNI_PATH: our executables (made if they are missing) and the test doubles.
 
-    Going through an agent, all of them are launchers.
+    With an agent all of them are launchers.
     """
     if not all((CNI_BIN / subject.name).exists() for subject in (*OURS, RDMA)):
         command = [sys.executable, "-m", "tools.make_cni", str(CNI_BIN)]
@@ -67,7 +67,7 @@ def executables(through_agent: bool, tmp_path_factory: pytest.TempPathFactory) -
 def surroundings(
     through_agent: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, str]]:
-    """Where launchers find an agent: one of ours, or none."""
+    """The variables by which launchers find the agent, if there is one."""
     if not through_agent:
         yield {"PODFABRIC_SOCKET": str(tmp_path_factory.mktemp("none") / "agent.sock")}
         return
@@ -85,7 +85,7 @@ def node(
     surroundings: Mapping[str, str],
     through_agent: bool,
 ) -> Node:
-    """A node on which nothing has happened yet."""
+    """A fresh node."""
     return Node(tmp_path, executables, surroundings, through_agent)
 
 
@@ -105,7 +105,7 @@ def netns() -> Iterator[Path]:
 
 @pytest.fixture
 def no_strays(netns: Path) -> Iterator[None]:
-    """What a failed test leaves comes back from its namespace: no other test should see it."""
+    """Remove what a failed test leaves: its interfaces return to the host with the namespace."""
     yield
     if (netns.exists() and len(fabric.links(netns)) > 1) or fabric.strays():
         ip("netns", "delete", netns.name)

@@ -1,4 +1,4 @@
-"""What a call must answer: ERR(...), OK and OK∅ of the tables."""
+"""The answers of the tables: ERR(...), OK and OK∅."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from tests.conformance.node import Outcome
 
 class Expected(Protocol):
     def met_by(self, outcome: Outcome) -> None:
-        """Fail the test if the outcome is another one."""
+        """Fail the test if the outcome differs."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Added:
 
 @dataclass(frozen=True)
 class NotCode:
-    """Anything but an error of this code: what a row is about was not the reason to fail."""
+    """Success, or an error with another code than this."""
 
     code: int
 

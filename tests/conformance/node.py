@@ -1,4 +1,4 @@
-"""A node of its own for each test: state directories, a path of executables, namespaces."""
+"""The node of one test: state directories, a path of executables, namespaces."""
 
 import contextlib
 import json
@@ -12,18 +12,18 @@ from typing import Any, TypedDict, Unpack
 
 from tests.conformance.subject import Subject
 from tests.plugins import CHECKOUT, install_delegate
+from tests.waiting import PATIENCE
 
 CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin")).absolute()
 NETNS = Path("/var/run/netns")
 IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
-PATIENCE = 180.0  # seconds; a call that takes longer hangs
 
 Config = Mapping[str, Any] | bytes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one process answered."""
+    """The answer of one process."""
 
     exit_code: int
     stdout: bytes
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Options(TypedDict, total=False):
-    """How a process is started, where it matters."""
+    """How to start a process."""
 
     stdin: int | None
     stdout: int | None
@@ -55,9 +55,9 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Node:
-    """State and run directories below `root`, executables of `path`.
+    """State and run directories are below `root`, executables in `path`.
 
-    IPAM plugins of others are in `delegates`, which `policy` of config.yaml may allow.
+    IPAM plugins of others are in `delegates`; `policy` of config.yaml may allow them.
     """
 
     root: Path
@@ -76,7 +76,7 @@ class Node:
         return self.root / "delegates"
 
     def allow(self, **policy: object) -> None:
-        """Set these rules of the node."""
+        """Write these rules into the node's configuration."""
         etc = self.root / "etc"
         etc.mkdir(exist_ok=True)
         (etc / "config.yaml").write_text(json.dumps({"policy": policy}))
@@ -84,7 +84,7 @@ class Node:
     def environ(self, **changes: str | None) -> dict[str, str]:
         """The environment E0 of the tables, with changes; None unsets a variable.
 
-        Each container is of a pod of its own: a pod that comes again may get its address again.
+        Each container belongs to another pod: a pod that returns may get its old address.
         """
         pod = f"p-{changes.get('CNI_CONTAINERID', 'c1')}"
         environ: dict[str, str | None] = {
@@ -106,7 +106,8 @@ class Node:
         return {name: value for name, value in environ.items() if value is not None}
 
     def executable(self, subject: Subject) -> Path:
-        return next(one / subject.name for one in self.path if (one / subject.name).exists())
+        paths = (directory / subject.name for directory in self.path)
+        return next(path for path in paths if path.exists())
 
     def start(
         self,
@@ -120,7 +121,7 @@ class Node:
         preexec_fn: Callable[[], object] | None = None,
         through: Sequence[str] = (),
     ) -> "subprocess.Popen[bytes]":
-        """The process, for tests that do not just wait for its end. `through` wraps it."""
+        """Start a process; `through` is a command that runs it."""
         return subprocess.Popen(
             [*through, str(self.executable(subject))],
             env=dict(environ or self.environ()),
@@ -139,12 +140,12 @@ class Node:
         config: Config | None = None,
         **options: Unpack[Options],
     ) -> Outcome:
-        """One call with a whole environment, to its end; `options` as for `start`."""
+        """One call with a complete environment, until it ends; `options` as for `start`."""
         with self.start(subject, environ, **options) as process:
             try:
-                given = encoded(subject.config() if config is None else config)
+                content = encoded(subject.config() if config is None else config)
                 stdout, stderr = process.communicate(
-                    None if process.stdin is None else given, timeout=PATIENCE
+                    None if process.stdin is None else content, timeout=PATIENCE
                 )
             finally:
                 process.kill()
@@ -157,26 +158,26 @@ class Node:
         config: Config | None = None,
         **environ: str | None,
     ) -> Outcome:
-        """One verb; `environ` changes E0."""
+        """One verb; `environ` are changes to E0."""
         return self.run(subject, self.environ(CNI_COMMAND=command, **environ), config)
 
     def untouched(self) -> bool:
-        """Whether no call has left anything on the disk."""
+        """Whether no call left a file."""
         return not any(path.is_file() for path in self.root.glob("state/**/*"))
 
     def processes(self) -> list[int]:
-        """What still runs of everything that was started here."""
-        found = []
+        """The processes of this node that still run."""
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-        return found
+                    pids.append(int(entry.name))
+        return pids
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call that a delegate was given."""
+    """One call of a delegate."""
 
     command: str
     environ: dict[str, str]
@@ -185,14 +186,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Delegate:
-    """The recording IPAM plugin: its name for `ipam.type`, and the directory it is in."""
+    """The recording IPAM plugin: its name for `ipam.type`, and its directory."""
 
     name: str
     directory: Path
 
     @classmethod
     def install(cls, directory: Path, name: str = "double") -> "Delegate":
-        """Put one into `directory`. It answers one address, and nothing to all other verbs."""
+        """Put it into `directory`. It answers ADD with one address, other verbs with nothing."""
         install_delegate(directory, name)
         delegate = cls(name, directory)
         delegate.answer("ADD", {"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.7/24"}]})
@@ -207,7 +208,7 @@ class Delegate:
         exit_code: int = 0,
         sleep: float = 0,
     ) -> None:
-        """What it answers from now on to `command`, or to `command-containerid`."""
+        """Set its answer to `command`, or to `command-containerid`."""
         directory = self.directory / "answers" / command
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "stdout").write_bytes(encoded(stdout))
@@ -216,12 +217,12 @@ class Delegate:
         (directory / "sleep").write_text(str(sleep))
 
     def fail(self, command: str, code: int, message: str) -> None:
-        """Answer an error document."""
+        """Let it answer an error document."""
         self.answer(command, {"code": code, "msg": message}, exit_code=1)
 
     @property
     def calls(self) -> list[Call]:
-        """What it was called with, in order."""
+        """Its calls, in order."""
         paths = self.directory.glob("calls/[0-9]*/[A-Z]*")
         return [_recorded(path) for path in sorted(paths, key=lambda path: int(path.parent.name))]
 
@@ -237,7 +238,7 @@ def _recorded(path: Path) -> Call:
 
 
 def encoded(config: Config | str) -> bytes:
-    """A configuration as standard input."""
+    """A configuration as bytes for standard input."""
     if isinstance(config, bytes):
         return config
     return config.encode() if isinstance(config, str) else json.dumps(config).encode()
@@ -251,7 +252,7 @@ def ip(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def namespace() -> Iterator[Path]:
-    """A network namespace of a name that nobody else uses."""
+    """A network namespace with a unique name."""
     name = f"pf-{uuid.uuid4().hex[:10]}"
     ip("netns", "add", name)
     try:
@@ -262,13 +263,13 @@ def namespace() -> Iterator[Path]:
 
 
 def inhabitants(netns: Path) -> list[str]:
-    """Processes that are in a namespace."""
+    """The processes in a namespace."""
     inode = netns.stat().st_ino
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*/task/*/ns/net"):
         try:
             if entry.stat().st_ino == inode:
-                found.append(str(entry))
+                processes.append(str(entry))
         except OSError:
             continue
-    return found
+    return processes

@@ -1,4 +1,4 @@
-"""Which row of the tables a test is, in its id: `test_environment[A6-podfabric-ipam]`."""
+"""Names the table rows of a test in its id: `test_environment[A6-podfabric-ipam]`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from tests.conformance.node import Config
 from tests.conformance.subject import EVERY, Subject
 
 COVERED: set[str] = set()
-"""Every row that some test, here or in the virtual machine, is made of."""
+"""Every row that has a test, here or in the virtual machine."""
 
 
 def row(*rows: str, by: Iterable[Subject] = EVERY) -> pytest.MarkDecorator:
-    """Make a test these rows, once for each subject, its parameter `subject`."""
+    """The test covers these rows. It runs for each subject, as its parameter `subject`."""
     COVERED.update(rows)
     return pytest.mark.parametrize(
         "subject", [pytest.param(subject, id=f"{'+'.join(rows)}-{subject}") for subject in by]
@@ -23,7 +23,7 @@ def row(*rows: str, by: Iterable[Subject] = EVERY) -> pytest.MarkDecorator:
 
 
 def variants(name: str, row_of: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Make a test one row with several values of the parameter `name`."""
+    """The test covers one row, with several values of its parameter `name`."""
     COVERED.add(row_of)
     return pytest.mark.parametrize(
         name, [pytest.param(value, id=f"{row_of}-{value}") for value in values]
@@ -32,7 +32,7 @@ def variants(name: str, row_of: str, values: Iterable[Any]) -> pytest.MarkDecora
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a table: changes to E0 and S0, and what must come of them.
+    """A row of a table: changes to E0 and S0, and the answer to expect.
 
     `config` are changes to the subject's S0, `raw` is standard input as it is.
     """
@@ -50,7 +50,7 @@ class Case:
 
 
 def table(cases: Iterable[Case]) -> pytest.MarkDecorator:
-    """Make a test a whole table: parameters `case` and `subject`."""
+    """The test covers a whole table, with the parameters `case` and `subject`."""
     params = []
     for case in cases:
         COVERED.add(case.row)

@@ -1,4 +1,4 @@
-"""What is tested: the executables, the least that their configuration must say, what they can."""
+"""The executables under test: the smallest configuration of each, and what it can do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 ALL_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 RANGE = "10.9.0.0/24"
-FIRST = "10.9.0.1/24"  # what an ADD answers while nothing of the range is held
+FIRST = "10.9.0.1/24"  # what an ADD answers while the range is empty
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One executable. `adds`: its ADD succeeds on any machine, without an HCA."""
+    """One executable. `adds`: its ADD succeeds on any machine, also without an HCA."""
 
     name: str
     about: str
@@ -29,7 +29,7 @@ class Subject:
         return {key: value for key, value in config.items() if value is not None}
 
 
-NOOP = Subject("noop", "noop: answers what it is told", adds=True)
+NOOP = Subject("noop", "noop: answers what the test says", adds=True)
 IPAM = Subject(
     "podfabric-ipam",
     "podfabric-ipam: gives pods addresses from ranges, kept on this node",
@@ -55,7 +55,7 @@ RDMA = Subject(
     "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it",
     adds=False,
 )
-"""Works behind `sriov` only, so that the tables' S0 is no configuration of it."""
+"""Works behind `sriov` only, so the tables' S0 is not a configuration for it."""
 
 EVERY = (NOOP, IPAM, IPOIB, SRIOV)
 OURS = (IPAM, IPOIB, SRIOV)

@@ -20,7 +20,7 @@ def given(row_name: str, args: str | None, expected: Err, note: str = "") -> Cas
 
 
 def accepted(row_name: str, args: str | None, note: str = "") -> list[Case]:
-    """IPAM adds; the interface plugin gets as far as the namespace, which is not there."""
+    """IPAM succeeds; the interface plugin fails later, because the namespace does not exist."""
     environ = {"CNI_ARGS": args}
     expected: Expected = NotCode(4)
     return [
@@ -65,7 +65,7 @@ def test_keys_are_case_sensitive(node: Node, subject: Subject) -> None:
 
 @row("L8", by=[IPOIB])
 def test_hardware_address_cannot_be_asked_for(node: Node, subject: Subject) -> None:
-    """Deliberate: an InfiniBand address is made of the port's GUID and the queue pair."""
+    """Deliberate: the kernel makes it from the port's GUID and the queue pair's number."""
     outcome = node.call(subject, CNI_ARGS="IgnoreUnknown=1;MAC=c2:11:22:33:44:55")
     Err(4, contains="MAC").met_by(outcome)
 

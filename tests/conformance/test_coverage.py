@@ -1,4 +1,4 @@
-"""Every row of the tables is a test, or here is why it is none."""
+"""Every row of the tables has a test, or a reason here why it has none."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Table K: running an IPAM plugin, through the plugin that does nothing else."""
+"""Table K: how IPAM plugins are called, shown by `noop`, which does nothing else."""
 
 import shutil
 import threading
@@ -12,6 +12,9 @@ from tests.conformance.expect import ADDED, OK, Added, Err
 from tests.conformance.node import Delegate, Node, encoded
 from tests.conformance.rows import row, variants
 from tests.conformance.subject import ALL_VERSIONS, IPOIB, NOOP, Subject
+from tests.waiting import until
+
+BRIEF = "3"  # seconds: a delegate that answers at all does so within them on a busy machine
 
 
 def configured(delegate: Delegate, **changes: object) -> dict[str, Any]:
@@ -31,13 +34,13 @@ def test_delegate_gets_our_environment_and_our_bytes(
         stdin = b" " + encoded(configured(delegate)) + b"\n\n"
     assert node.run(subject, environ, stdin).exit_code == 0
     (call,) = delegate.calls
-    # The interpreter itself may name its locale to its children (PEP 538).
+    # The interpreter may add its locale to the environment (PEP 538).
     assert {k: v for k, v in call.environ.items() if k != "LC_CTYPE"} == environ
     assert call.stdin == stdin
 
 
 @row("K1", by=[IPOIB])
-def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
+def test_del_of_an_interface_plugin_is_passed_on_unchanged(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
     environ = node.environ(CNI_COMMAND="DEL", SURPLUS="x y")
@@ -49,7 +52,7 @@ def test_del_of_an_interface_plugin_is_passed_on_as_it_came(
 
 
 @row("K2", by=[NOOP])
-def test_delegate_is_that_of_the_installation_and_not_of_cni_path(
+def test_delegate_is_taken_from_the_installation_and_not_from_cni_path(
     node: Node, tmp_path: Path, delegate: Delegate, subject: Subject
 ) -> None:
     other = Delegate.install(tmp_path / "other", delegate.name)
@@ -60,7 +63,7 @@ def test_delegate_is_that_of_the_installation_and_not_of_cni_path(
 
 @pytest.mark.parametrize("directory", [False, True])
 @row("K3", by=[NOOP])
-def test_what_is_no_file_is_no_delegate(node: Node, subject: Subject, directory: bool) -> None:
+def test_delegate_must_be_a_file(node: Node, subject: Subject, directory: bool) -> None:
     path = node.delegates / "x"
     node.delegates.mkdir()
     path.mkdir() if directory else path.symlink_to("nowhere")
@@ -75,7 +78,7 @@ def test_type_that_is_a_path_is_refused(node: Node, subject: Subject) -> None:
 
 
 @row("K5", by=[NOOP])
-def test_empty_type_is_no_delegate(node: Node, subject: Subject) -> None:
+def test_empty_type_means_no_delegate(node: Node, subject: Subject) -> None:
     ADDED.met_by(node.call(subject, config=subject.config(ipam={"type": ""})))
 
 
@@ -143,8 +146,10 @@ def test_standard_error_of_the_delegate_is_on_ours(
 
 
 @row("K13", by=[NOOP])
-def test_delegate_that_is_being_written_is_tried_again(node: Node, subject: Subject) -> None:
-    """A program and not a script, whose interpreter would be the busy file."""
+def test_start_is_tried_again_while_the_delegate_is_being_written(
+    node: Node, subject: Subject
+) -> None:
+    """With a program: of a script, the kernel would not find the file busy but its interpreter."""
     program = node.delegates / "true"
     program.parent.mkdir()
     shutil.copy("/bin/true", program)
@@ -160,13 +165,11 @@ def test_delegate_that_is_being_written_is_tried_again(node: Node, subject: Subj
 def test_hanging_delegate_is_killed_at_our_deadline(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
-    delegate.answer("ADD", sleep=60)
-    started = time.monotonic()
-    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE="0.5")
-    assert time.monotonic() - started < 20
-    Err(11, contains="0.5 s").met_by(outcome)
+    delegate.answer("ADD", sleep=600)
+    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE=BRIEF)
+    Err(11, contains=f"{BRIEF} s").met_by(outcome)
     assert delegate.commands == ["ADD", "DEL"]
-    assert node.processes() == []
+    until(lambda: not node.processes())
 
 
 @row("K14", by=[NOOP])
@@ -174,7 +177,7 @@ def test_delegate_that_hangs_while_it_is_undone_is_killed_too(
     node: Node, delegate: Delegate, subject: Subject
 ) -> None:
     for command in ("ADD", "DEL"):
-        delegate.answer(command, sleep=60)
-    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE="0.5")
+        delegate.answer(command, sleep=600)
+    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE=BRIEF)
     Err(11, contains="ADD did not answer").met_by(outcome)
-    assert node.processes() == []
+    until(lambda: not node.processes())

@@ -9,6 +9,7 @@ from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import ADDING, FIRST, IPAM, IPOIB, NOOP, OURS, Subject
+from tests.waiting import PATIENCE
 
 PHRASES = ("not found", "no such file or directory")  # what go-cni takes for success
 
@@ -56,7 +57,7 @@ def test_del_leaves_other_interfaces_of_the_container_alone(node: Node, subject:
 
 @row("I9", by=OURS)
 def test_del_with_keys_missing_does_not_crash(node: Node, subject: Subject) -> None:
-    """Deliberate: the attachment alone says what to remove, so it succeeds."""
+    """Deliberate: the attachment alone decides what DEL removes, so it succeeds."""
     for config in (
         subject.config(ipam=None),
         subject.config(master=None, ipam={}),
@@ -99,33 +100,33 @@ def test_parallel_dels_of_one_attachment_all_succeed(node: Node, subject: Subjec
 
 def finished(process: "subprocess.Popen[bytes]") -> tuple[int, bytes]:
     with process:
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, stdout
 
 
 @pytest.mark.parametrize("phrase", [*PHRASES, "No Such File Or Directory", "Link not found"])
 @row("I13", by=[NOOP, IPOIB])
-def test_failed_del_never_reads_like_a_done_one(
+def test_failed_del_never_reads_like_a_success(
     node: Node, delegate: Delegate, subject: Subject, phrase: str
 ) -> None:
     delegate.answer("DEL", {"code": 100, "msg": f"/x: {phrase}", "details": phrase}, exit_code=1)
     config = subject.config(ipam={"type": delegate.name})
     document = node.call(subject, "DEL", config).document
     text = f"{document['msg']}; {document.get('details', '')}".lower()
-    assert not any(one in text for one in PHRASES)
+    assert not any(phrase in text for phrase in PHRASES)
 
 
 @row("I13", by=[NOOP])
-def test_del_whose_delegate_is_missing_fails_and_does_not_read_like_a_done_one(
+def test_del_without_its_delegate_fails_and_does_not_read_like_a_success(
     node: Node, subject: Subject
 ) -> None:
     outcome = node.call(subject, "DEL", subject.config(ipam={"type": "nowhere"}))
     Err((7, 104), contains='"nowhere"').met_by(outcome)
-    assert not any(one in outcome.document["msg"].lower() for one in PHRASES)
+    assert not any(phrase in outcome.document["msg"].lower() for phrase in PHRASES)
 
 
 @row("I13", by=[IPOIB])
-def test_del_whose_delegate_is_missing_succeeds_where_no_add_has_run_it(
+def test_del_without_its_delegate_succeeds_if_no_add_has_called_it(
     node: Node, subject: Subject
 ) -> None:
     node.allow(ipam_types=["nowhere"])
@@ -135,10 +136,10 @@ def test_del_whose_delegate_is_missing_succeeds_where_no_add_has_run_it(
 
 
 @row("I13", by=[IPAM])
-def test_del_on_a_broken_store_fails_and_does_not_read_like_a_done_one(
+def test_del_on_a_broken_store_fails_and_does_not_read_like_a_success(
     node: Node, subject: Subject
 ) -> None:
-    """A file where the store's directory should be, and a directory where its files should be."""
+    """A file is in the place of the store's directory."""
     ADDED.met_by(node.call(subject))
     store = node.state / "ipam"
     store.rename(node.state / "aside")
@@ -146,7 +147,7 @@ def test_del_on_a_broken_store_fails_and_does_not_read_like_a_done_one(
     outcome = node.call(subject, "DEL")
     assert outcome.exit_code == 1
     assert outcome.document["code"] in (5, 112)
-    assert not any(one in outcome.document["msg"].lower() for one in PHRASES)
+    assert not any(phrase in outcome.document["msg"].lower() for phrase in PHRASES)
     store.unlink()
     (node.state / "aside").rename(store)
     OK.met_by(node.call(subject, "DEL"))

@@ -102,7 +102,7 @@ def test_environment(node: Node, case: Case, subject: Subject) -> None:
 
 
 @row("A1")
-def test_start_by_hand_says_what_it_is(node: Node, subject: Subject) -> None:
+def test_start_without_cni_command_prints_what_the_plugin_is(node: Node, subject: Subject) -> None:
     outcome = node.run(subject, node.environ(CNI_COMMAND=None))
     assert (outcome.exit_code, outcome.stdout) == (0, b"")
     versions = ", ".join(ALL_VERSIONS)
@@ -112,22 +112,24 @@ def test_start_by_hand_says_what_it_is(node: Node, subject: Subject) -> None:
 
 
 @row("A2")
-def test_start_by_hand_needs_no_standard_input(node: Node, subject: Subject) -> None:
-    """Also where the variable is there and empty."""
+def test_start_without_cni_command_reads_no_standard_input(node: Node, subject: Subject) -> None:
+    """The same for a variable that is set and empty."""
     outcome = node.run(subject, node.environ(CNI_COMMAND=""), b"")
     assert (outcome.exit_code, outcome.stdout) == (0, b"")
     assert outcome.stderr.startswith(about(node, subject))
 
 
 def about(node: Node, subject: Subject) -> str:
-    """A launcher knows what our own plugins are, and no others."""
+    """A launcher can describe our own plugins only."""
     stranger = node.through_agent and subject is NOOP
     return f"{subject.name}: a podfabric CNI plugin" if stranger else subject.about
 
 
 @row("A29", by=EVERY)
-def test_foreign_surroundings_change_nothing(node: Node, tmp_path: Path, subject: Subject) -> None:
-    """A runtime passes its whole environment on: what would misdirect an interpreter, too."""
+def test_variables_of_the_interpreter_change_nothing(
+    node: Node, tmp_path: Path, subject: Subject
+) -> None:
+    """A runtime passes on its whole environment, which may have variables that Python reads."""
     (tmp_path / "trap").mkdir()
     for name in ("json", "msgspec", "sitecustomize", "usercustomize"):
         (tmp_path / "trap" / f"{name}.py").write_text("raise SystemExit(99)\n")
@@ -147,7 +149,7 @@ def test_foreign_surroundings_change_nothing(node: Node, tmp_path: Path, subject
     assert strange.exit_code == 0, strange
     plain = node.call(subject, command, CNI_CONTAINERID="c2")
     assert strange.document.keys() == plain.document.keys() if subject.adds else not plain.stdout
-    # The current directory is no place for modules either.
+    # Python must not import from the current directory either.
     (ADDED if subject.adds else OK).met_by(
         node.run(subject, environ | {"CNI_CONTAINERID": "c3"}, cwd=tmp_path / "trap")
     )
@@ -169,13 +171,13 @@ def test_trace_context_is_ignored(node: Node, subject: Subject) -> None:
     ADDED.met_by(node.call(subject, TRACEPARENT="00-0af7-b7ad-01", TRACESTATE="", BAGGAGE="x"))
 
 
-def test_environment_of_this_machine_does_not_reach_the_subjects(node: Node) -> None:
+def test_environment_of_this_machine_does_not_reach_the_executables(node: Node) -> None:
     assert set(node.environ()) & set(os.environ) <= {"PATH"}
 
 
 @pytest.mark.parametrize("value", [b"c\xff", b"\xc3"])
 @row("A16")
-def test_container_id_that_is_no_text_is_an_environment_error(
+def test_container_id_that_is_not_text_is_an_environment_error(
     node: Node, subject: Subject, value: bytes
 ) -> None:
     outcome = node.call(subject, CNI_CONTAINERID=os.fsdecode(value))

@@ -10,6 +10,7 @@ from tests.conformance.expect import ADDED, OK, Err
 from tests.conformance.node import Delegate, Node, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, IPOIB, NOOP, Subject
+from tests.waiting import PATIENCE, until
 
 SMALLEST = {"type": "podfabric-ipam", "range": "10.9.0.0/30"}  # two addresses
 
@@ -64,7 +65,7 @@ BAD_KEYS: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize(("key", "value"), BAD_KEYS, ids=[f"{k}={v}" for k, v in BAD_KEYS])
 @row("J8", by=[IPOIB])
-def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
+def test_value_that_cannot_work_is_an_error_and_nothing_is_made(
     node: Node, netns: Path, subject: Subject, key: str, value: object
 ) -> None:
     links = ip("-brief", "link")
@@ -78,7 +79,9 @@ def test_key_that_cannot_work_is_an_error_and_nothing_is_made(
 
 
 @row("J8", by=[IPOIB])
-def test_pod_without_an_hca_gets_none_by_itself(node: Node, netns: Path, subject: Subject) -> None:
+def test_pod_without_an_hca_does_not_get_one_from_auto(
+    node: Node, netns: Path, subject: Subject
+) -> None:
     links = ip("-brief", "link")
     config = subject.config(master="auto", ipam=IPAM.keys["ipam"])
     outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
@@ -105,7 +108,7 @@ def test_range_that_cannot_work_is_an_error_and_nothing_is_reserved(
 @pytest.mark.parametrize("after", [0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.15])
 @row("J9", by=[IPAM])
 def test_killed_add_leaves_nothing_after_del(node: Node, subject: Subject, after: float) -> None:
-    """Wherever the kill hits: `tests/host/ipam` names the places."""
+    """Wherever the kill hits; tests/unit/ipam kills at every single step."""
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(subject.config()))
@@ -118,31 +121,24 @@ def test_killed_add_leaves_nothing_after_del(node: Node, subject: Subject, after
 
 @row("J10", by=[NOOP])
 def test_terminated_add_is_undone(node: Node, delegate: Delegate, subject: Subject) -> None:
-    delegate.answer("ADD", sleep=60)
+    delegate.answer("ADD", sleep=600)
     config = subject.config(ipam={"type": delegate.name})
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(config))
         process.stdin.close()
         process.stdin = None
-        wait_for_call(delegate)
+        until(lambda: delegate.commands)
         process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=PATIENCE)
     if node.through_agent:  # a launcher just ends, and the agent notices
         assert (process.returncode, stdout) == (-signal.SIGTERM, b"")
-        wait_for_call(delegate, 2)
+        until(lambda: len(delegate.commands) == 2)
     else:
         assert process.returncode == 1
         assert b'"code":11' in stdout, stderr
     assert delegate.commands == ["ADD", "DEL"]
-    assert node.processes() == []
-
-
-def wait_for_call(delegate: Delegate, number: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while len(delegate.commands) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not node.processes())
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ CASES = [
         for command in ("ADD", "CHECK", "DEL", "GC")
     ),
     Case("B8", Err(6), config={"name": 5}),
-    # Deliberate: the reference repeats the line end, and whoever wrote it writes lines into events.
+    # Deliberate: the reference quotes the line end, so a tenant could write lines into events.
     Case("B9", Err(7, BAD_NAME, "n1\\n"), config={"name": "n1\n"}),
     Case("B11", ADDED, config={"capabilities": {"ips": True, "mac": 1}}, by=ADDING),
-    # Deliberate: the reference takes the last, and another reader of the same text the first.
+    # Deliberate: the reference takes the last one, another decoder may take the first.
     Case(
         "B12",
         Err(7, '"cniVersion" stands twice: remove one of them'),
@@ -120,7 +120,7 @@ def test_unknown_keys_reach_delegates_byte_by_byte(
 
 @row("B10", by=[IPAM])
 def test_unknown_key_of_ipam_is_an_error_that_names_it(node: Node, subject: Subject) -> None:
-    """Deliberate: "ipam" is ours alone, and an option ignored there gives away wrong addresses."""
+    """Deliberate: only our plugin reads "ipam"; an ignored option would give wrong addresses."""
     config = subject.config(ipam={**subject.keys["ipam"], "range_strat": "10.9.0.5"})
     Err(7, contains=('"range_strat"', '"range_start"')).met_by(node.call(subject, config=config))
     assert node.untouched()
@@ -130,7 +130,7 @@ def test_unknown_key_of_ipam_is_an_error_that_names_it(node: Node, subject: Subj
 def test_key_that_looks_like_one_of_ours_is_an_error_that_names_both(
     node: Node, subject: Subject
 ) -> None:
-    """Deliberate: a partition key that is ignored puts the pod into another partition."""
+    """Deliberate: to ignore a partition key would put the pod into another partition."""
     config = subject.config(pkeys="0x8001")
     Err(7, contains=('"pkeys"', '"pkey"')).met_by(node.call(subject, config=config))
     assert node.untouched()
@@ -138,7 +138,7 @@ def test_key_that_looks_like_one_of_ours_is_an_error_that_names_both(
 
 @row("B10+B14", by=[IPOIB])
 @pytest.mark.parametrize("value", ["1e999", '"\\ud800"'])
-def test_number_or_text_that_nobody_reads_is_no_internal_error(
+def test_unreadable_number_or_text_is_not_an_internal_error(
     node: Node, subject: Subject, value: str
 ) -> None:
     raw = f'{{"cniVersion":"1.0.0","name":"n1","master":"none0","x":{value}}}'.encode()

@@ -1,6 +1,6 @@
 """The rows that need an interface: `ipoib` on real drivers, in the virtual machine.
 
-A process takes a second or two to start there, so that one ADD serves several rows.
+A process takes a second or two to start there, so one ADD serves several rows.
 """
 
 import socket
@@ -92,7 +92,7 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
 
 @contextmanager
 def announcements(interface: str) -> Iterator[set[str]]:
-    """The addresses that gratuitous ARP and unsolicited NAs on the fabric named meanwhile."""
+    """The addresses that gratuitous ARPs and unsolicited NAs announce during the block."""
     seen: set[str] = set()
     over = threading.Event()
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3)) as sniffer:
@@ -164,7 +164,7 @@ def test_second_add_is_an_error_that_takes_nothing_away(
         outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
         Err(103, contains="eth0").met_by(outcome)
         assert set(addresses(netns)) == {FIRST}
-        # Still reserved, and missed once it is released by hand.
+        # The address is still reserved, and CHECK notices when it is released by hand.
         Err(103).met_by(node.call(IPAM))
         OK.met_by(node.call(IPAM, "DEL"))
         previous = {**config, "prevResult": result}
@@ -178,7 +178,7 @@ def test_second_add_is_an_error_that_takes_nothing_away(
 def test_del_after_the_namespace_has_gone(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
-    """The kernel gives an IPoIB child of a dead namespace back to the host: it must go, too."""
+    """The kernel moves an IPoIB child of a dead namespace to the host: DEL must remove it there."""
     config = subject.config(ipam={"type": delegate.name})
     with unchanged_host():
         add(node, netns, config)
@@ -204,7 +204,7 @@ def test_del_without_the_namespace_s_path(
 def test_del_without_the_ipam_key(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
-    """The journal knows which IPAM plugin was asked."""
+    """The journal names the IPAM plugin that the ADD called."""
     with unchanged_host():
         add(node, netns, subject.config(ipam={"type": delegate.name}))
         delete(node, netns, subject.config(master=None))

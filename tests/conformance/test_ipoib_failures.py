@@ -1,4 +1,4 @@
-"""The rows in which something fails, or is not ours alone: `ipoib` on real drivers."""
+"""`ipoib` on real drivers: the rows in which something fails, or another plugin takes part."""
 
 import json
 import signal
@@ -15,18 +15,17 @@ from tests.conformance.fabric import (
     KEY,
     KNOBS,
     PARENT,
-    PATIENCE,
     WITH_IPAM,
     WITNESS,
     add,
     delete,
     links,
     unchanged_host,
-    until,
 )
 from tests.conformance.node import IP, Delegate, Node, Outcome, encoded, ip
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPOIB, Subject
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]
 
@@ -71,7 +70,7 @@ FAILING: list[tuple[str, str, tuple[int, ...], str]] = [
     [pytest.param(*rest, id=name) for name, *rest in FAILING],
 )
 @row("J4", "J5", "J6", by=[IPOIB])
-def test_delegate_is_undone_when_its_answer_is_of_no_use(
+def test_delegate_is_undone_when_its_answer_is_unusable(
     node: Node,
     netns: Path,
     delegate: Delegate,
@@ -102,7 +101,7 @@ def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
 
 
 @row("K1", "E2", "E10", by=[IPOIB])
-def test_every_verb_is_passed_on_as_it_came(
+def test_every_verb_is_passed_on_unchanged(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
     config = subject.config(cniVersion="1.1.0", ipam={"type": delegate.name, "x": 1})
@@ -188,7 +187,7 @@ def test_older_versions_get_their_own_results(
 def test_previous_result_is_kept_and_ours_goes_behind_it(
     node: Node, netns: Path, subject: Subject
 ) -> None:
-    """With an empty "ipam.type", which is an interface without addresses."""
+    """With an empty "ipam.type", which means an interface without addresses."""
     other = {"name": "net0", "sandbox": str(netns), "mtu": 1500, "socketPath": "/s", "future": 1}
     previous = {
         "cniVersion": "1.0.0",
@@ -217,7 +216,7 @@ def started(node: Node, netns: Path, config: dict[str, Any]) -> "subprocess.Pope
 
 @contextmanager
 def silent_subnet_administrator() -> Iterator[None]:
-    """No multicast group can be joined, so that a child gets no carrier and ADD waits for it."""
+    """No multicast group can be joined, so a child gets no carrier and ADD waits for it."""
     (KNOBS / "sa").write_text("off")
     try:
         yield
@@ -236,7 +235,7 @@ def test_add_that_is_killed_before_the_interface_is_made(
         until(lambda: delegate.commands == ["ADD"])
         process.kill()
         process.wait()
-        if node.through_agent:  # the agent lives, and undoes what nobody waits for any more
+        if node.through_agent:  # the agent lives, and undoes the ADD of a launcher that is gone
             until(lambda: delegate.commands == ["ADD", "DEL"])
         delete(node, netns, config)
     assert delegate.commands == ["ADD", "DEL", *["DEL" for _ in range(node.through_agent)]]
@@ -249,14 +248,14 @@ def test_add_that_is_killed_before_the_interface_is_made(
 def test_add_that_is_ended_after_the_interface_was_moved(
     node: Node, netns: Path, delegate: Delegate, subject: Subject, number: signal.Signals
 ) -> None:
-    """SIGTERM is rolled back by itself, what SIGKILL leaves is removed by DEL."""
+    """After SIGTERM the plugin rolls back; after SIGKILL the DEL removes what is left."""
     config = subject.config(pkey="0x8002", wait_carrier=60, ipam={"type": delegate.name})
     with unchanged_host(), silent_subnet_administrator():
         with started(node, netns, config) as process:
             until(lambda: "UP" in links(netns).get("eth0", {}).get("flags", ()))
             process.send_signal(number)
             stdout, _ = process.communicate(timeout=PATIENCE)
-        if node.through_agent:  # which lives, and undoes what nobody waits for any more
+        if node.through_agent:  # the agent lives, and undoes the ADD of a launcher that is gone
             assert stdout == b""
             until(lambda: delegate.commands == ["ADD", "DEL"])
             assert list(links(netns)) == ["lo"]
@@ -274,7 +273,7 @@ def test_add_that_is_ended_after_the_interface_was_moved(
 def test_zz_del_after_the_parent_has_gone(
     node: Node, netns: Path, delegate: Delegate, subject: Subject
 ) -> None:
-    """Last in the file: the HCAs are unplugged, and plugged in again."""
+    """Last in the file, because it unplugs the HCAs and plugs them in again."""
     config = subject.config(ipam={"type": delegate.name})
     add(node, netns, config)
     try:
@@ -284,5 +283,5 @@ def test_zz_del_after_the_parent_has_gone(
         subprocess.run(["/sbin/modprobe", "ibloop"], check=True)
         for parent in (PARENT, WITNESS):
             subprocess.run([IP, "link", "set", parent, "up"], check=True)
-        until(lambda: all("LOWER_UP" in links()[one]["flags"] for one in (PARENT, WITNESS)))
+        until(lambda: all("LOWER_UP" in links()[name]["flags"] for name in (PARENT, WITNESS)))
     assert delegate.commands == ["ADD", "DEL"]

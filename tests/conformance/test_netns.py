@@ -35,7 +35,7 @@ def test_own_namespace_may_be_allowed(node: Node, subject: Subject, value: str) 
 
 
 @row("F3", by=[IPOIB])
-def test_override_is_no_netns_error(node: Node, subject: Subject) -> None:
+def test_override_lets_the_call_fail_for_another_reason(node: Node, subject: Subject) -> None:
     config = subject.config(master="none0")
     NotCode(8).met_by(node.call(subject, config=config, CNI_NETNS=OWN, CNI_NETNS_OVERRIDE="1"))
 

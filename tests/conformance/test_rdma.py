@@ -1,4 +1,4 @@
-"""The rows of a plugin that only works behind another: `rdma`."""
+"""The rows of `rdma`, which only works behind another plugin."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ COVERED.update(f"G{number}" for number in range(1, 8))
     ("version", "golden"),
     [pytest.param(v, g, id=f"G{n}-noop-{v}") for n, (v, g) in enumerate(GOLDEN) if n],
 )
-def test_result_is_the_reference_s_in_every_version(
+def test_result_equals_the_reference_s_in_every_version(
     node: Node, version: str, golden: dict[str, Any]
 ) -> None:
     config = NOOP.config(cniVersion=version)
@@ -31,10 +31,10 @@ def test_result_is_the_reference_s_in_every_version(
 
 @variants("version", "G8", ["absent", "0.1.0", "0.2.0"])
 @row("G8", by=[IPOIB])
-def test_result_that_could_not_be_printed_is_refused_before_anything_is_done(
+def test_version_that_cannot_show_the_result_is_refused_before_anything_is_done(
     node: Node, subject: Subject, version: str
 ) -> None:
-    """No "ipam", no address, and these versions' results need one."""
+    """Without "ipam" there is no address, and a result of these versions needs one."""
     config = subject.config(cniVersion=None if version == "absent" else version)
     outcome = node.call(subject, config=config)
     Err(7, contains="cannot convert: no valid IP addresses").met_by(outcome)
@@ -77,7 +77,7 @@ FIRST_V4, FIRST_V6 = "10.9.0.1/24", "fd00:9::1/64"
 
 @row("G16", by=ADDING)
 def test_document_is_written_in_one_go(node: Node, subject: Subject) -> None:
-    """Through a socket that keeps packets apart."""
+    """Read through a socket that keeps message boundaries."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert node.run(subject, stdout=theirs.fileno()).exit_code == 0
@@ -156,7 +156,7 @@ def test_previous_result_of_the_oldest_family_is_echoed(node: Node, subject: Sub
 
 
 @row("H4", by=[NOOP])
-def test_previous_result_that_is_none_is_an_error(node: Node, subject: Subject) -> None:
+def test_previous_result_that_is_not_a_result_is_an_error(node: Node, subject: Subject) -> None:
     wrong: list[Any] = [{"ips": {}}, {"ips": [{"address": "10.1.2.3"}]}, [], "x"]
     for previous in wrong:
         config = encoded(subject.config(prevResult=previous))

@@ -1,4 +1,4 @@
-"""The rows that need hardware which was there before, by `sriov` and a VF of an emulated card."""
+"""The rows that need a device that outlives the pod: `sriov` with a VF of an emulated card."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def card() -> Iterator[Card]:
 
 
 @row("E19", by=[SRIOV])
-def test_check_goes_by_the_result_that_a_later_plugin_changed(
+def test_check_compares_with_the_result_that_a_later_plugin_changed(
     node: Node, netns: Path, subject: Subject, card: Card
 ) -> None:
     config = subject.config(deviceID=card.vfs[0], trust="on", **WITH_IPAM)
@@ -48,10 +48,10 @@ def test_check_goes_by_the_result_that_a_later_plugin_changed(
 
 
 @row("J7", by=[SRIOV])
-def test_error_after_the_move_brings_the_device_back_as_it_was(
+def test_error_after_the_move_restores_the_device(
     node: Node, netns: Path, subject: Subject, card: Card
 ) -> None:
-    """Of one message the kernel refuses the MTU when the VF is in the pod, without its new name."""
+    """The kernel moves the VF, then refuses the MTU in the same message, before the new name."""
     name = card.netdev(0)
     ip("link", "set", name, "alias", "the host's own", "up")
     igb.await_carrier(name)

@@ -16,7 +16,7 @@ KEY, OLD_KEY = "cni.dev/valid-attachments", "cni.dev/attachments"
 C1 = [{"containerID": "c1", "ifname": "eth0"}]
 C2 = [{"containerID": "c2", "ifname": "eth0"}]
 
-# What the store holds before each collection: (network, container id, interface).
+# The reservations before each collection: (network, container id, interface).
 HELD = (("n1", "c1", "eth0"), ("n1", "c1", "eth1"), ("n1", "c2", "eth0"), ("n2", "c2", "eth0"))
 
 
@@ -49,13 +49,13 @@ def filled_state(
 
 @pytest.fixture
 def filled(node: Node, filled_state: Path) -> Node:
-    """A node whose store holds HELD."""
+    """A node with the reservations HELD."""
     shutil.copytree(filled_state, node.state)
     return node
 
 
 def held(node: Node) -> list[tuple[str, str, str]]:
-    """Which of HELD are still there: a second ADD of a live attachment is an error (J11)."""
+    """Which of HELD still exist: a second ADD of a live attachment is an error (J11)."""
     found = []
     for network, container_id, ifname in HELD:
         outcome = node.call(

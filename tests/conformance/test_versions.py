@@ -7,6 +7,7 @@ from tests.conformance.expect import ADDED, Added, Err
 from tests.conformance.node import Node
 from tests.conformance.rows import Case, row, table
 from tests.conformance.subject import ADDING, ALL_VERSIONS, EVERY, NOOP, Subject
+from tests.waiting import PATIENCE
 
 SUPPORTED = " ".join(f'"{version}"' for version in ALL_VERSIONS)
 CHECK = {"CNI_COMMAND": "CHECK"}
@@ -113,7 +114,7 @@ def test_configuration_version(node: Node, case: Case, subject: Subject) -> None
 
 @row("C18", by=[NOOP])
 def test_verb_that_runs_leaves_a_trace(node: Node, subject: Subject) -> None:
-    """What C18 relies on in the table above."""
+    """C18 in the table above relies on this."""
     ADDED.met_by(node.call(subject))
     assert not node.untouched()
 
@@ -136,7 +137,7 @@ def test_version_does_not_read_standard_input(node: Node, subject: Subject) -> N
         assert (outcome.exit_code, outcome.document) == (0, ANSWER)
     with node.start(subject, VERSION_ONLY) as process:
         try:
-            assert process.wait(timeout=20) == 0  # its standard input is open until the end
+            assert process.wait(timeout=PATIENCE) == 0  # its standard input is open until the end
         finally:
             process.kill()
 
@@ -155,14 +156,14 @@ def test_version_as_libcni_asks_for_it(node: Node, subject: Subject) -> None:
 
 
 @row("D5")
-def test_version_says_the_newest_whatever_was_asked(node: Node, subject: Subject) -> None:
+def test_version_answers_the_newest_version_to_any_request(node: Node, subject: Subject) -> None:
     outcome = node.run(subject, VERSION_ONLY, b'{"cniVersion":"0.2.0"}')
     assert outcome.document["cniVersion"] == "1.1.0"
 
 
 @row("D6")
-def test_version_costs_a_start_and_nothing_else(node: Node, subject: Subject) -> None:
-    """No file of the node is touched, and no library is imported (bench/ has the time)."""
+def test_version_touches_no_file_and_imports_no_library(node: Node, subject: Subject) -> None:
+    """bench/ measures the time."""
     environ = node.environ(CNI_COMMAND="VERSION")
     executable = node.executable(subject)
     first_line = executable.read_bytes()[:200].split(b"\n")[0].decode(errors="ignore")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent import framing
+from tests.waiting import PATIENCE
 from tools.build_launcher import CHECKOUT, SOURCES
 
 BUILD = CHECKOUT / "build/fuzz"
@@ -37,7 +38,7 @@ def fuzzer() -> Path:
     others = [str(one) for one in sorted(SOURCES.glob("*.c")) if one.name != "launcher.c"]
     executable = BUILD / f"launcher_answer.{os.getpid()}"
     command = ["clang", *FLAGS, f"-I{SOURCES}", str(TARGET), *others, "-o", str(executable)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     return executable.replace(BUILD / "launcher_answer")
 
 
@@ -51,7 +52,7 @@ def test_no_bytes_from_outside_break_the_launcher(fuzzer: Path, tmp_path: Path) 
     done = subprocess.run(
         [str(fuzzer), *limits, f"-artifact_prefix={crashes}/", str(corpus)],
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     said = done.stderr.decode(errors="replace")

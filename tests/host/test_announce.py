@@ -14,6 +14,7 @@ from host import announce, links, netdev_move
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
+from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"
 MAC = "02:00:00:00:00:01"
@@ -36,7 +37,7 @@ class Cable:
                 socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
             )
         self._listener.bind(("far", ETH_P_ALL))
-        self._listener.settimeout(5.0)
+        self._listener.settimeout(PATIENCE)
 
     def configured(self, *cidrs: str) -> Link:
         link = links.require(self._route, "near")
@@ -76,19 +77,18 @@ def test_nobody_waits_for_the_sockets_end_and_nothing_is_left_of_it(cable: Cable
     link = cable.configured("10.1.2.3/24")
     home = Path("/proc/self/ns/net").stat().st_ino
     threads, descriptors = _threads(), _descriptors()
-    durations = []
-    for _ in range(5):
+
+    def is_quick() -> bool:
         started = time.monotonic()
         announce.announce(cable.namespace, link, ["10.1.2.3/24"])
-        durations.append(time.monotonic() - started)
+        duration = time.monotonic() - started
         for closing in _threads() - threads:  # one that was in the pod would keep it alive
             with suppress(OSError):
                 assert Path(f"/proc/self/task/{closing}/ns/net").stat().st_ino == home
-    assert min(durations) < 0.010
-    deadline = time.monotonic() + 10
-    while _threads() > threads or _descriptors() > descriptors:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return duration < 0.010
+
+    until(is_quick)  # on a busy machine at some time, and never if it waited
+    until(lambda: _threads() <= threads and _descriptors() <= descriptors)
 
 
 def _threads() -> set[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.vm import layout, qemu
+from tests.waiting import PATIENCE
 
 UP = "echo '[ 7.4] guest: command starts' >> {share}/console.log; echo output >&{output}; "
 
@@ -24,7 +25,7 @@ class Program(qemu.Machine):
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(layout, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(qemu, "UP_WITHIN", 1.0)
+    monkeypatch.setattr(qemu, "UP_WITHIN", 4.0)
     return tmp_path
 
 
@@ -32,7 +33,7 @@ def boots(build: Path) -> int:
     return len((build / "boots").read_text())
 
 
-def run(script: str, command: Sequence[str] = ("true",), timeout: float = 60.0) -> int:
+def run(script: str, command: Sequence[str] = ("true",), timeout: float = PATIENCE) -> int:
     machine = Program(timeout=timeout)
     machine.script = script
     return qemu.run(command, machine)
@@ -46,7 +47,7 @@ def test_status_and_output_are_the_commands(build: Path, capfd: pytest.CaptureFi
 
 
 def test_machine_that_does_not_come_up_is_begun_anew(build: Path) -> None:
-    hanging = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then exec sleep 60; fi; "
+    hanging = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then exec sleep 600; fi; "
     assert run(hanging + UP + "echo 0 > {share}/status") == 0
     assert boots(build) == 3
 
@@ -54,13 +55,13 @@ def test_machine_that_does_not_come_up_is_begun_anew(build: Path) -> None:
 def test_machine_that_never_comes_up_is_given_up(
     build: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("exec sleep 60") == 125
+    assert run("exec sleep 600") == 125
     assert boots(build) == qemu.BOOTS
     assert "it is given up" in capfd.readouterr().err
 
 
 def test_command_that_does_not_end_is_timed_out(build: Path) -> None:
-    assert run(UP + "exec sleep 60", timeout=3.0) == 124
+    assert run(UP + "exec sleep 600", timeout=3.0) == 124
     assert boots(build) == 1
 
 

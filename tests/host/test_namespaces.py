@@ -1,7 +1,6 @@
 """Network namespaces of this machine: opened, told apart, entered and left."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +11,7 @@ from host import links
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
+from tests.waiting import until
 
 IP = "/usr/sbin/ip"
 
@@ -52,12 +52,10 @@ def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> No
     with NetworkNamespace.open(_path(name)) as space:
         identity, inode = space.identity, space.inode
     assert NetworkNamespace.find(identity) is None
-    inside = subprocess.Popen([IP, "netns", "exec", name, "sleep", "60"])
+    inside = subprocess.Popen([IP, "netns", "exec", name, "sleep", "600"])
     try:
         theirs = Path(f"/proc/{inside.pid}/ns/net")
-        deadline = time.monotonic() + 20
-        while theirs.stat().st_ino != inode and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: theirs.stat().st_ino == inode)
         subprocess.run([IP, "netns", "delete", name], check=True)
         found = NetworkNamespace.find(identity)
         assert found is not None

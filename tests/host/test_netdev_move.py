@@ -16,13 +16,14 @@ import msgspec
 import pytest
 
 from host import addresses, links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, NameTaken, Origin
 from host.netlink import Rtnetlink, netlink
 from host.rtnetlink import RTM_SETLINK
+from tests.waiting import PATIENCE
 
 IP = "/usr/sbin/ip"
 MARK = Mark("0123456789abcdef0123456789abcdef")
@@ -64,7 +65,7 @@ class Fabric:
 
     def detach(self, pod: Rtnetlink | None = None, origin: Origin | None = None) -> bool:
         inside = self.inside if pod is None else pod
-        return netdev_move.bring_back(self.outside, inside, "net1", origin or self.origin, MARK)
+        return netdev_move.restore(self.outside, inside, "net1", origin or self.origin, MARK)
 
     def assert_restored(self) -> None:
         found = self.shown(self.host_name, "eth7")
@@ -97,7 +98,7 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
         fabric.namespace,
         moved,
         ["10.1.2.3/24", "fd00::3/64"],
-        [Switch(4, "arp_notify", "1")],
+        [Sysctl(4, "arp_notify", "1")],
     )
     assert given == ["10.1.2.3/24", "fd00::3/64"]
     assert ready.up and ready.carrier
@@ -106,8 +107,8 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     present = {one["local"]: one for one in found["addr_info"]}
     assert {"10.1.2.3", "fd00::3"} <= set(present)
     assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
-    assert addresses.switch(fabric.namespace, 4, moved, "arp_notify") == "1"
-    assert addresses.switch(fabric.namespace, 6, moved, "disable_ipv6") == "0"
+    assert addresses.sysctl(fabric.namespace, 4, moved, "arp_notify") == "1"
+    assert addresses.sysctl(fabric.namespace, 6, moved, "disable_ipv6") == "0"
     assert fabric.detach()
     fabric.assert_restored()
     assert fabric.detach()  # again: there is nothing left to do
@@ -156,7 +157,7 @@ def test_name_taken_during_the_move_leaves_what_can_be_brought_back(fabric: Fabr
     with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
         fabric.attach()
     assert links.find(fabric.outside, "eth7") is None
-    assert netdev_move.bring_back(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
     assert links.find(fabric.inside, "net1") is not None
     assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == fabric.origin
 
@@ -246,7 +247,7 @@ def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
         moved = links.require(fabric.inside, "net1")
         links.move(fabric.inside, moved, home, "dev3", moved.alias)
-    assert netdev_move.bring_back(fabric.outside, None, "net1", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, None, "net1", fabric.origin, MARK)
     fabric.assert_restored()
 
 
@@ -287,7 +288,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
                     origin, mark = netdev_move.origin_of(link), Mark(f"{number:032x}")
                     moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
                     netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
-                    assert netdev_move.bring_back(host, pod, name, origin, mark)
+                    assert netdev_move.restore(host, pod, name, origin, mark)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell
             failures.append(error)
 
@@ -298,7 +299,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
     assert failures == []
     assert len([link for link in links.every(fabric.outside, "veth") if not link.alias]) == 17
 
@@ -319,14 +320,14 @@ def test_address_that_is_there_already_is_no_error(fabric: Fabric) -> None:
 
 def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
     link, peer = (links.require(fabric.outside, name) for name in ("eth7", "peer7"))
-    seen = links.glance(fabric.outside, "eth7")
+    seen = links.identify(fabric.outside, "eth7")
     assert seen is not None
     assert (seen.index, seen.link_type, seen.mac[:6].hex(":")) == (link.index, 1, MAC)
     assert seen.is_of(link) and not seen.is_of(peer)
     infiniband = bytes(range(20))
     child = msgspec.structs.replace(link, link_type=32, mac=infiniband.hex(":"))
-    assert links.Glance(1, 32, infiniband[:14]).is_of(child)
-    assert not links.Glance(1, 32, infiniband[1:15]).is_of(child)
+    assert links.LinkIdentity(1, 32, infiniband[:14]).is_of(child)
+    assert not links.LinkIdentity(1, 32, infiniband[1:15]).is_of(child)
 
 
 def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_it(

@@ -1,8 +1,7 @@
-"""The machine's two igb PFs: VFs made and removed, and all that an attachment must not change."""
+"""The machine's two igb PFs: their VFs, and all that an attachment must not change."""
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, NamedTuple
 from base.paths import Paths
 from host import pci
 from tests.kernel.pods import IP, run
+from tests.waiting import until
 
 DEVICES = Path("/sys/bus/pci/devices")
-PATIENCE = 15.0  # seconds for a driver
-# igbvf shows as permanent what address it had when it was last reset. A move takes the queueing
-# discipline off, and the next up gives the default one.
+# igbvf shows as permanent address the one that it had at its last reset. A move removes the
+# queueing discipline, and the next up sets the default one.
 VOLATILE = (
     "ifindex",
     "stats",
@@ -42,7 +41,7 @@ class Card(NamedTuple):
 
 
 def cards() -> list[Card]:
-    """Both PFs, up, with no more VFs than they have now."""
+    """Both PFs, up, with the VFs that they have now."""
     subprocess.run(["/sbin/modprobe", "--all", "igb", "igbvf"], check=True)
     addresses = sorted(path.name for path in Path("/sys/bus/pci/drivers/igb").glob("0*"))
     found = [Card(address, netdev_of(address)) for address in addresses]
@@ -53,7 +52,7 @@ def cards() -> list[Card]:
 
 @contextmanager
 def with_vfs(card: Card, number: int) -> Iterator[Card]:
-    """The card with so many VFs, whose driver has made their interfaces."""
+    """The card with that many VFs, each with an interface."""
     _set_number(card, number)
     try:
         vfs = tuple(function.address for function in pci.vfs(Paths(), card.address))
@@ -73,11 +72,7 @@ def netdev_of(address: str) -> str:
 
 def await_netdev(address: str) -> str:
     """The interface of a function, as soon as its driver has made it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (name := netdev_of(address)):
-        assert time.monotonic() < deadline, f"{address} has no interface"
-        time.sleep(0.05)
-    return name
+    return until(lambda: netdev_of(address), what=f"interface of {address}")
 
 
 def driver_of(address: str) -> str:
@@ -88,7 +83,7 @@ def driver_of(address: str) -> str:
 
 @contextmanager
 def at_vfio(address: str, *, back: bool = True) -> Iterator[None]:
-    """A VF whose driver is vfio-pci, then, if `back`, its own again, under its own name."""
+    """Bind a VF to vfio-pci; after the block, if `back`, to its own driver under its old name."""
     subprocess.run(["/sbin/modprobe", "vfio-pci"], check=True)
     own, name = driver_of(address), netdev_of(address)
     _bind(address, "vfio-pci")
@@ -103,7 +98,7 @@ def at_vfio(address: str, *, back: bool = True) -> Iterator[None]:
 
 
 def setting(address: str, name: str) -> Any:  # noqa: ANN401 - whatever ip(8) prints
-    """What the PF has set for a VF, by ip's name for it."""
+    """A setting of a VF at its PF, by the name that ip(8) uses."""
     pf = (DEVICES / address / "physfn").resolve()
     index = next(i for i in range(8) if (pf / f"virtfn{i}").resolve().name == address)
     return shown(netdev_of(pf.name), index).get(name)
@@ -117,7 +112,7 @@ def shown(pf: str, index: int) -> dict[str, Any]:
 
 
 def snapshot() -> dict[str, str]:
-    """Interfaces with all their settings, drivers, RDMA devices: what must be restored."""
+    """All that must be restored: interfaces with their settings, drivers, RDMA devices."""
     found: dict[str, str] = {}
     for link in json.loads(run(IP, "-d", "-j", "link", "show")):
         vfs = link.pop("vfinfo_list", [])

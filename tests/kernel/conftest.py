@@ -15,7 +15,7 @@ from tests.kernel.pods import Node, SriovNode, pod
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """The plugin with a journal and a store of its own."""
+    """The plugin `ipoib` with an empty journal and store."""
     return Node(tmp_path)
 
 
@@ -29,12 +29,12 @@ def pods() -> Iterator[list[str]]:
 
 @pytest.fixture
 def sriov(tmp_path: Path) -> SriovNode:
-    """The plugin `sriov` likewise."""
+    """The same for the plugin `sriov`."""
     return SriovNode(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def card() -> Iterator[Card]:
-    """The first PF, with three VFs, which have addresses of its."""
+    """The first PF with three VFs, to which it has given addresses."""
     with with_addressed_vfs(cards()[0], 3) as ready:
         yield ready

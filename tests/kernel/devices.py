@@ -1,4 +1,4 @@
-"""A node with pools: a kubelet's stand-in, the device plugin and both CNI plugins, one process."""
+"""A node with pools: a stand-in for the kubelet, the device plugin and both CNI plugins."""
 
 import functools
 import os
@@ -17,11 +17,9 @@ from host import pci
 from tests.kernel.pods import IP, Node, Reply, SriovNode, run
 from tests.kubelet import Kubelet, Pod
 
-PATIENCE = 60.0  # seconds; an emulated CPU's first gRPC call takes some of them
-
 
 class PoolNode:
-    """The pools of this machine. Its files are below a directory with a short name, for sockets."""
+    """The pools of this machine. The files are below a directory with a short path, for sockets."""
 
     def __init__(self, root: Path, *pools: PoolConfig) -> None:
         self.paths = Paths(
@@ -42,17 +40,17 @@ class PoolNode:
         self.plugin = DevicePlugin(self.paths, self.config)
 
     def restart(self) -> None:
-        """End the device plugin and begin it anew; pods stay."""
+        """Restart the device plugin; pods stay."""
         self.plugin.close()
         self.plugin = DevicePlugin(self.paths, self.config)
         self.plugin.start()
 
     def admit(self, name: str, resource: str, count: int = 1) -> Pod:
-        """A pod with one container, which is given so many devices."""
+        """A pod with one container, which gets that many devices."""
         return self.kubelet.admit(name, [{"name": "main", "limits": {resource: count}}])
 
     def add(self, plugin: Node, pod: Pod, **config: Any) -> Reply:  # noqa: ANN401
-        """An ADD for a pod, whose namespace has its name, as a runtime makes it for Kubernetes."""
+        """An ADD for a pod, as a runtime of Kubernetes calls it; its namespace has its name."""
         return plugin.add(pod.uid, pod.name, args=arguments(pod), **config)
 
     def refused(self, plugin: Node, pod: Pod, **config: Any) -> Reply:  # noqa: ANN401
@@ -70,11 +68,11 @@ class PoolNode:
         return {known: well for known, (well, _) in self.kubelet.devices(resource).items()}
 
     def await_healthy(self, resource: str, number: int) -> None:
-        """Until so many devices can be handed out."""
-        self.kubelet.wait(lambda: self.kubelet.allocatable(resource) == number, PATIENCE)
+        """Wait until that many devices can be allocated."""
+        self.kubelet.wait(lambda: self.kubelet.allocatable(resource) == number)
 
     def held(self) -> list[tuple[str, str]]:
-        """What the checkpoint says is handed out."""
+        """The allocations in the checkpoint."""
         return [one.key for one in checkpoint.read(self.paths).allocations]
 
     def forget_young_too(self) -> None:
@@ -89,7 +87,7 @@ class PoolNode:
 
 @contextmanager
 def pool_node(*pools: PoolConfig) -> Iterator[PoolNode]:
-    """Kubelet and device plugin, at work."""
+    """A running kubelet and device plugin."""
     with tempfile.TemporaryDirectory(prefix="pf-") as root:
         node = PoolNode(Path(root), *pools)
         with node.kubelet:
@@ -101,7 +99,7 @@ def pool_node(*pools: PoolConfig) -> Iterator[PoolNode]:
 
 
 def arguments(pod: Pod) -> str:
-    """CNI_ARGS, as a container runtime has them."""
+    """CNI_ARGS, as a container runtime sets them."""
     return (
         f"IgnoreUnknown=1;K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};"
         f"K8S_POD_UID={pod.uid};K8S_POD_INFRA_CONTAINER_ID={pod.uid}"
@@ -132,23 +130,23 @@ def beside(netns: str, interface: str = "net1") -> list[str]:
 
 
 def number_of(rdma: str) -> str:
-    """The number of an RDMA device's uverbs device on the host now."""
+    """The number of an RDMA device's uverbs device, as the host has it now."""
     _, major, minor = pci.uverbs_numbers(Paths())[rdma]
     return f"{major}:{minor}"
 
 
 def fabric_beside(netns: str, interface: str = "net1") -> list[str]:
-    """Likewise for an IPoIB child, which the kernel shows on no device.
+    """The same for an IPoIB child, which has no device in sysfs.
 
-    It bears the GUID of its HCA's port in its address.
+    Its address contains the GUID of its HCA's port.
     """
     return [number for number, mac, _, gid in _verbs(netns, interface) if mac[-16:] == gid[-16:]]
 
 
 def soft_beside(netns: str, interface: str = "net1") -> list[str]:
-    """Likewise of the Soft-RoCE devices on an interface, which has none below it in sysfs.
+    """The same for the Soft-RoCE devices on an interface, which are not below it in sysfs.
 
-    They bear the interface's address in their node GUID.
+    Their node GUID contains the interface's address.
     """
     return [number for number, mac, node, _ in _verbs(netns, interface) if node == _eui64(mac)]
 

@@ -1,8 +1,7 @@
-"""What tests of VFs need beyond `cards`: addresses that stay, InfiniBand on VFs, exclusive RDMA."""
+"""More for tests of VFs: addresses that stay, InfiniBand on VFs, exclusive RDMA."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 from tests.kernel import cards
 from tests.kernel.cards import DEVICES, Card
 from tests.kernel.pods import IP, run
+from tests.waiting import until
 
 PARENTS = ("ib0", "ib1")
 RDMA = "/usr/bin/rdma"
-PATIENCE = 30.0  # seconds
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def with_addressed_vfs(card: Card, number: int) -> Iterator[Card]:
 
 @contextmanager
 def ibloop_unloaded() -> Iterator[None]:
-    """Takes everybody's HCAs away for a while; then they are as the guest began."""
+    """Unplug all HCAs for the block; afterwards they are as at the guest's start."""
     _modprobe("--remove", "ibloop")
     try:
         yield
@@ -58,38 +57,28 @@ def with_hcas(*functions: str) -> Iterator[None]:
     with ibloop_unloaded():
         _modprobe("ibloop", f"parents={','.join(functions)}")
         for function in functions:
-            await_true(partial(_has_ipoib, function), f"IPoIB interface of {function}")
+            until(partial(_has_ipoib, function), what=f"IPoIB interface of {function}")
         yield
 
 
 @contextmanager
 def exclusive_rdma() -> Iterator[None]:
-    """Every RDMA device in one namespace. Refused while there is a namespace but the host's."""
+    """Each RDMA device is in one namespace. The kernel refuses it while other namespaces exist."""
     run(RDMA, "system", "set", "netns", "exclusive")
     command = [RDMA, "system", "set", "netns", "shared"]
     try:
         yield
-    finally:  # a deleted namespace goes a little later
-        await_true(
-            lambda: not subprocess.run(command, capture_output=True).returncode, "shared mode"
-        )
+    finally:  # the kernel removes a deleted namespace a little later
+        until(lambda: not subprocess.run(command, capture_output=True).returncode)
 
 
 def await_carrier(interface: str, netns: str = "") -> None:
-    """Waits for the carrier of an interface that is up."""
+    """Wait for the carrier of an interface that is up."""
     where = ("-n", netns) if netns else ()
-    await_true(
+    until(
         lambda: "LOWER_UP" in run(IP, *where, "-brief", "link", "show", interface),
-        f"carrier of {interface}",
+        what=f"carrier of {interface}",
     )
-
-
-def await_true(condition: Callable[[], bool], what: str) -> None:
-    """Fails after half a minute."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.1)
 
 
 def _has_ipoib(function: str) -> bool:
@@ -101,10 +90,10 @@ def _modprobe(*arguments: str) -> None:
 
 
 def unbind(function: str) -> None:
-    """Takes a VF's driver off."""
+    """Unbind a VF from its driver."""
     (DEVICES / function / "driver/unbind").write_text(function)
 
 
 def bind(function: str, driver: str) -> None:
-    """Gives a VF a driver."""
+    """Bind a VF to a driver."""
     Path(f"/sys/bus/pci/drivers/{driver}/bind").write_text(function)

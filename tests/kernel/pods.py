@@ -1,4 +1,4 @@
-"""A node under test: pods as namespaces, the plugin called as a runtime calls it, the kernel asked.
+"""The node under test: namespaces are pods, calls are as a runtime makes them.
 
 Calls go through `cni.spec.dispatch.answer` in this process, because an interpreter's start costs
 seconds on an emulated CPU. `test_examples`, the demonstration and the conformance suite start
@@ -34,7 +34,7 @@ NETWORK = "fabric"
 
 
 class Reply(NamedTuple):
-    """One answer of the plugin."""
+    """An answer of the plugin."""
 
     exit_code: int
     document: dict[str, Any]
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of a result, without prefix."""
+        """The addresses of a result, without prefix length."""
         return [ip["address"].partition("/")[0] for ip in self.document["ips"]]
 
     @property
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 
 
 class Node:
-    """The plugin `ipoib` on this machine, with files of its own below `root`."""
+    """The plugin `ipoib` on this machine; its files are below `root`."""
 
     type: ClassVar = "ipoib"
     defaults: ClassVar[dict[str, Any]] = {"master": "ib0"}
@@ -67,7 +67,7 @@ class Node:
         """The plugin as an agent would make it."""
         return IPoIB(self.paths, policy=lambda: self.policy)
 
-    unanswered_since: int | None = None  # what a launcher told its fallback
+    unanswered_since: int | None = None  # as a launcher passes it to its fallback
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
@@ -84,10 +84,7 @@ class Node:
         args: str = "",
         **config: Any,  # noqa: ANN401 - keys of a network configuration
     ) -> Reply:
-        """One verb. The configuration is the plugin's defaults unless `config` says more.
-
-        None takes a key out.
-        """
+        """One verb. `config` changes the plugin's default configuration; None removes a key."""
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container_id,
@@ -116,7 +113,7 @@ class Node:
         assert self.call("DEL", container_id, netns, **config) == Reply(0, {})
 
     def refused(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
-        """An ADD that must fail, and leave nothing."""
+        """An ADD that must fail and leave nothing."""
         before = link_names()
         reply = self.call("ADD", container_id, netns, **config)
         assert reply.exit_code == 1, reply.document
@@ -134,7 +131,7 @@ class Node:
                 or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
             ]
         journal = [f"journal {path.name}" for path in _listing(self.paths.attachments)]
-        # One file for each device and PF may stay: nobody holds it.
+        # The lock file of a device or PF may stay if no process holds the lock.
         locks = [
             f"lock {path.name}"
             for path in _listing(self.paths.locks)
@@ -143,7 +140,7 @@ class Node:
         return marked + journal + locks + [f"address {held}" for held in self.reservations()]
 
     def reservations(self) -> list[str]:
-        """Every address that is held."""
+        """Every reserved address."""
         if not self.paths.ipam.exists():
             return []
         store = SqliteStore(self.paths.ipam, self.paths.boot_id())
@@ -157,7 +154,7 @@ class Node:
 
 
 class SriovNode(Node):
-    """The plugin `sriov` likewise; a call names its device."""
+    """The same for the plugin `sriov`; each call names its device."""
 
     type: ClassVar = "sriov"
     defaults: ClassVar[dict[str, Any]] = {}
@@ -167,7 +164,7 @@ class SriovNode(Node):
 
 
 class RdmaNode(SriovNode):
-    """The plugin `rdma` likewise, behind it in a chain."""
+    """The same for the plugin `rdma`, which follows `sriov` in a chain."""
 
     type: ClassVar = "rdma"
 
@@ -214,7 +211,7 @@ def link_names(netns: str = "") -> set[str]:
 
 
 def pings(netns: str, address: str, tries: int = 5) -> bool:
-    """Whether an echo comes back; the first may be lost to address resolution."""
+    """Whether an echo comes back; address resolution may cost the first tries."""
     command = [IP, "netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "1", address]
     return any(
         subprocess.run(command, check=False, capture_output=True).returncode == 0

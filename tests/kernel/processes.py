@@ -1,7 +1,7 @@
-"""Processes without the price of an interpreter's start, and their death at a chosen step.
+"""Forks processes, which saves the start of an interpreter, and kills them at a chosen step.
 
-A forked child has every module imported. `killed_at` lets a child die by SIGKILL right before
-its n-th change to the kernel or to the disk.
+A forked child has every module imported. `killed_at` kills a child with SIGKILL right before its
+n-th change to the kernel or to the disk.
 """
 
 import os
@@ -25,7 +25,7 @@ _LOOKS = ("SELECT", "PRAGMA locking_mode", "PRAGMA synchronous", "PRAGMA cell_si
 
 
 def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]:
-    """Run every action in a process of its own, all at once. Answers their exit codes."""
+    """Run every action in a separate process, all at once; their exit codes."""
     children = [_fork(action) for action in actions]
     deadline = time.monotonic() + timeout
     codes = []
@@ -42,9 +42,9 @@ def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]
 
 
 def killed_at(step: int, action: Action) -> bool:
-    """Run the action in a process that dies before the step-th change it makes (1 is the first).
+    """Run the action in a process that is killed before its change number `step`, from 1.
 
-    Answers False if it came to its end with fewer changes than that.
+    False if it ended with fewer changes.
     """
 
     def dying() -> None:
@@ -74,10 +74,9 @@ def _fork(action: Action) -> int:
 
 
 def _arm(step: int) -> None:
-    """Die before the step-th change that is made to files, to the database or to the kernel.
+    """Let this process die before its change number `step` to files, database or kernel.
 
-    What changes nothing for anybody else is no step, such as a look, an fsync, or a directory that
-    is there: to die before it is to die before the next change.
+    A read, an fsync or an existing directory does not count: nothing differs for other processes.
     """
     left = step
 
@@ -126,7 +125,7 @@ def _always(*_: object, **__: object) -> bool:
 
 
 def _changes_links(data: bytes) -> bool:
-    """Whether one of the netlink messages is no mere question to rtnetlink."""
+    """Whether one of the netlink messages is more than a question to rtnetlink."""
     while data:
         length, kind, flags, _, _ = HEADER.unpack_from(data)
         if kind not in _QUESTIONS or flags & NLM_F_ACK:

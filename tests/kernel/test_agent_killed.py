@@ -17,7 +17,7 @@ from tests.storm import Client, Kills, Seen, kill_launchers, kill_often
 
 KILLS = int(os.environ.get("PODFABRIC_KILLS", "8"))
 LAUNCHER_KILLS = 300
-SECONDS = 30.0  # after so long there were enough launchers, in a machine that is slow
+SECONDS = 30.0  # after that, fewer kills are enough: the machine is slow
 CLIENTS = 16
 VFS = 7
 CONFIG = {
@@ -43,7 +43,7 @@ def links(*where: str) -> set[str]:
 def ipoib(
     service: Service, bin_dir: Path, seen: Seen, pods: Sequence[str], kills: Kills | None = None
 ) -> list[Client]:
-    """Each gives its own interface of one of the pods an IPoIB child."""
+    """Each attaches an IPoIB child as another interface of one of the pods."""
     install_launchers(bin_dir, ["ipoib"])
     config = {**CONFIG, "type": "ipoib", "master": "ib0"}
     return [
@@ -68,7 +68,7 @@ def environ_of(service: Service) -> dict[str, str]:
 
 
 def left(service: Service) -> list[str]:
-    """What is left of journal, locks and reservations."""
+    """The journal entries, locks and reservations that are left."""
     found = [*service.root.glob("state/attachments/*"), *service.root.glob("run/lock/attach*")]
     held = SqliteStore(service.root / "state/ipam", "").reservations()
     return [*map(str, found), *map(str, held)]

@@ -1,4 +1,4 @@
-"""Every attachment definition that we give users, through the real executables and an agent.
+"""Every attachment definition in the examples, through the real executables and an agent.
 
 One with a master and one without go the long way as well, in processes of their own.
 """
@@ -40,7 +40,7 @@ ALONE = ("single-fabric-fabric", "ipoib-auto-hca-fabric")
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
-    """A runtime whose executables are nothing without an agent, and one."""
+    """A runtime with launchers, and their agent."""
     root = tmp_path_factory.mktemp("agent")
     install_launchers(root / "bin", ["ipoib"])
     agent = Service(root / "agent")
@@ -51,7 +51,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
 
 @pytest.fixture
 def roots(tmp_path: Path) -> dict[str, str]:
-    """The variables that lead to directories of a test's own."""
+    """The variables that name the directories of this test."""
     names = ("state", "run", "kubelet")
     return {f"PODFABRIC_{name.upper()}": f"{tmp_path}/{name}" for name in names}
 
@@ -97,7 +97,7 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
 
 
 def _give_hca(paths: Paths) -> None:
-    """As if the kubelet had given the pod the HCA, in what it and the device plugin keep."""
+    """Write the files of the kubelet and the device plugin as if the pod had the HCA."""
     rdma = _rdma(GIVEN)
     (hca,) = (one for one in discovery.hcas(paths) if rdma in {each.name for each in one.rdma})
     device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())

@@ -1,4 +1,4 @@
-"""The machine's SR-IOV cards: VFs, VLANs, wire, drivers and RDMA are as other tests rely on."""
+"""The machine's SR-IOV cards: VFs, VLANs, wire, drivers and RDMA work as other tests need."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +9,7 @@ import pytest
 from tests.kernel import cards, igb
 from tests.kernel.cards import DEVICES, Card
 from tests.kernel.pods import IP, link_names, pings, pod, run
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def machine() -> Iterator[list[Card]]:
 
 @pytest.fixture
 def reached(machine: list[Card]) -> Iterator[list[str]]:
-    """Two pods, each with the first VF of one card as net1, with an address."""
+    """Two pods; the first VF of each card is net1 of a pod, with an address."""
     before = cards.snapshot()
     names = [card.netdev(0) for card in machine]
     with ExitStack() as stack:
@@ -106,4 +107,4 @@ def test_zx_hca_of_a_vf_lives_in_a_pod_and_comes_back(machine: list[Card]) -> No
             assert "ibloop0" not in run(igb.RDMA, "dev")
             assert not list((DEVICES / vf / "infiniband").iterdir())
             assert link_names(netns) == {"lo"}, "its IPoIB interface is made again on the host"
-        igb.await_true(lambda: "ibloop0" in run(igb.RDMA, "dev"), "ibloop0 on the host")
+        until(lambda: "ibloop0" in run(igb.RDMA, "dev"))

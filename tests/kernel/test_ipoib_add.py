@@ -1,4 +1,4 @@
-"""What an ADD makes of the kernel, read back from the kernel."""
+"""What an ADD changes in the kernel, as the kernel shows it."""
 
 import ipaddress
 import json
@@ -12,6 +12,7 @@ import pytest
 from cni.ipoib import child
 from host.namespaces import NetworkNamespace
 from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
+from tests.waiting import PATIENCE
 
 
 def verbs_below(parent: str) -> tuple[str, str]:
@@ -174,7 +175,7 @@ def test_default_route_goes_behind_another_networks(node: Node, pods: list[str])
 def test_children_of_one_port_have_link_local_addresses_that_differ(
     node: Node, pods: list[str]
 ) -> None:
-    """The kernel's own would be the same: it is made of the port's GUID alone."""
+    """The kernel would give them the same one, which it makes from the port's GUID alone."""
     found = []
     for number, netns in enumerate(pods):
         node.add(f"c{number}", netns)
@@ -196,7 +197,7 @@ def test_new_address_is_announced_in_infinibands_own_form(node: Node, pods: list
         with space.entered():
             sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
             sniffer.bind(("net1", 3))
-        sniffer.settimeout(10)
+        sniffer.settimeout(PATIENCE)
         config = {"ipam": {"type": "podfabric-ipam", "ipRanges": [
             {"range": "10.6.0.0/24"}, {"range": "fd00:6::/64"}]}}  # fmt: skip
         reply = node.add("c1", pods[1], **config)

@@ -1,4 +1,4 @@
-"""CHECK finds whatever differs from what ADD set."""
+"""CHECK finds every difference from the state that ADD set."""
 
 import shutil
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kernel.pods import IP, Node, Reply, ipam, knob, run
+from tests.waiting import until
 
 CONFIG: dict[str, Any] = {
     "ipam": ipam("10.3.0.0/24", routes=[{"dst": "10.30.0.0/16", "gw": "10.3.0.9"}])
@@ -89,9 +90,12 @@ def test_another_sandbox_than_the_results_is_a_difference(node: Node, pods: list
 
 
 def _until(call: Callable[[], Reply], exit_code: int) -> Reply:
-    """IPoIB acts on port events from a workqueue: ask until the effect is there."""
-    for _ in range(100):
+    """Ask again until the effect is there: IPoIB handles port events in a workqueue."""
+
+    def expected() -> Reply | None:
         reply = call()
-        if reply.exit_code == exit_code:
-            return reply
-    raise AssertionError(f"never answered {exit_code}: {reply}")
+        return reply if reply.exit_code == exit_code else None
+
+    reply = until(expected)
+    assert reply is not None
+    return reply

@@ -44,7 +44,7 @@ def test_delete_killed_at_every_step_then_delete(node: Node, pods: list[str]) ->
 
 
 def test_add_killed_then_added_again(node: Node, pods: list[str]) -> None:
-    """A runtime that tries again without a DEL gets a whole attachment, and one only."""
+    """A runtime that calls ADD again without a DEL gets a complete attachment, and only one."""
     for step in range(1, MORE_THAN_ENOUGH, 4):
         killed = killed_at(step, partial(node.call, "ADD", "c1", pods[0], **CONFIG))
         if not killed:
@@ -62,7 +62,7 @@ def test_add_killed_then_added_again(node: Node, pods: list[str]) -> None:
 
 
 def test_add_killed_and_namespace_gone_then_delete(node: Node, pods: list[str]) -> None:
-    """The interface is somewhere between host and pod, and the pod is no more."""
+    """The pod goes away while the interface is between host and pod."""
     before = link_names()
     for step in range(5, MORE_THAN_ENOUGH, 6):
         with pod("shortlived") as netns:

@@ -1,8 +1,8 @@
-"""DEL, GC and the sweep: nothing of ours is left, whatever happened, and nothing else goes."""
+"""DEL, GC and the sweep remove all that is ours, whatever happened, and nothing else."""
 
 import subprocess
-import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
 from tests.kernel.pods import IP, NETWORK, Node, Reply, ipam, link_in, link_names, pod, run
 from tests.kernel.processes import in_processes
+from tests.waiting import until
 
 CONFIG: dict[str, Any] = {"ipam": ipam("10.4.0.0/24")}
 
@@ -87,7 +88,7 @@ def test_delete_leaves_other_interfaces_of_the_pod(node: Node, pods: list[str]) 
 
 
 def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str]) -> None:
-    """An IPoIB child called net1 that is somebody else's stays, in the pod and on the host."""
+    """A foreign IPoIB child called net1 stays, in the pod and on the host."""
     for name in ("net1", "pfmine"):
         run(IP, "link", "add", name, "link", "ib0", "type", "ipoib", "pkey", "0x8003")
     run(IP, "link", "set", "net1", "netns", pods[0])
@@ -195,7 +196,7 @@ def test_namespace_made_anew_under_the_same_path_is_another(node: Node) -> None:
         node.add("c1", netns, **CONFIG)
         run(IP, "netns", "delete", netns)
         run(IP, "netns", "add", netns)
-        added = node.add("c1", netns, **CONFIG)  # the former one is settled first
+        added = node.add("c1", netns, **CONFIG)  # this settles the earlier attachment first
         assert node.reservations() == added.addresses
         node.delete("c1", netns, **CONFIG)
     assert node.leftovers() == []
@@ -246,7 +247,7 @@ def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: li
 
 
 def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str]) -> None:
-    """Another boot's entry says nothing about this kernel, whatever the names."""
+    """An entry of another boot says nothing about this kernel, even if names match."""
     node.add("c1", pods[0], **CONFIG)
     journal = Journal(node.paths)
     (entry,) = journal.entries()
@@ -289,22 +290,13 @@ def test_deletes_in_parallel_all_succeed(node: Node, pods: list[str]) -> None:
 
 
 def _until_inside(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    own = NetworkNamespace.open("/proc/self/ns/net")
-    with own:
-        while time.monotonic() < deadline:
-            with NetworkNamespace.open(f"/proc/{pid}/ns/net") as theirs:
-                if theirs.inode != own.inode:
-                    return
-            time.sleep(0.05)
-    raise AssertionError("the process did not enter the namespace")
+    own = Path("/proc/self/ns/net").stat().st_ino
+    until(lambda: Path(f"/proc/{pid}/ns/net").stat().st_ino != own)
 
 
 def _wait_for_stray() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    def is_back() -> bool:
         with netlink() as host:
-            if any(link.alias.startswith("podfabric:") for link in links.every(host, "ipoib")):
-                return
-        time.sleep(0.1)
-    raise AssertionError("the child did not come back to the host")
+            return any(link.alias.startswith("podfabric:") for link in links.every(host, "ipoib"))
+
+    until(is_back)

@@ -116,7 +116,7 @@ def test_what_the_pod_changed_is_undone(sriov: SriovNode, pods: list[str], card:
 def test_alternative_names_that_clash_are_taken_off_and_put_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """sriov #250, #445: an altname that is the pod's name, and one that the pod has already."""
+    """sriov #250, #445: an altname equals the pod's name, another exists in the pod already."""
     name = card.netdev(0)
     for altname in ("net1", "taken0"):
         run(IP, "link", "property", "add", "dev", name, "altname", altname)
@@ -153,7 +153,7 @@ def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     before = cards.snapshot()
     sriov.add("c1", pods[0], master=other.pf, pfOnly=True)
     assert other.pf not in link_names()
-    sriov.policy = Policy()  # what was allowed once is taken back
+    sriov.policy = Policy()  # an attachment that was allowed is detached all the same
     sriov.delete("c1", pods[0], master=other.pf, pfOnly=True)
     assert cards.snapshot() == before
 
@@ -208,7 +208,7 @@ def test_private_range_over_the_addresses_of_another_network_on_the_vlan_is_refu
 def test_runtime_that_died_with_the_device_at_vfio_gets_it_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """kata #8646: the driver is part of what was there before."""
+    """kata #8646: the driver belongs to the state to restore."""
     before = cards.snapshot()
     sriov.add("c1", pods[0], deviceID=card.vfs[2], vlan=7)
     with cards.at_vfio(card.vfs[2], back=False):
@@ -271,7 +271,7 @@ def test_status_says_what_is_missing(sriov: SriovNode, pods: list[str], card: Ca
 
 
 def test_vf_that_the_pf_gave_no_address(sriov: SriovNode, pods: list[str], card: Card) -> None:
-    """Its driver makes one up, and the PF shows that once the VF is up: nothing is set at it."""
+    """Its driver makes an address up, and the PF shows it once the VF is up: nothing is set."""
     run(IP, "link", "set", card.pf, "vf", "2", "mac", "00:00:00:00:00:00")
     config: dict[str, Any] = {"deviceID": card.vfs[2]}
     reply = sriov.add("c1", pods[0], **config)
@@ -285,7 +285,7 @@ def test_vf_that_the_pf_gave_no_address(sriov: SriovNode, pods: list[str], card:
 def test_address_that_the_pf_set_is_the_vfs_afterwards(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """The driver takes it at its next reset, and may not go back to the one that it had."""
+    """The driver takes the new address at its next reset, and may not return to the old one."""
     mac = "02:1b:10:99:00:01"
     run(IP, "link", "set", card.pf, "vf", "0", "mac", mac)
     name = card.netdev(0)
@@ -310,7 +310,7 @@ def test_shared_mode_is_refused_with_what_to_set(
 def test_soft_roce_is_made_anew_in_the_pod_and_on_the_host(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """No move leaves one alive (rxe_notify); in shared mode the pod can have one of its own."""
+    """A move deletes the device (rxe_notify); in shared mode the pod gets a new one."""
     name = card.netdev(0)
     run("/sbin/modprobe", "rdma_rxe")
     run(RDMA, "link", "add", "rxe0", "type", "rxe", "netdev", name)

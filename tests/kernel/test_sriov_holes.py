@@ -63,7 +63,7 @@ def test_hole_b_interface_that_has_the_name_is_left_alone(
 def test_hole_b_name_that_is_taken_meanwhile_leaves_the_other_alone(
     sriov: SriovNode, pods: list[str], card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look for the name was in time, and the other one came before the move."""
+    """Another interface takes the name after the check and before the move."""
     before = cards.snapshot()
 
     def too_early(pod: Rtnetlink, name: str) -> None:
@@ -139,7 +139,7 @@ def test_hole_s7_second_add_is_told_that_it_is_one(
     other = sriov.call("ADD", "c2", pods[1], **config)
     assert other.document["code"] == 11
     assert "another attachment has it" in other.text
-    assert "c1" not in other.text  # which one is told in the log
+    assert "c1" not in other.text  # the log names it
     assert link_in(pods[0]) is not None
     sriov.delete("c2", pods[1], **config)  # as a runtime does after an ADD that failed
     assert link_in(pods[0]) is not None
@@ -173,7 +173,7 @@ def test_hole_s11_missing_ipam_plugin_leaves_nothing(
 def test_hole_n1_index_that_is_taken_in_the_pod(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """The kernel gives the VF another index there, and what had its own is not touched."""
+    """The kernel gives the VF another index there; the owner of its old index is not touched."""
     with netlink() as host:
         own = links.require(host, card.netdev(0))
     name = "squatter"
@@ -265,7 +265,7 @@ def test_agent_that_starts_anew_sweeps_what_is_dead_and_spares_what_lives(
 def test_mark_that_a_pod_writes_on_another_interface_moves_that_nowhere(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """A pod may write aliases: an end of a cable of its own must not come to the host for one."""
+    """A pod may write aliases: they must not move its own veth to the host."""
     before = cards.snapshot()
     sriov.add("c1", pods[0], deviceID=card.vfs[0])
     mark = link_in(pods[0])
@@ -366,7 +366,7 @@ def test_dhcp_gets_the_interface_before_it_is_asked(
     assert reply.addresses == ["10.11.0.7"]
     assert "10.11.0.7/24" in run(IP, "-n", pods[0], "address", "show", "dev", "net1")
     assert "10.12.0.0/16 via 10.11.0.1" in run(IP, "-n", pods[0], "route")
-    sriov.policy = Policy(ipam_types=())  # what was allowed once goes on
+    sriov.policy = Policy(ipam_types=())  # an attachment that was allowed still works
     assert sriov.call("CHECK", "c1", pods[0], previous=reply, **config).document == {}
     sriov.delete("c1", pods[0], **config)
     refused = sriov.refused("c1", pods[0], **config)

@@ -1,4 +1,4 @@
-"""kill -9 before every single change of ADD and of DEL on a VF: then the host is as it was."""
+"""kill -9 before every single change of ADD and DEL on a VF; afterwards the host is restored."""
 
 import time
 from functools import partial
@@ -16,7 +16,7 @@ MORE_THAN_ENOUGH = 300  # changes; an ADD makes fewer
 
 @pytest.fixture
 def config(card: Card) -> dict[str, Any]:
-    """Something of everything: what the PF sets, what the VF sets itself, an address."""
+    """Options of each kind: set at the PF, set at the VF, an address."""
     return {
         "deviceID": card.vfs[0],
         "vlan": 100,
@@ -60,7 +60,7 @@ def test_delete_killed_at_every_step_then_delete(
 def test_add_killed_then_the_device_goes_to_another_pod(
     sriov: SriovNode, pods: list[str], config: dict[str, Any]
 ) -> None:
-    """Nobody runs the dead one's DEL before the kubelet gives its device away: then it is late."""
+    """The kubelet gives the dead pod's device away before that pod's DEL, which comes late."""
     before = cards.snapshot()
     bare = {"deviceID": config["deviceID"], "ipam": config["ipam"]}
     for step in range(3, MORE_THAN_ENOUGH, 3):
@@ -97,7 +97,7 @@ def test_namespace_gone_after_a_killed_delete(sriov: SriovNode, config: dict[str
 def test_add_killed_then_added_again(
     sriov: SriovNode, pods: list[str], config: dict[str, Any]
 ) -> None:
-    """A runtime that tries again without a DEL gets a whole attachment, and one only."""
+    """A runtime that calls ADD again without a DEL gets a complete attachment, and only one."""
     before = cards.snapshot()
     for step in range(4, MORE_THAN_ENOUGH, 4):
         killed = killed_at(step, partial(sriov.call, "ADD", "c1", pods[0], **config))
@@ -105,7 +105,7 @@ def test_add_killed_then_added_again(
             sriov.delete("c1", pods[0], **config)
             break
         reply = sriov.call("ADD", "c1", pods[0], **config)
-        if reply.exit_code == 1:  # it died after the last step that counts: attached
+        if reply.exit_code == 1:  # it was killed after the last step that counts: it is attached
             assert (step, reply.document["code"]) == (step, 103)
         else:
             assert sorted(sriov.reservations()) == sorted(reply.addresses)

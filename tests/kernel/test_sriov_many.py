@@ -1,4 +1,4 @@
-"""All VFs of two PFs at once, and pods that die at every time."""
+"""All VFs of two PFs at once, and pods that die at any time."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ALL = 7  # of igb's VFs at each PF
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Card, Card]]:
-    """Both PFs with all the VFs that they can have."""
+    """Both PFs with all their VFs."""
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(igb.with_addressed_vfs(card, ALL)) for card in cards.cards()
@@ -28,7 +28,7 @@ def both() -> Iterator[tuple[Card, Card]]:
 
 @pytest.fixture(scope="module")
 def card(both: tuple[Card, Card]) -> Card:
-    """The first of them."""
+    """The first of these PFs."""
     return both[0]
 
 
@@ -109,7 +109,7 @@ def test_namespace_killed_during_add_and_delete(sriov: SriovNode, card: Card) ->
 def test_vf_that_an_earlier_plugin_left_in_a_dead_pod_is_brought_home(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """As after a change from sriov-cni whose DEL failed: no journal of ours knows of it."""
+    """As after a failed DEL of sriov-cni before a migration: our journal has no entry for it."""
     name = card.netdev(0)
     with pod("old") as netns:
         run(IP, "link", "set", name, "netns", netns, "name", "net1")

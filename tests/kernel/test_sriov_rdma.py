@@ -1,4 +1,4 @@
-"""RDMA devices on VFs: with the pod in exclusive mode, and back; Soft-RoCE made anew."""
+"""RDMA devices of VFs move to the pod in exclusive mode, and back; Soft-RoCE is made again."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +12,7 @@ from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, RdmaNode, SriovNode, link_in, link_names, pod, run
 from tests.kernel.processes import killed_at
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,13 @@ def isolated(card: Card) -> Iterator[Card]:
 
 
 def devices_in(netns: str) -> list[str]:
-    """The RDMA devices that a pod has."""
+    """The RDMA devices in a pod."""
     shown = run(IP, "netns", "exec", netns, RDMA, "dev")
     return [line.split()[1].rstrip(":") for line in shown.splitlines()]
 
 
 def uverbs(address: str) -> list[str]:
-    """The uverbs devices of a function, which the kernel shows everywhere."""
+    """The uverbs devices of a function, which the kernel shows in every namespace."""
     return sorted(path.name for path in (cards.DEVICES / address / "infiniband_verbs").iterdir())
 
 
@@ -96,7 +97,7 @@ def test_rdma_device_that_left_the_pod_is_found_by_check(sriov: SriovNode, isola
             checked = sriov.call("CHECK", "c1", netns, previous=reply, **config)
             assert checked.document["code"] == 102, checked
             assert "RDMA device ibloop0" in checked.text
-        igb.await_true(lambda: "ibloop0" in run(RDMA, "dev"), "ibloop0 on the host")
+        until(lambda: "ibloop0" in run(RDMA, "dev"))
         sriov.delete("c1", netns, **config)
     assert sriov.leftovers() == []
 
@@ -132,7 +133,7 @@ def test_chain_with_rdma_is_as_good(
 def test_chain_with_rdma_killed_at_every_step(
     sriov: SriovNode, isolated: Card, tmp_path: Path, again: bool
 ) -> None:
-    """Then ADD again moves the device, or the DEL of `sriov` brings it home."""
+    """Then another ADD moves the device, or the DEL of `sriov` restores it."""
     chained, vf = RdmaNode(tmp_path), isolated.vfs[0]
     before = cards.snapshot()
     with pod("isolated") as netns:
@@ -175,7 +176,7 @@ def test_device_without_an_rdma_device_cannot_be_isolated(sriov: SriovNode, isol
 
 
 def test_failure_after_the_move_brings_all_of_it_home(sriov: SriovNode, isolated: Card) -> None:
-    """An MTU that the kernel refuses, once the RDMA device is in the pod."""
+    """The kernel refuses the MTU after the RDMA device has moved."""
     before = cards.snapshot()
     config: dict[str, Any] = {"deviceID": isolated.vfs[1], "rdmaIsolation": True, "mtu": 65000}
     with pod("isolated") as netns:
@@ -188,9 +189,9 @@ def test_failure_after_the_move_brings_all_of_it_home(sriov: SriovNode, isolated
 
 
 def settled(snapshot: dict[str, str] | None = None) -> dict[str, str]:
-    """A snapshot without what every move of an RDMA device changes.
+    """A snapshot without the values that every move of an RDMA device changes.
 
-    The IPoIB interface is made anew, with another queue pair in its address.
+    The IPoIB interface is made again, with another queue pair in its address.
     """
     found = cards.snapshot() if snapshot is None else snapshot
     return {

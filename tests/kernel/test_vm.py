@@ -1,4 +1,4 @@
-"""The machine itself: ibloop's HCAs carry the kernel's own IPoIB as the other tests rely on."""
+"""The machine itself: ibloop's HCAs carry the kernel's IPoIB in the way that other tests need."""
 
 import subprocess
 import time
@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from base.waiting import wait_until
 from tests.kernel.igb import ibloop_unloaded, with_hcas
+from tests.waiting import PATIENCE
 
 HCAS = ("ibloop0", "ibloop1")
 PARENTS = ("ib0", "ib1")
 INFINIBAND = Path("/sys/class/infiniband")
-PATIENCE = 20.0
 
 
 def ip(*arguments: str) -> str:
-    """Runs ip(8): by its path, since a busybox shell would run its own."""
+    """Run ip(8), by its path, because a busybox shell has another one."""
     command = ["/usr/sbin/ip", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -36,17 +37,12 @@ def has_carrier(link: str, netns: str | None = None) -> bool:
 
 
 def becomes(condition: Callable[[], bool], expected: bool = True) -> bool:
-    """Waits until the condition is as expected; tells whether it came to be so."""
-    deadline = time.monotonic() + PATIENCE
-    while condition() is not expected:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+    """Whether the condition gets that value."""
+    return wait_until(lambda: condition() is expected, PATIENCE)
 
 
 def pings(netns: str, address: str, tries: int = 5) -> bool:
-    """True once an echo comes back; the first tries may be lost to address resolution."""
+    """Whether an echo comes back; address resolution may cost the first tries."""
     command = ["/usr/sbin/ip", "netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "1", address]
     return any(
         subprocess.run(command, check=False, capture_output=True).returncode == 0
@@ -84,7 +80,7 @@ def test_hca_has_a_uverbs_node_and_a_netdev_beside_it(hca: str) -> None:
     assert (netdev / "device" / "infiniband" / hca).exists()
 
 
-def test_hcas_have_guids_of_their_own() -> None:
+def test_hcas_have_different_guids() -> None:
     guids = [(INFINIBAND / hca / "node_guid").read_text() for hca in HCAS]
     gids = [(INFINIBAND / hca / "ports/1/gids/0").read_text() for hca in HCAS]
     assert len({*guids, *gids}) == 2 * len(HCAS)
@@ -119,7 +115,7 @@ def test_children_do_not_reach_each_other_across_partitions() -> None:
         assert not pings("green", "10.9.0.1", tries=2)
 
 
-def test_port_down_takes_the_carrier_and_up_gives_it_back() -> None:
+def test_port_down_removes_the_carrier_and_up_restores_it() -> None:
     with pod("blue", "ib0", "0x8001", "10.9.0.1/24"):
         assert becomes(lambda: has_carrier("net1", "blue"))
         try:
@@ -171,7 +167,7 @@ def test_kernel_module_can_be_loaded(module: str) -> None:
     subprocess.run(["/sbin/modprobe", module], check=True)
 
 
-def test_kernel_loads_a_link_type_by_itself() -> None:
+def test_kernel_loads_the_module_of_a_link_type() -> None:
     ip("link", "add", "b0", "type", "bridge")
     ip("link", "delete", "b0")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from tests.waiting import PATIENCE
 
 CONNECT = 10.0  # seconds
 
@@ -111,4 +112,4 @@ class Endpoint:
         """Hang up."""
         self._channel.close()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(10)
+            self._thread.join(PATIENCE)

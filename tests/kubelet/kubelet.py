@@ -20,6 +20,7 @@ from tests.kubelet.devices import Given, Held, Manager, NotStarted, PodRejected,
 from tests.kubelet.endpoint import CONNECT, Devices, Endpoint
 from tests.kubelet.podresources import PodResources
 from tests.kubelet.registry import Registry
+from tests.waiting import PATIENCE
 
 PRE_START = 30.0  # seconds
 
@@ -132,7 +133,7 @@ class Kubelet:
         self.stop()
         self.start()
 
-    def wait(self, condition: Callable[[], Any], timeout: float = 15.0) -> Any:  # noqa: ANN401
+    def wait(self, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:  # noqa: ANN401
         """Until that is true, which is returned. AssertionError if it takes too long."""
         end = time.monotonic() + timeout
         with self.changed:

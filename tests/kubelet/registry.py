@@ -10,12 +10,12 @@ import grpc
 
 from deviceplugin.api import pluginregistration_pb2 as api
 from deviceplugin.api import pluginregistration_pb2_grpc
+from tests.waiting import PATIENCE  # the kubelet waits for 1 s and 5 s
 
 if TYPE_CHECKING:
     from tests.kubelet.kubelet import Kubelet
 
 EVERY = 0.05  # seconds between looks; the kubelet has inotify
-GET_INFO, NOTIFY = 1.0, 5.0  # seconds
 
 
 class Registry:
@@ -66,7 +66,7 @@ class Registry:
         with grpc.insecure_channel(f"unix:{path}", options) as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             try:
-                info = stub.GetInfo(api.InfoRequest(), timeout=GET_INFO)
+                info = stub.GetInfo(api.InfoRequest(), timeout=PATIENCE)
                 self._kubelet.record("GetInfo", info.name, [info.endpoint])
                 endpoint = Path(info.endpoint) if info.endpoint else path
                 if info.type != "DevicePlugin" or "v1beta1" not in info.supported_versions:
@@ -77,5 +77,5 @@ class Registry:
             else:
                 status = api.RegistrationStatus(plugin_registered=True)
             with suppress(grpc.RpcError):
-                stub.NotifyRegistrationStatus(status, timeout=NOTIFY)
+                stub.NotifyRegistrationStatus(status, timeout=PATIENCE)
         return endpoint

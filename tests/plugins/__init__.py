@@ -1,6 +1,6 @@
-"""Executables that stand in for plugins: `noop` behaves as scripted, `delegate` writes down calls.
+"""Executables that stand in for plugins: `noop` follows a script, `delegate` records its calls.
 
-`install` puts `noop` into a directory as `tools/make_cni.py` puts ours.
+`install_noop` makes the executable in the way that `tools/make_cni.py` makes ours.
 """
 
 import shutil
@@ -20,7 +20,7 @@ def load():
     import os
     from tests.plugins.noop import Noop
     return Noop(os.environ)
-main(load, "noop: answers what it is told")
+main(load, "noop: answers what the test says")
 """
 
 
@@ -34,9 +34,9 @@ def install_noop(directory: Path) -> Path:
 
 
 def install_delegate(directory: Path, name: str) -> Path:
-    """Write the recording delegate into `directory`, where it keeps what it records, too.
+    """Write the recording delegate into `directory`, where it also keeps its records.
 
-    A copy, since only what root owns is started, and the checkout may be anybody's.
+    It is a copy, because a delegate must belong to root and the checkout may not.
     """
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     executable = directory / name

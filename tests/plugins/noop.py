@@ -1,9 +1,9 @@
-"""A plugin on the protocol alone, that does what the environment variable NOOP says.
+"""A plugin without a network, which does what the environment variable NOOP says.
 
 NOOP is a JSON object, see `Script`. Without it: ADD answers one address, everything succeeds.
-With "ipam" in the configuration every verb is passed on to that delegate; a prevResult is
-answered with nothing of ours behind it. Every call that reaches a verb is written, with the
-configuration's bytes, to a file below PODFABRIC_STATE.
+With "ipam" in the configuration it passes every verb on to that delegate. It answers a prevResult
+unchanged. For every call that reaches a verb it writes the configuration's bytes to a file below
+PODFABRIC_STATE.
 """
 
 import os
@@ -20,6 +20,7 @@ from cni.spec import delegate
 from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError
+from cni.spec.ipam import ipam_of
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 
@@ -32,20 +33,11 @@ class Script(msgspec.Struct):
     versions: tuple[str, ...] = VERSIONS
     prints: str = ""
     sleeps: float = 0.0
-    waits_for: str = ""  # a FIFO: until another process opens it, and without a way to be ended
+    waits_for: str = ""  # a FIFO: hangs in the kernel until another process opens it
     killed_by: int = 0
     fails: tuple[int, str] | None = None
     raises: str = ""
     result: msgspec.Raw = _NONE
-
-
-class _Ipam(msgspec.Struct):
-    type: str = ""
-
-
-class _Config(msgspec.Struct):
-    ipam: _Ipam = msgspec.field(default_factory=_Ipam)
-    prevResult: msgspec.Raw = _NONE
 
 
 class Noop:
@@ -60,13 +52,12 @@ class Noop:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         self._act(request)
-        config = _config(request)
-        if config.prevResult:
-            results.decode(config.prevResult, request.cni_version)
-            previous = msgspec.json.decode(config.prevResult)
+        if request.previous_result is not None:
+            previous = request.config.keys["prevResult"]
             return results.after_previous(previous, Result(), request.cni_version)
-        if config.ipam.type:
-            return delegate.add(config.ipam.type, self._delegates, request)
+        ipam = ipam_of(request)
+        if ipam.type:
+            return delegate.add(ipam.type, self._delegates, request)
         if self._script.result:
             return results.decode(self._script.result, "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
@@ -90,7 +81,7 @@ class Noop:
     def _act(self, request: Request) -> None:
         script = self._script
         self._state.mkdir(parents=True, exist_ok=True)
-        (self._state / f"{request.command}-{uuid.uuid4().hex}").write_bytes(request.config)
+        (self._state / f"{request.command}-{uuid.uuid4().hex}").write_bytes(request.config.raw)
         if script.prints:
             print(script.prints)  # noqa: T201 - a library that prints
             os.system(f"echo {script.prints}")
@@ -105,10 +96,6 @@ class Noop:
             raise RuntimeError(script.raises)
 
     def _pass_on(self, request: Request) -> None:
-        config = _config(request)
-        if config.ipam.type:
-            delegate.run(config.ipam.type, self._delegates, request.command, request)
-
-
-def _config(request: Request) -> _Config:
-    return msgspec.json.decode(request.config, type=_Config)
+        ipam = ipam_of(request)
+        if ipam.type:
+            delegate.run(ipam.type, self._delegates, request.command, request)

@@ -1,7 +1,8 @@
-"""An agent that dies often: forked from a process that has imported everything, so soon back.
+"""An agent that dies often. It is forked from a process that has imported everything, so the
+next one starts quickly.
 
-`python -m tests.plugins.nursery` keeps one child, whose pid it writes to `<run>/agent.pid`, and
-ends with it on SIGTERM.
+`python -m tests.plugins.nursery` keeps one child running and writes its pid to `<run>/agent.pid`.
+On SIGTERM it ends the child and itself.
 """
 
 import contextlib

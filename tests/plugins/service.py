@@ -1,4 +1,4 @@
-"""An agent as a process, started again when it dies, and launchers that lead to it."""
+"""An agent as a process, started again when it dies, and launchers that call it."""
 
 import os
 import shutil
@@ -6,15 +6,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tests.plugins import CHECKOUT
+from tests.waiting import PATIENCE, until
 
 LAUNCHER = CHECKOUT / "build/cni/launcher"
-START_TIME = 60.0  # seconds; imports are slow in the virtual machine
 
 
 class Service:
@@ -58,7 +57,7 @@ class Service:
             )
 
     def keep_alive(self) -> None:
-        """Start it anew whenever it has died, until `stop`."""
+        """Start it again each time it dies, until `stop`."""
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
@@ -69,23 +68,25 @@ class Service:
                 self.process = self._start()
 
     def wait_until_ready(self) -> None:
-        """It accepts connections."""
-        deadline = time.monotonic() + START_TIME
-        while True:
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(self.socket))
-                return
-            dead = self._keeper is None and self.process.poll() is not None
-            if dead or time.monotonic() > deadline:
-                raise AssertionError(f"the agent does not serve:\n{self.log.read_text()}")
-            time.sleep(0.02)
+        """Return when it accepts connections."""
+        until(lambda: self._serves() or self._is_dead())
+        assert self._serves(), f"the agent does not serve:\n{self.log.read_text()}"
+
+    def _serves(self) -> bool:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.socket))
+            return True
+        return False
+
+    def _is_dead(self) -> bool:
+        return self._keeper is None and self.process.poll() is not None
 
     def stop(self) -> int:
-        """End it by SIGTERM; its exit code."""
+        """End it with SIGTERM and return its exit code."""
         self._stopping = True
         self.process.terminate()
         try:
-            return self.process.wait(90)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

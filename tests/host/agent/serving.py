@@ -3,7 +3,6 @@
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from pathlib import Path
 
 from agent import framing
 from agent.framing import HEADER, LauncherRequest
-from agent.server import Server, listen
+from agent.server import BACKLOG, Server
+from agent.unix_socket import listen
 from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
+from tests.waiting import PATIENCE
 
 Does = Callable[[LauncherRequest, int | None], bytes]
 
@@ -69,7 +70,7 @@ class Serving:
     thread: threading.Thread
     refused: list[str]
 
-    def connect(self, timeout: float = 15.0) -> socket.socket:
+    def connect(self, timeout: float = PATIENCE) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(timeout)
         client.connect(str(self.path))
@@ -124,7 +125,7 @@ def server(
 ) -> Iterator[Serving]:
     """A server that is stopped at the end, and must then end."""
     path = directory / "agent.sock"
-    listener = listen(path)
+    listener = listen(path, BACKLOG)
     pool = Workers(workers)
     caller = Scripted() if does is None else Scripted(does)
     refused: list[str] = []
@@ -135,16 +136,9 @@ def server(
         yield Serving(path, serving_, pool, caller, thread, refused)
     finally:
         serving_.stop()
-        thread.join(30)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def descriptors() -> int:

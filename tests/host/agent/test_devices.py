@@ -15,8 +15,9 @@ import pytest
 from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.pod_choices import YOUNG, PodChoices, every
-from tests.host.deviceplugin.processes import configure, made_server, running, until
+from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet
+from tests.waiting import PATIENCE, until
 
 POOLS = (
     {"name": "rdma/hca", "slots": 4, "selectors": {"rdmaDevices": ["mlx5_0", "mlx5_1"]}},
@@ -34,12 +35,12 @@ def server() -> Iterator[Paths]:
 
 class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=PATIENCE)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(PATIENCE)
         self.sock.connect(str(self._path))
 
 
@@ -58,7 +59,7 @@ def devices(server: Paths) -> dict[tuple[str, str], float]:
 
 def test_pools_are_served_and_counted(server: Paths) -> None:
     with running(server, "agent") as agent, Kubelet(server.kubelet) as kubelet:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8, 30.0)
+        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8)
         kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 6)
         kubelet.admit("worker-0", [{"name": "main", "limits": {"rdma/hca": 2}}])
         port = server.sys / "class/infiniband/mlx5_7/ports/1"

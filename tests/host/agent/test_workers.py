@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from agent.workers import Job, Workers
 from host import namespaces
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
-from tests.host.agent.serving import until
+from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"
 
@@ -45,15 +44,18 @@ def test_no_more_threads_than_the_limit_and_than_needed() -> None:
     def job() -> None:
         with lock:
             names.add(threading.get_ident())
-        time.sleep(0.01)
+
+    def job_of_three() -> None:
+        job()
+        until(lambda: len(names) == 3)
 
     for _ in range(5):
         submit(workers, job)
         until(lambda: workers.waiting == workers.running == 0)
     assert len(names) == 1
     for _ in range(30):
-        submit(workers, job)
-    assert workers.close(10)
+        submit(workers, job_of_three)
+    assert workers.close(PATIENCE)
     assert len(names) == 3
 
 
@@ -66,8 +68,8 @@ def test_a_job_that_fails_costs_no_thread(caplog: pytest.LogCaptureFixture) -> N
     done = threading.Event()
     submit(workers, fail)
     submit(workers, done.set)
-    assert done.wait(5)
-    assert workers.close(5)
+    assert done.wait(PATIENCE)
+    assert workers.close(PATIENCE)
     assert "boom" in caplog.text
 
 
@@ -81,7 +83,7 @@ def test_thread_left_in_a_pod_is_brought_home(namespace: NetworkNamespace) -> No
 
     submit(workers, stray)
     submit(workers, lambda: seen.append(here()))
-    assert workers.close(5)
+    assert workers.close(PATIENCE)
     assert seen == [namespace.inode, here()]
 
 
@@ -105,7 +107,7 @@ def test_thread_that_cannot_come_home_is_replaced(
     until(lambda: len(seen) == 1 and not workers._threads)
     workers.tend()
     until(lambda: len(seen) == 2)
-    assert workers.close(5)
+    assert workers.close(PATIENCE)
     assert [inode for _, inode in seen] == [namespace.inode, here()]
 
 
@@ -113,7 +115,7 @@ def test_limit_may_change_while_it_runs() -> None:
     workers = Workers(1)
     go_on = threading.Event()
     for _ in range(4):
-        submit(workers, lambda: go_on.wait(10))
+        submit(workers, lambda: go_on.wait(PATIENCE))
     until(lambda: workers.running == 1 and workers.waiting == 3)
     workers.limit = 4
     workers.tend()
@@ -121,7 +123,7 @@ def test_limit_may_change_while_it_runs() -> None:
     go_on.set()
     until(lambda: workers.running == 0)
     workers.limit = 2
-    assert workers.close(5)
+    assert workers.close(PATIENCE)
 
 
 def test_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +138,8 @@ def test_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Monk
         submit(workers, done.set)
     assert workers.waiting == 1
     workers.tend()
-    assert done.wait(5)
-    assert workers.close(5)
+    assert done.wait(PATIENCE)
+    assert workers.close(PATIENCE)
 
 
 def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
@@ -149,7 +151,7 @@ def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
 
     def hang(job: Job) -> None:
         job.about = {"network": "blue", "container_id": "c1", "ifname": "net1"}
-        let_go.wait(60)
+        let_go.wait(PATIENCE)
 
     for number in range(2):
         workers.submit(Job(hang, due=0.0, stuck=partial(told.append, number)))
@@ -158,7 +160,7 @@ def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
     submit(workers, done.set)
     assert not done.wait(0.1)
     workers.tend()
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     until(lambda: workers.busy == 0)
     assert (workers.stuck, workers.able, sorted(told)) == (2, True, [0, 1])
     workers.tend()
@@ -167,14 +169,14 @@ def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
     until(lambda: workers.stuck == 0)
     until(lambda: len(workers._threads) == 2)
     assert caplog.text.count("has ended after") == 2
-    assert workers.close(10)
+    assert workers.close(PATIENCE)
 
 
 def test_workers_that_are_stuck_are_replaced_up_to_the_limit_and_no_further() -> None:
     workers = Workers(2)
     let_go = threading.Event()
     for number in range(5):
-        workers.submit(Job(lambda job: let_go.wait(60), due=0.0))
+        workers.submit(Job(lambda job: let_go.wait(PATIENCE), due=0.0))
         until(lambda: workers.running == 4 or workers.waiting == 0)
         workers.tend()
         assert workers.able is (number < 3)
@@ -182,7 +184,7 @@ def test_workers_that_are_stuck_are_replaced_up_to_the_limit_and_no_further() ->
     let_go.set()
     until(lambda: workers.running == workers.waiting == 0)
     assert workers.able
-    assert workers.close(10)
+    assert workers.close(PATIENCE)
 
 
 def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
@@ -200,7 +202,7 @@ def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
     workers.tend()
     able.append(workers.able)
     assert able == [False, True]
-    assert workers.close(10)
+    assert workers.close(PATIENCE)
 
 
 def test_threads_that_have_nothing_to_do_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +210,11 @@ def test_threads_that_have_nothing_to_do_end(monkeypatch: pytest.MonkeyPatch) ->
     workers = Workers(4)
     go_on = threading.Event()
     for _ in range(4):
-        submit(workers, lambda: go_on.wait(30))
+        submit(workers, lambda: go_on.wait(PATIENCE))
     until(lambda: workers.running == 4)
     go_on.set()
     until(lambda: not workers._threads)
     done = threading.Event()
     submit(workers, done.set)
-    assert done.wait(10)
-    assert workers.close(10)
+    assert done.wait(PATIENCE)
+    assert workers.close(PATIENCE)

@@ -14,6 +14,7 @@ from deviceplugin.kubelet.registration import Mode
 from deviceplugin.kubelet.server import PluginServer, Resource
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
+from tests.waiting import PATIENCE
 
 Serve = Callable[..., PluginServer]
 
@@ -59,6 +60,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done after seconds is done after tenths."""
     monkeypatch.setattr(registration, "WATCHDOG", 0.3)
     monkeypatch.setattr(registration, "LOOK_EVERY", 0.2)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an event makes the plugin look again, and nothing is given up before the test is."""
+    for name in ("TIMEOUT", "WATCHDOG", "LOOK_EVERY"):
+        monkeypatch.setattr(registration, name, 10 * PATIENCE)
 
 
 def plugin_threads() -> list[str]:

@@ -9,6 +9,7 @@ import grpc
 
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
+from tests.waiting import PATIENCE
 
 
 class Other(v1beta1_pb2_grpc.DevicePluginServicer):
@@ -39,7 +40,7 @@ class Other(v1beta1_pb2_grpc.DevicePluginServicer):
                 api.RegisterRequest(
                     version=version, endpoint=self._socket.name, resource_name=self.resource
                 ),
-                timeout=10,
+                timeout=PATIENCE,
             )
 
     def close(self) -> None:

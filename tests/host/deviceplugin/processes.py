@@ -5,16 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from base.paths import Paths
 from tests.runtime import CHECKOUT
 from tests.unit.host import servers
+from tests.waiting import PATIENCE
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
-PATIENCE = 30.0  # seconds
 
 
 def made_server(root: Path) -> Paths:
@@ -72,11 +72,3 @@ def running(paths: Paths, part: str = "device-plugin") -> Iterator[Process]:
         yield one
     finally:
         one.kill()
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait for something that tells nobody of itself, such as a log."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)

@@ -3,7 +3,6 @@
 On the made-up server of test_plugin.py, whose switches have two GPUs and two HCAs each.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,12 +12,14 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
+from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.server import PluginServer
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from tests.host.deviceplugin.node import HCA, Node, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.unit.host import servers
+from tests.waiting import PATIENCE
 
 GPU = "nvidia.com/gpu"
 MANY = DevicePluginConfig(pools=(PoolConfig(resource=HCA, slots=64),))
@@ -188,7 +189,9 @@ def test_what_init_containers_hold_is_kept_through_a_restart(cluster: Make) -> N
     assert len(kept.allocations) == 2
 
 
-def test_live_allocations_are_back_within_a_second_of_the_kubelets(cluster: Make) -> None:
+def test_live_allocations_are_back_at_once_with_the_kubelet(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = cluster()
     pods = [
         one.kubelet.admit(f"worker-{number}", [wants("check", hcas=1, init=True), wants(hcas=2)])
@@ -196,10 +199,9 @@ def test_live_allocations_are_back_within_a_second_of_the_kubelets(cluster: Make
     ]
     held = one.kubelet.held()
     kept = checkpoint.read(one.paths)
+    monkeypatch.setattr(registration, "LOOK_EVERY", 10 * PATIENCE)  # so that only an event counts
     one.kubelet.restart()
-    began = time.monotonic()
     one.kubelet.wait(lambda: one.kubelet.allocatable(HCA) == 512)
-    assert time.monotonic() - began < 1.0
     for pod in pods:
         one.kubelet.readmit(pod)
     assert one.kubelet.held() == held

@@ -29,6 +29,7 @@ from tests.kubelet import Pod as Admitted
 from tests.kubelet.devices import Held, PodRejected
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
+from tests.waiting import PATIENCE
 
 EXCLUSIVE = config(PoolConfig(resource=HCA, mode="exclusive"))
 
@@ -269,7 +270,7 @@ def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offe
         node.restart()
         kubelet.wait(lambda: kubelet.capacity("rdma/b") == 8)
         assert not kubelet.devices("rdma/b")[known][0]
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
         assert [one.resource for one in checkpoint.read(server).allocations] == [HCA]
     finally:
         node.plugin.close()
@@ -308,7 +309,7 @@ def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
 
     def sync(_: int) -> None:
         synced.append(set(held(node.paths)))
-        assert slow.wait(20)
+        assert slow.wait(PATIENCE)
 
     monkeypatch.setattr("os.fdatasync", sync)
     kubelet.admit("worker-0", [container()])
@@ -351,7 +352,7 @@ def test_plugin_that_ends_while_the_disk_is_waited_for_leaves_no_thread(
     before = threading.enumerate()
     kubelet.admit("worker-0", [container()])
     kubelet.wait(lambda: closing.ident is not None)
-    closing.join(8.0)
+    closing.join(PATIENCE)
     assert not closing.is_alive()
     left = [one.name for one in threading.enumerate() if one not in before]
     assert "checkpoint" not in [*left, *(one.name for one in before if one.is_alive())]

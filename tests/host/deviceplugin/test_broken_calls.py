@@ -17,11 +17,10 @@ from deviceplugin.kubelet.registration import Mode
 from deviceplugin.kubelet.server import PluginServer
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool
-from tests.host.deviceplugin.processes import until
 from tests.kubelet import Kubelet
+from tests.waiting import PATIENCE, until
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
-AT_ONCE = 1.0  # seconds: what the kubelet gives a GetInfo
 
 
 class Served:
@@ -46,7 +45,7 @@ class Served:
     def list(self, channel: grpc.Channel) -> Any:  # noqa: ANN401 - grpc has no public name for it
         """A stream of lists."""
         stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
-        return stub.ListAndWatch(api.Empty(), timeout=30)
+        return stub.ListAndWatch(api.Empty(), timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def blocked(pool: Pool, *names: str) -> Iterator[dict[str, threading.Event]]:
     def hang(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def hanging(*arguments: Any) -> Any:  # noqa: ANN401 - as of the call
             reached[name].set()
-            go_on.wait(30)
+            go_on.wait(10 * PATIENCE)
             return call(*arguments)
 
         return hanging
@@ -91,7 +90,7 @@ def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
     channel = one.caller()
     with blocked(one.pool, "listing") as reached:
         stream = one.list(channel)
-        assert reached["listing"].wait(10)
+        assert reached["listing"].wait(PATIENCE)
         if end == "cancel":
             stream.cancel()
         else:
@@ -131,7 +130,7 @@ def test_a_kubelet_whose_stream_breaks_has_the_list_again(
     with blocked(pool, "listing") as reached:
         if lists == 0:
             server = serve(pool)
-            assert reached["listing"].wait(10)
+            assert reached["listing"].wait(PATIENCE)
             endpoint = kubelet.wait(lambda: kubelet.endpoint(NAME))
             endpoint.close()
     if lists:
@@ -165,15 +164,15 @@ def test_info_is_told_while_every_other_call_hangs(served: Callable[[Mode], Serv
         )
         given = stub.Allocate.future(api.AllocateRequest(container_requests=[wanted]))
         for name, event in reached.items():
-            assert event.wait(10), name
+            assert event.wait(PATIENCE), name
         for _ in range(3):
-            told = info.GetInfo(registration_api.InfoRequest(), timeout=AT_ONCE)
+            told = info.GetInfo(registration_api.InfoRequest(), timeout=PATIENCE)
             assert (told.name, told.type) == (NAME, "DevicePlugin")
             assert told.endpoint.endswith(".sock")
         info.NotifyRegistrationStatus(
-            registration_api.RegistrationStatus(plugin_registered=True), timeout=AT_ONCE
+            registration_api.RegistrationStatus(plugin_registered=True), timeout=PATIENCE
         )
-        assert not stub.GetDevicePluginOptions(api.Empty(), timeout=AT_ONCE).pre_start_required
-    assert list(choice.result(10).container_responses[0].deviceIDs) == ["0"]
-    assert given.result(10).container_responses[0].envs == {"IDS": "0"}
+        assert not stub.GetDevicePluginOptions(api.Empty(), timeout=PATIENCE).pre_start_required
+    assert list(choice.result(PATIENCE).container_responses[0].deviceIDs) == ["0"]
+    assert given.result(PATIENCE).container_responses[0].envs == {"IDS": "0"}
     assert healthy(next(stream)) == 4

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PATIENCE
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ directory, failed = Path(sys.argv[1]), 0
 for _ in range(40):
     listener = sockets.Listener(directory, "a/b", [], 4)
     with grpc.insecure_channel(f"unix:{listener.path}") as channel:
-        grpc.channel_ready_future(channel).result(20)
+        grpc.channel_ready_future(channel).result(PATIENCE)
         with open("/dev/null") as nothing:
             child = delegate._spawn(Path("/bin/true"), {}, nothing)
         child.communicate()
@@ -27,6 +29,9 @@ sys.exit(failed)
 
 def test_delegates_survive_their_fork_beside_grpc(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -14,11 +14,12 @@ from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig, Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, port
-from tests.host.deviceplugin.processes import made_server, until
+from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet, PodRejected
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
+from tests.waiting import until
 
 Build = Callable[..., Paths]
 FAST, SLOW = "400 Gb/sec (4X NDR)", "100 Gb/sec (1X NDR)"

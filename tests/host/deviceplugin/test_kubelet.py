@@ -22,6 +22,7 @@ from tests.host.deviceplugin.other import Other
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet, NotStarted, PodRejected
 from tests.kubelet.kubelet import is_extended_resource_name
+from tests.waiting import PATIENCE
 
 FOO, BAR = "example.com/foo", "example.com/bar"
 Others = Callable[..., Other]
@@ -328,7 +329,7 @@ def telling(paths: Paths, *containers: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        server.stop(None).wait(10)
+        server.stop(None).wait(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +418,7 @@ def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
         [sys.executable, "-m", "tests.kubelet", str(root), "--ask", f"{FOO}=2"],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     given = json.loads(done.stdout)
     assert given["env"]["IDS"] == ",".join(given["ids"][FOO])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -299,9 +298,7 @@ def test_kubelet_restart_with_live_allocations(node: Node, kubelet: Kubelet) -> 
     kubelet.admit("worker-0", [container()])
     kept = checkpoint.read(node.paths)
     kubelet.restart()
-    started = time.monotonic()
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    assert time.monotonic() - started < 5.0
     assert checkpoint.read(node.paths) == kept
     kubelet.admit("worker-1", [container()])
     ids = [one.id for one in checkpoint.read(node.paths).allocations]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import CNI_BIN, Outcome, Runtime
+from tests.waiting import PATIENCE
 
 EXECUTABLE = "podfabric-ipam"
 CONFIG = {
@@ -63,7 +64,7 @@ def podfabric(runtime: Runtime, *words: str) -> subprocess.CompletedProcess[str]
         env=runtime.environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 

@@ -1,4 +1,4 @@
-"""The launcher, built once, under a plugin's name in a directory of each test's own."""
+"""The launcher, built once and copied under a plugin's name into a directory of each test."""
 
 import shutil
 import tempfile
@@ -18,7 +18,7 @@ def built() -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that everybody may enter, with a short path, as a socket's must be."""
+    """A directory that all users may enter, with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="launcher-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

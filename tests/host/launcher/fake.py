@@ -1,4 +1,4 @@
-"""The launcher as a process, and an agent that does what a test says."""
+"""The launcher as a process, and an agent that a test scripts."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from typing import Any
 
 from agent import framing
 from agent.framing import HEADER, LauncherRequest, RequestHeader
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0  # seconds; what takes longer hangs
 CONFIG = b'{"cniVersion":"1.1.0","name":"n","type":"ipoib"}'
 RESULT = b'{"cniVersion":"1.1.0","ips":[]}'
 WHOLE = framing.write_answer(framing.ANSWERED, 0, b"", RESULT)
 REFUSAL = b'{"cniVersion":"1.1.0","code":11,"msg":"the agent is stopping"}'
 REFUSED = framing.write_answer(framing.REFUSED, 1, b"", REFUSAL)
 
-# What go-cni takes for the success of a DEL.
+# go-cni takes these words in the error of a DEL for success.
 MISREAD = ("not found", "no such file")
 
 
@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The one error document that standard output is, of exit code 1."""
+        """The error document, which must be all of standard output, with exit code 1."""
         document = json.loads(self.stdout.decode("ascii"))
         assert isinstance(document, dict)
         assert set(document) == {"cniVersion", "code", "msg"}
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Launcher:
-    """An executable, and the environment that leads it to an agent's socket."""
+    """An executable, and the environment that names an agent's socket."""
 
     executable: Path
     socket: Path
@@ -90,8 +90,8 @@ class Launcher:
         )
         with process:
             try:
-                given = config if process.stdin is not None else None
-                stdout, stderr = process.communicate(given, timeout=PATIENCE)
+                content = config if process.stdin is not None else None
+                stdout, stderr = process.communicate(content, timeout=PATIENCE)
             finally:
                 process.kill()
         return Outcome(process.returncode, stdout, stderr)
@@ -107,7 +107,7 @@ class Peer:
         self.netns: os.stat_result | None = None
 
     def receive(self) -> LauncherRequest:
-        """The whole request; its descriptor is looked at and closed."""
+        """Read the whole request; keep the status of its descriptor and close it."""
         first = self._some(1)
         assert first, "the launcher sent nothing"
         self.header = framing.read_header(first + self._exactly(HEADER.size - 1))
@@ -118,11 +118,11 @@ class Peer:
         self.socket.sendall(content)
 
     def waits(self) -> bool:
-        """Whether the launcher neither sends more nor has hung up."""
+        """Whether the launcher waits: it sends no more and has not closed the connection."""
         return not select.select([self.socket], [], [], 0)[0]
 
     def rest(self) -> bytes:
-        """What still comes until the launcher is gone: nothing, if all is well."""
+        """All that comes until the launcher closes the connection: normally nothing."""
         return b"".join(iter(lambda: self.socket.recv(1 << 16), b""))
 
     def _exactly(self, size: int) -> bytes:
@@ -144,7 +144,7 @@ class Peer:
 
 
 class Agent:
-    """Serves connections one after the other, each by `act`, until the test ends."""
+    """Serves connections one after the other with `act`, until the test ends."""
 
     def __init__(self, path: Path, act: Callable[[Peer], object]) -> None:
         self.served = 0
@@ -182,10 +182,25 @@ class Agent:
 
 
 def answering(answer: bytes) -> Callable[[Peer], object]:
-    """An agent that takes the request, gives these bytes and closes."""
+    """Read the request, send these bytes, close."""
 
     def act(peer: Peer) -> None:
         peer.receive()
         peer.send(answer)
 
     return act
+
+
+class Recorder:
+    """Serves a connection: keeps the request, answers, and checks that the launcher closes."""
+
+    def __init__(self, answer: bytes = WHOLE) -> None:
+        self.answer = answer
+        self.peer: Peer | None = None
+        self.request: LauncherRequest | None = None
+
+    def __call__(self, peer: Peer) -> None:
+        self.request, self.peer = peer.receive(), peer
+        assert peer.waits(), "it hung up before the answer, or sent more than its header says"
+        peer.send(self.answer)
+        assert peer.rest() == b""

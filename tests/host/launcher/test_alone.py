@@ -1,4 +1,4 @@
-"""What the launcher answers by itself, held against the same plugins in Python."""
+"""What the launcher answers without an agent, compared with the same plugins in Python."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from cli import executables
 from cni.spec.entry import VERSIONS
 from tests.host.launcher.fake import Launcher, Outcome
+from tests.waiting import PATIENCE
 
 
 def _start(executable: Path, command: str | None) -> Outcome:
@@ -64,19 +65,19 @@ def test_any_argv_0_is_a_name(launcher: Launcher, argv0: str) -> None:
             assert len(outcome.stderr) < 500
 
 
-def test_version_reads_nothing_and_connects_to_nobody(launcher: Launcher, place: Path) -> None:
+def test_version_reads_nothing_and_connects_to_nothing(launcher: Launcher, place: Path) -> None:
     trace = place / "trace"
     through = ("strace", "-f", "-o", str(trace), "-e", "trace=%file,%network,read,poll")
     with launcher.start(launcher.environ(CNI_COMMAND="VERSION"), through=through) as process:
         assert process.stdout is not None
         assert process.stdout.read()
-        assert process.wait(20) == 0  # its standard input is open until the end
+        assert process.wait(PATIENCE) == 0  # its standard input is open until the end
     calls = set(re.findall(r"^\d+ +(\w+)\(", trace.read_text(), re.M))
     assert calls <= {"execve", "readlink", "readlinkat"}  # the C library asks for its own name
 
 
 @pytest.mark.parametrize("closed", ["pipe", "descriptor"])
-def test_version_that_nobody_reads_is_no_success(launcher: Launcher, closed: str) -> None:
+def test_version_that_cannot_be_written_is_an_error(launcher: Launcher, closed: str) -> None:
     environ = {"CNI_COMMAND": "VERSION"}
     if closed == "descriptor":
         assert launcher.run(environ, preexec_fn=lambda: os.close(1)).exit_code == 1
@@ -92,7 +93,7 @@ def test_launcher_is_small(built: Path) -> None:
     assert built.stat().st_size < 1 << 20
 
 
-def test_it_starts_where_nothing_else_is(launcher: Launcher, place: Path) -> None:
+def test_it_starts_in_an_empty_root(launcher: Launcher, place: Path) -> None:
     """It is static: no loader, no library, no /proc."""
     root = place / "root"
     root.mkdir()

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent import framing
-from tests.host.launcher.fake import CONFIG, RESULT, Agent, Launcher
-from tests.host.launcher.test_conversation import Recorder
+from tests.host.launcher.fake import CONFIG, RESULT, Agent, Launcher, Recorder
 from tools import build_launcher
 from tools.build_launcher import CHECKOUT
 

@@ -1,4 +1,4 @@
-"""What goes to the agent, and that its answer comes out as it is."""
+"""What the launcher sends to the agent, and how it prints the answer."""
 
 import contextlib
 import errno
@@ -15,22 +15,17 @@ import pytest
 
 from agent import framing
 from agent.framing import MAX_CONFIG, LauncherRequest
-from tests.host.launcher.fake import CONFIG, RESULT, WHOLE, Agent, Launcher, Peer, answering
-
-
-class Recorder:
-    """An agent's part that keeps what it got, and sees how the launcher leaves."""
-
-    def __init__(self, answer: bytes = WHOLE) -> None:
-        self.answer = answer
-        self.peer: Peer | None = None
-        self.request: LauncherRequest | None = None
-
-    def __call__(self, peer: Peer) -> None:
-        self.request, self.peer = peer.receive(), peer
-        assert peer.waits(), "it hung up before the answer, or sent more than its header says"
-        peer.send(self.answer)
-        assert peer.rest() == b""
+from tests.host.launcher.fake import (
+    CONFIG,
+    RESULT,
+    WHOLE,
+    Agent,
+    Launcher,
+    Peer,
+    Recorder,
+    answering,
+)
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def test_request_is_name_environment_and_configuration(
     assert b"STRANGE=\xff=\xc3\0" in recorder.peer.body
 
 
-def test_name_is_the_link_s(launcher: Launcher, recorder: Recorder, place: Path) -> None:
+def test_name_is_that_of_the_link(launcher: Launcher, recorder: Recorder, place: Path) -> None:
     link = place / "podfabric-ipam"
     link.symlink_to(launcher.executable)
     with Agent(launcher.socket, recorder):
@@ -64,7 +59,7 @@ def test_name_is_the_link_s(launcher: Launcher, recorder: Recorder, place: Path)
     assert recorder.request.name == "podfabric-ipam"
 
 
-def test_everything_of_an_answer_comes_out(launcher: Launcher) -> None:
+def test_whole_answer_is_printed(launcher: Launcher) -> None:
     stdout = bytes(range(256)) * 4096
     stderr = b"one\ntwo\n" * 8192
     frame = framing.write_answer(framing.ANSWERED, 7, stderr, stdout)
@@ -73,7 +68,7 @@ def test_everything_of_an_answer_comes_out(launcher: Launcher) -> None:
     assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (7, stdout, stderr)
 
 
-def test_largest_answer_comes_out(launcher: Launcher) -> None:
+def test_largest_answer_is_printed(launcher: Launcher) -> None:
     stdout = b"x" * framing.MAX_STDOUT
     stderr = b"y" * framing.MAX_STDERR
     with Agent(launcher.socket, answering(framing.write_answer(0, 255, stderr, stdout))):
@@ -118,8 +113,8 @@ def test_namespace_is_passed_as_a_descriptor(launcher: Launcher, recorder: Recor
     assert theirs.st_ino != ours.st_ino
 
 
-def test_namespace_goes_along_once(launcher: Launcher, recorder: Recorder) -> None:
-    """With a request that is sent in many parts."""
+def test_namespace_is_sent_once(launcher: Launcher, recorder: Recorder) -> None:
+    """Also if the request is sent in many parts."""
     with Agent(launcher.socket, recorder):
         launcher.run(launcher.environ(CNI_NETNS="/proc/self/ns/net"), b"x" * (4 << 20))
     assert recorder.peer is not None
@@ -136,7 +131,7 @@ def test_namespace_that_cannot_be_opened_is_not_passed(
     assert recorder.peer.netns is None
 
 
-def test_pipe_in_a_namespace_s_place_is_no_hang(
+def test_pipe_in_the_place_of_a_namespace_does_not_block(
     launcher: Launcher, recorder: Recorder, place: Path
 ) -> None:
     os.mkfifo(place / "fifo")
@@ -154,7 +149,7 @@ def test_configuration_may_come_byte_by_byte(launcher: Launcher, recorder: Recor
         for position in range(len(config)):
             os.write(process.stdin.fileno(), config[position : position + 1])
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     assert recorder.request is not None
     assert recorder.request.config == config
 
@@ -171,7 +166,9 @@ def test_configuration_has_a_limit(
     assert recorder.request.config == config[:MAX_CONFIG]
 
 
-def test_closed_standard_input_is_told(launcher: Launcher, recorder: Recorder) -> None:
+def test_closed_standard_input_is_reported_to_the_agent(
+    launcher: Launcher, recorder: Recorder
+) -> None:
     with Agent(launcher.socket, recorder):
         launcher.run(stdin=None, preexec_fn=lambda: os.close(0))
     assert recorder.request is not None
@@ -181,7 +178,7 @@ def test_closed_standard_input_is_told(launcher: Launcher, recorder: Recorder) -
 @pytest.mark.parametrize(
     ("path", "flags", "number"), [("/", os.O_RDONLY, errno.EISDIR), (os.devnull, 1, errno.EBADF)]
 )
-def test_unreadable_standard_input_is_told(
+def test_unreadable_standard_input_is_reported_to_the_agent(
     launcher: Launcher, recorder: Recorder, path: str, flags: int, number: int
 ) -> None:
     descriptor = os.open(path, flags)
@@ -201,13 +198,13 @@ def test_standard_input_that_does_not_block_is_waited_for(
         time.sleep(0.2)
         os.write(writing, CONFIG)
         os.close(writing)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(reading)
     assert recorder.request is not None
     assert recorder.request.config == CONFIG
 
 
-# Closed descriptors: what the launcher opens must not become one of the standard three.
+# Closed descriptors: no file that the launcher opens may become standard input or output.
 
 
 def _close(*descriptors: int) -> Callable[[], None]:
@@ -219,7 +216,7 @@ def _close(*descriptors: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_closed_standard_descriptors_are_nobody_s(
+def test_closed_standard_descriptors_are_not_reused(
     launcher: Launcher, closed: tuple[int, ...]
 ) -> None:
     recorder = Recorder(framing.write_answer(framing.ANSWERED, 0, b"noted", RESULT))
@@ -233,12 +230,12 @@ def test_closed_standard_descriptors_are_nobody_s(
     assert recorder.peer.netns is not None
 
 
-def test_answer_that_nobody_reads_is_no_success(launcher: Launcher, recorder: Recorder) -> None:
+def test_answer_that_cannot_be_written_is_an_error(launcher: Launcher, recorder: Recorder) -> None:
     with Agent(launcher.socket, recorder), launcher.start() as process:
         assert process.stdout is not None
         process.stdout.close()
         process.stdout = None
-        process.communicate(CONFIG, timeout=60)
+        process.communicate(CONFIG, timeout=PATIENCE)
     assert process.returncode == 1
 
 
@@ -275,9 +272,9 @@ def test_killed_launcher_hangs_up(launcher: Launcher) -> None:
     with Agent(launcher.socket, act), launcher.start() as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert received.wait(60)
+        assert received.wait(PATIENCE)
         process.terminate()
-        assert gone.wait(60)
+        assert gone.wait(PATIENCE)
     assert process.returncode == -signal.SIGTERM
 
 
@@ -287,18 +284,18 @@ def test_stopped_and_continued_launcher_goes_on(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.receive()
         received.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         peer.send(WHOLE)
 
     with Agent(launcher.socket, act), launcher.start() as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert received.wait(60)
+        assert received.wait(PATIENCE)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             process.send_signal(number)
             time.sleep(0.05)
         go_on.set()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
@@ -323,6 +320,6 @@ def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
         connection, _ = listener.accept()
         with connection:
             Recorder()(Peer(connection))
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     for one in (*others, listener):
         one.close()

@@ -1,4 +1,4 @@
-"""No usable answer, and no fallback: one CNI error that says what happened and what to do."""
+"""Without a usable answer and a fallback there is a CNI error: what happened, and what to do."""
 
 import os
 import socket
@@ -22,10 +22,12 @@ from tests.host.launcher.fake import (
     Peer,
     answering,
 )
+from tests.waiting import PATIENCE
 
 START = "start it with `systemctl start podfabric-agent`"
 LOOK = "see `systemctl status podfabric-agent`"
 SOON = {"PODFABRIC_TIMEOUT": "1"}
+DROPS = 10_000  # bytes, ten a second: far more than come before that deadline
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS", "NOPE"])
@@ -42,13 +44,13 @@ def test_absent_agent_is_an_error_that_says_how_to_start_it(
     assert outcome.stderr == b""
 
 
-def test_dead_agent_s_socket_is_an_absent_agent(launcher: Launcher) -> None:
+def test_socket_of_a_dead_agent_counts_as_an_absent_agent(launcher: Launcher) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(launcher.socket))
     assert "cannot be reached (ECONNREFUSED, errno 111)" in launcher.run().error["msg"]
 
 
-def test_file_that_is_no_socket_is_an_absent_agent(launcher: Launcher) -> None:
+def test_file_in_the_place_of_the_socket_counts_as_an_absent_agent(launcher: Launcher) -> None:
     launcher.socket.write_text("")
     assert "cannot be reached (ECONNREFUSED, errno 111)" in launcher.run().error["msg"]
 
@@ -67,11 +69,11 @@ def test_any_path_is_shown_in_json(launcher: Launcher, path: bytes, shown: str) 
     assert f'at "{shown}" cannot be reached' in outcome.error["msg"]
 
 
-# An agent that ends or talks nonsense.
+# An agent that ends, or sends garbage.
 
 
 @pytest.mark.parametrize("size", [0, 1, 19, 20, 21, len(WHOLE) - 1])
-def test_answer_that_is_cut_short_is_none(launcher: Launcher, size: int) -> None:
+def test_answer_that_is_cut_short_is_an_error(launcher: Launcher, size: int) -> None:
     with Agent(launcher.socket, answering(WHOLE[:size])):
         outcome = launcher.run()
     assert f"ended the connection before its answer was whole: {LOOK}" in outcome.error["msg"]
@@ -79,7 +81,7 @@ def test_answer_that_is_cut_short_is_none(launcher: Launcher, size: int) -> None
 
 
 def test_agent_that_hangs_up_at_once(launcher: Launcher) -> None:
-    """With the request unread, which is a reset connection and a broken pipe."""
+    """It leaves the request unread, so the launcher sees a reset or a broken pipe."""
     with Agent(launcher.socket, lambda _: None):
         for config in (CONFIG, b"x" * (8 << 20)):
             outcome = launcher.run(config=config)
@@ -113,7 +115,7 @@ def _header(
         (_header(stderr=0xFFFFFFFF, stdout=1), "it is longer than an answer may be"),
     ],
 )
-def test_garbage_is_no_answer(launcher: Launcher, answer: bytes, why: str) -> None:
+def test_garbage_is_an_error(launcher: Launcher, answer: bytes, why: str) -> None:
     with Agent(launcher.socket, answering(answer + b"x" * 100)):
         outcome = launcher.run()
     assert f"answered what no agent answers ({why})" in outcome.error["msg"]
@@ -132,7 +134,7 @@ def test_refusal_is_printed(launcher: Launcher) -> None:
 def test_refusal_may_come_before_the_request_is_sent(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.send(REFUSED)
-        started.wait(60)
+        started.wait(PATIENCE)
 
     started = threading.Event()
     with Agent(launcher.socket, act):
@@ -152,7 +154,7 @@ def test_agent_without_an_answer_is_waited_for_until_the_deadline(launcher: Laun
     started = time.monotonic()
     with Agent(launcher.socket, act):
         outcome = launcher.run(launcher.environ(**SOON))
-    assert 0.9 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.9
     assert outcome.error["code"] == 11
     assert f"did not answer within 1 s and may still be at work: {LOOK}" in outcome.error["msg"]
 
@@ -173,20 +175,18 @@ def test_answer_in_drops_has_the_same_deadline(launcher: Launcher) -> None:
     def act(peer: Peer) -> None:
         peer.receive()
         with suppress(BrokenPipeError, ConnectionResetError):
-            for position in range(len(WHOLE)):
-                peer.send(WHOLE[position : position + 1])
+            for byte in framing.write_answer(ANSWERED, 0, b"", b"x" * DROPS):
+                peer.send(bytes([byte]))
                 time.sleep(0.1)
 
-    started = time.monotonic()
     with Agent(launcher.socket, act):
         outcome = launcher.run(launcher.environ(**SOON))
-        assert time.monotonic() - started < 2
     assert "did not answer within 1 s" in outcome.error["msg"]
 
 
 def test_agent_that_does_not_read_has_the_same_deadline(launcher: Launcher) -> None:
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(60)):
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
         outcome = launcher.run(launcher.environ(**SOON), b"x" * (8 << 20))
         ended.set()
     assert "does not take the request (ETIMEDOUT, errno 110)" in outcome.error["msg"]
@@ -198,9 +198,7 @@ def test_full_backlog_has_the_same_deadline(launcher: Launcher) -> None:
         listener.listen(0)
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(launcher.socket))
-            started = time.monotonic()
             outcome = launcher.run(launcher.environ(**SOON))
-    assert time.monotonic() - started < 4
     assert "does not take the connection (EAGAIN, errno 11)" in outcome.error["msg"]
 
 
@@ -235,15 +233,15 @@ def test_environment_at_its_limit_is_sent(launcher: Launcher) -> None:
         assert launcher.run({**environ, "LAST": f"{environ['LAST']}x"}).error["code"] == 4
 
 
-@pytest.mark.parametrize("given", ["0", "3601", "1.5", "x", "-1", " 1", "1s", "99999999999999999"])
-def test_deadline_that_is_none_is_an_error(launcher: Launcher, given: str) -> None:
-    error = launcher.run(launcher.environ(PODFABRIC_TIMEOUT=given)).error
+@pytest.mark.parametrize("value", ["0", "3601", "1.5", "x", "-1", " 1", "1s", "99999999999999999"])
+def test_invalid_deadline_is_an_error(launcher: Launcher, value: str) -> None:
+    error = launcher.run(launcher.environ(PODFABRIC_TIMEOUT=value)).error
     assert error["code"] == 4
-    shown = given.replace(" ", "\\x20")
+    shown = value.replace(" ", "\\x20")
     assert error["msg"] == f'PODFABRIC_TIMEOUT is "{shown}": give whole seconds, 1 to 3600'
 
 
-def test_socket_s_path_has_a_limit(launcher: Launcher) -> None:
+def test_path_of_the_socket_has_a_limit(launcher: Launcher) -> None:
     error = launcher.run(launcher.environ(PODFABRIC_SOCKET="/" + "x" * 107)).error
     assert error["code"] == 4
     assert "give a path of at most 107 bytes" in error["msg"]
@@ -255,5 +253,5 @@ def test_long_text_is_shown_in_part(launcher: Launcher) -> None:
 
 
 def test_integers_are_big_endian() -> None:
-    """What the table of garbage above relies on."""
+    """The table of garbage above relies on this."""
     assert _header(status=1) == struct.pack(">4s4I", b"pfa1", 1, 0, 0, 0)

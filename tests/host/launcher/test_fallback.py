@@ -1,4 +1,4 @@
-"""The executable in `.podfabric`: when it is started, and what it finds."""
+"""The fallback executable in `.podfabric`: when it is started, and with what."""
 
 import os
 import shutil
@@ -22,6 +22,7 @@ from tests.host.launcher.fake import (
     Peer,
     answering,
 )
+from tests.waiting import PATIENCE
 
 CAT = "#!/bin/sh\necho fallback\nexec cat\n"
 
@@ -56,7 +57,7 @@ def _silent(peer: Peer) -> None:
         pytest.param(answering(b"x" * 100), id="garbage"),
     ],
 )
-def test_fallback_serves_in_the_place_of_an_unusable_agent(
+def test_fallback_replaces_an_unusable_agent(
     launcher: Launcher, act: Callable[[Peer], object]
 ) -> None:
     _install(launcher)
@@ -69,7 +70,7 @@ def test_fallback_serves_in_the_place_of_an_unusable_agent(
 ARGUMENTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
-def test_fallback_is_told_where_the_launcher_looked_for_an_agent(launcher: Launcher) -> None:
+def test_fallback_learns_the_path_of_the_agent_s_socket(launcher: Launcher) -> None:
     _install(launcher, ARGUMENTS)
     told = f"--socket={launcher.socket}\n".encode()
     assert launcher.run().stdout == told
@@ -78,7 +79,7 @@ def test_fallback_is_told_where_the_launcher_looked_for_an_agent(launcher: Launc
 
 
 @pytest.mark.parametrize("bytes_", [b"", WHOLE[:30], b"x" * 100])
-def test_fallback_is_told_since_when_an_agent_may_have_done_the_call(
+def test_fallback_learns_since_when_an_agent_may_have_done_the_call(
     launcher: Launcher, bytes_: bytes
 ) -> None:
     _install(launcher, ARGUMENTS)
@@ -108,20 +109,20 @@ def test_fallback_serves_if_the_agent_did_not_take_the_request(launcher: Launche
     _install(launcher)
     config = b"x" * (8 << 20)
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(60)):
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
         outcome = launcher.run(launcher.environ(PODFABRIC_TIMEOUT="1"), config)
         ended.set()
     assert outcome.stdout == b"fallback\n" + config
 
 
-def test_fallback_of_a_link_is_its_target_s(launcher: Launcher, place: Path) -> None:
+def test_fallback_of_a_link_is_beside_its_target(launcher: Launcher, place: Path) -> None:
     _install(launcher, name="podfabric-ipam")
     (place / "podfabric-ipam").symlink_to(launcher.executable)
     outcome = Launcher(place / "podfabric-ipam", launcher.socket).run()
     assert outcome.stdout == b"fallback\n" + CONFIG
 
 
-def test_fallback_of_another_name_is_not_ours(launcher: Launcher) -> None:
+def test_fallback_of_another_name_is_not_started(launcher: Launcher) -> None:
     _install(launcher, name="podfabric-ipam")
     assert "cannot be reached" in launcher.run().error["msg"]
 
@@ -135,13 +136,13 @@ def test_fallback_has_the_environment_and_no_other_descriptors(launcher: Launche
                 STRANGE=b"\xff", CNI_NETNS="/proc/self/ns/net", PATH=os.environ["PATH"]
             )
         )
-    # 3 is the directory that ls reads. Of signals, only SIGPIPE was ours to ignore.
+    # 3 is the directory that ls reads. The launcher ignored SIGPIPE only, and resets that.
     *seen, ignored = outcome.stdout.splitlines()
     assert seen == [b"\xff", b"0", b"1", b"2", b"3"]
     assert not int(ignored.split()[1], 16) & 1 << (signal.SIGPIPE - 1)
 
 
-def test_fallback_finds_unreadable_standard_input_unreadable(launcher: Launcher) -> None:
+def test_fallback_gets_the_unreadable_standard_input(launcher: Launcher) -> None:
     _install(launcher, "#!/bin/sh\nexec cat\n")
     for path, flags, said in (("/", 0, b"Is a directory"), (os.devnull, 1, b"Bad file descriptor")):
         descriptor = os.open(path, flags)
@@ -151,7 +152,7 @@ def test_fallback_finds_unreadable_standard_input_unreadable(launcher: Launcher)
         assert said in outcome.stderr
 
 
-def test_fallback_finds_closed_standard_input_closed(launcher: Launcher) -> None:
+def test_fallback_gets_the_closed_standard_input(launcher: Launcher) -> None:
     _install(launcher, "#!/bin/sh\ntest -e /proc/$$/fd/0 || echo closed\n")
     outcome = launcher.run(stdin=None, preexec_fn=lambda: os.close(0))
     assert outcome.stdout == b"closed\n"
@@ -172,7 +173,7 @@ def test_fallback_sees_that_a_configuration_is_too_long(launcher: Launcher) -> N
         ("no program", 0o755, "ENOEXEC, errno 8"),
     ],
 )
-def test_fallback_that_cannot_be_run_is_told(
+def test_fallback_that_cannot_be_run_is_an_error(
     launcher: Launcher, content: str, mode: int, word: str
 ) -> None:
     script = _install(launcher, content, mode=mode)
@@ -187,7 +188,7 @@ def test_refusal_is_printed_if_the_fallback_cannot_be_run(launcher: Launcher) ->
         assert launcher.run().stdout == REFUSAL
 
 
-def test_executable_that_is_replaced_meanwhile_finds_its_fallback(launcher: Launcher) -> None:
+def test_executable_that_is_replaced_during_the_call_finds_its_fallback(launcher: Launcher) -> None:
     _install(launcher)
 
     def act(peer: Peer) -> None:

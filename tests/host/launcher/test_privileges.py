@@ -1,4 +1,4 @@
-"""Whom the launcher trusts: an agent of root or of its own user, and no set-uid caller."""
+"""The launcher trusts an agent of root or of its own user, and not the caller of a set-uid one."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ while True:
 
 @contextmanager
 def _agent_of(user: int, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of that user that takes what comes first and answers."""
+    """A process of that user that reads the first bytes and answers."""
     command = [sys.executable, "-c", _SERVE, str(path), WHOLE.hex()]
     with subprocess.Popen(command, user=user, stdout=subprocess.PIPE) as process:
         try:
@@ -47,13 +47,13 @@ def _agent_of(user: int, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.fixture
 def open_place(launcher: Launcher, place: Path) -> Path:
-    """Where nobody may make a socket, and start the launcher."""
+    """A directory in which the user `nobody` may make a socket and start the launcher."""
     place.chmod(0o777)
     launcher.executable.chmod(0o755)
     return place
 
 
-def test_agent_of_another_user_is_told_nothing(launcher: Launcher, open_place: Path) -> None:
+def test_agent_of_another_user_gets_nothing(launcher: Launcher, open_place: Path) -> None:
     with _agent_of(NOBODY, launcher.socket) as agent:
         message = launcher.run().error["msg"]
         assert agent.stdout is not None
@@ -77,7 +77,7 @@ def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
 ) -> None:
     if os.statvfs(open_place).f_flag & os.ST_NOSUID:
         pytest.skip(f"{open_place} is on a file system without set-uid")
-    # With a default socket of the test's own: a real agent may serve this machine.
+    # With another default socket, because this machine may have a real agent.
     ours, theirs = open_place / "default.sock", open_place / "caller.sock"
     executable = open_place / "ipoib"
     sources = [str(one) for one in sorted(SOURCES.glob("*.c"))]
@@ -95,13 +95,13 @@ def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
         assert launcher.run(environ, user=NOBODY).stdout == RESULT
     assert other.served == 0
 
-    executable.chmod(0o755)  # the same without: it does take them
+    executable.chmod(0o755)  # without set-uid it reads them
     assert launcher.run(environ, user=NOBODY).error["code"] == 4
     told = f"--socket={theirs}\n".encode()
     assert launcher.run(launcher.environ(), user=NOBODY).stdout == told
 
 
-def test_socket_that_may_not_be_opened_is_an_absent_agent(
+def test_socket_without_permission_counts_as_an_absent_agent(
     launcher: Launcher, open_place: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as listener:

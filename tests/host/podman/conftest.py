@@ -1,4 +1,4 @@
-"""podman in a machine of its own, and a node whose interface plugins are the reference ones."""
+"""podman in separate namespaces, and a node with the reference interface plugins."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def plugins(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def podman(tmp_path: Path, plugins: Path) -> Iterator[Podman]:
-    """podman on a machine where nothing has happened yet."""
+    """podman on a fresh machine."""
     root_file_system(tmp_path / "rootfs")
     with machine(configured(tmp_path, plugins)) as found:
         yield Podman(found, tmp_path)
@@ -28,7 +28,7 @@ def podman(tmp_path: Path, plugins: Path) -> Iterator[Podman]:
 
 @pytest.fixture
 def node(tmp_path: Path, plugins: Path) -> Iterator[Node]:
-    """A node on which nothing has happened yet."""
+    """A fresh node."""
     with namespace() as netns:
         yield Node(tmp_path, plugins, netns)
 
@@ -42,6 +42,6 @@ def pod() -> Iterator[Path]:
 
 @pytest.fixture
 def other_pod() -> Iterator[Path]:
-    """And one for another."""
+    """A network namespace for another pod."""
     with namespace() as netns:
         yield netns

@@ -1,4 +1,4 @@
-"""A machine of its own for each test: namespaces in which a runtime finds nothing of ours."""
+"""A separate machine for each test: namespaces in which a runtime finds none of our files."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from ipam.store import Reservation
+from tests.waiting import PATIENCE
 
 CGROUPS = Path("/sys/fs/cgroup")
 PODFABRIC = Path(sys.prefix) / "bin" / "podfabric"
-PATIENCE = 60.0  # seconds; a command that takes longer hangs
 
-# What podman, libcni and podfabric keep, they keep at its usual place: the process that conmon
-# starts when a container ends gets a PATH, a HOME, CONTAINERS_CONF and nothing else.
+# podman, libcni and podfabric keep their files at the usual places: the process that conmon starts
+# when a container ends gets only PATH, HOME and CONTAINERS_CONF.
 PRIVATE = """\
 set -e
 mount -t tmpfs tmpfs /run
@@ -36,14 +36,14 @@ exec cat
 
 @dataclass(frozen=True)
 class Machine:
-    """Network, mount and process namespaces, those of process `pid` and its child."""
+    """Network, mount and process namespaces: those of process `pid` and its child."""
 
     pid: int
     cgroup: str
     environ: Mapping[str, str]
 
     def run(self, *command: str | Path) -> "subprocess.CompletedProcess[str]":
-        """A command in the machine, to its end."""
+        """Run a command in the machine until it ends."""
         namespaces = Path(f"/proc/{self.pid}/ns")
         enter = (
             "nsenter",
@@ -62,7 +62,7 @@ class Machine:
         )
 
     def reservations(self) -> list[Reservation]:
-        """What `podfabric ipam list` answers in the machine."""
+        """The answer of `podfabric ipam list` in the machine."""
         done = self.run(PODFABRIC, "ipam", "list", "-o", "json")
         assert done.returncode == 0, done.stderr
         return msgspec.json.decode(done.stdout, type=list[Reservation])
@@ -70,7 +70,7 @@ class Machine:
 
 @contextlib.contextmanager
 def machine(environ: Mapping[str, str]) -> Iterator[Machine]:
-    """A machine whose commands have this environment. Its processes end with it, as with us."""
+    """A machine whose commands have this environment. Its processes end with it or with us."""
     command = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
     holder = subprocess.Popen(
         [*command, "--propagation", "private", "sh", "-c", PRIVATE],
@@ -82,7 +82,7 @@ def machine(environ: Mapping[str, str]) -> Iterator[Machine]:
     assert holder.stdout is not None
     assert holder.stderr is not None
     found = Machine(holder.pid, f"/podfabric-test-{uuid.uuid4().hex[:10]}", environ)
-    # At the end of its input the first process of the machine ends, and with it all others.
+    # The first process of the machine ends at the end of its input, and all others with it.
     with holder:
         ready = holder.stdout.readline()
         assert ready == b"ready\n", f"no namespaces: {holder.stderr.read().decode()}"
@@ -92,14 +92,14 @@ def machine(environ: Mapping[str, str]) -> Iterator[Machine]:
 
 
 def _remove(groups: Iterable[Path]) -> None:
-    """Control groups, from the leaves up: they are no namespace's and outlive everything."""
+    """Remove control groups, from the leaves up: no namespace contains them, so they would stay."""
     for group in groups:
         for directory, _, _ in os.walk(group, topdown=False):
             Path(directory).rmdir()
 
 
 def links(target: Path, executables: Sequence[Path]) -> Path:
-    """A directory that holds these executables, for CNI_PATH."""
+    """A directory with these executables, for CNI_PATH."""
     target.mkdir()
     for executable in executables:
         assert executable.exists(), f"{executable} is missing: make cni"

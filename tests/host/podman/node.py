@@ -1,4 +1,4 @@
-"""A node without a runtime: the reference plugins, started by `tests.runtime` in a namespace."""
+"""A node without a runtime: `tests.runtime` starts the reference plugins in a namespace."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ IFNAME = "eth0"
 
 @dataclass(frozen=True)
 class Node:
-    """State below `root`, executables of `plugins`, interfaces in the namespace `netns`."""
+    """State is below `root`, executables are in `plugins`, interfaces in the namespace `netns`."""
 
     root: Path
     plugins: Path
@@ -31,7 +31,7 @@ class Node:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of everything that runs on the node."""
+        """The environment of every process on the node."""
         state = {"PODFABRIC_STATE": self.root / "state", "PODFABRIC_RUN": self.root / "run"}
         return os.environ | {name: str(path) for name, path in state.items()}
 
@@ -56,19 +56,19 @@ class Node:
             )
 
     def reservations(self) -> list[Reservation]:
-        """What `podfabric ipam list` answers on the node."""
+        """The answer of `podfabric ipam list` on the node."""
         command = [str(PODFABRIC), "ipam", "list", "-o", "json"]
         done = subprocess.run(command, env=self.environ, check=True, capture_output=True)
         return msgspec.json.decode(done.stdout, type=list[Reservation])
 
     def reserved(self, pod: Path) -> list[str]:
-        """The addresses that the pod with that namespace holds."""
+        """The reserved addresses of the pod with that namespace."""
         return [one.address for one in self.reservations() if one.container_id == pod.name]
 
 
 @contextlib.contextmanager
 def namespace() -> Iterator[Path]:
-    """A network namespace of a name that nobody else uses."""
+    """A network namespace with a unique name."""
     name = f"pf-{uuid.uuid4().hex[:10]}"
     ip("netns", "add", name)
     try:

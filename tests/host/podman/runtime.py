@@ -1,4 +1,4 @@
-"""podman with its CNI backend, in a machine of its own."""
+"""podman with its CNI backend, in a separate machine."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def reason_to_skip() -> str:
 
 @dataclass(frozen=True)
 class Podman:
-    """The command in `machine`, with one network, whose bridge plugin asks podfabric-ipam."""
+    """The command in `machine`, with a network whose bridge plugin calls podfabric-ipam."""
 
     machine: Machine
     root: Path
@@ -76,7 +76,7 @@ class Podman:
         (self.root / "networks" / f"{NETWORK}.conflist").write_text(json.dumps(conflist))
 
     def start(self, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
-        """Try to start a container of this name that stays."""
+        """Try to start a container of this name that keeps running."""
         where = ("--runtime", "runc", "run", "--detach", "--cgroup-parent", self.machine.cgroup)
         what = ("--name", name, "--network", NETWORK, *options)
         return self(*where, *what, "--rootfs", str(self.root / "rootfs"), "/bin/sleep", "600")
@@ -101,19 +101,19 @@ class Container:
         return self.podman("exec", self.name, *command)
 
     def addresses(self) -> list[str]:
-        """The global addresses that eth0 has, seen from inside, as CIDR."""
+        """The global addresses of eth0, seen from inside, as CIDR."""
         shown = self.podman.succeed("exec", self.name, "ip", "addr", "show", "dev", "eth0")
         lines = [line.split() for line in shown.splitlines() if " scope global" in line]
         return [fields[1] for fields in lines]
 
     def reserved(self) -> list[str]:
-        """What `podfabric ipam list` says that this container holds."""
+        """The addresses that `podfabric ipam list` shows for this container."""
         everything = self.podman.machine.reservations()
         return [one.address for one in everything if one.container_id == self.id]
 
 
 def root_file_system(target: Path) -> None:
-    """A directory to start containers from: busybox, by the names that tests call."""
+    """A root directory for containers: busybox, under the names that tests call."""
     assert BUSYBOX.exists(), f"{BUSYBOX} is missing: tools/setup.sh test"
     for directory in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
         (target / directory).mkdir(parents=True)
@@ -123,7 +123,7 @@ def root_file_system(target: Path) -> None:
 
 
 def configured(root: Path, plugins: Path) -> Mapping[str, str]:
-    """Write podman's configuration below `root`; the environment that has it used."""
+    """Write podman's configuration below `root`; the environment that selects it."""
     (root / "networks").mkdir()
     settings = CONTAINERS_CONF.format(plugins=plugins, networks=root / "networks")
     (root / "containers.conf").write_text(settings)

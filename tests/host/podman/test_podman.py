@@ -1,24 +1,12 @@
 """A container runtime from the distribution: podman, runc, the reference bridge, our addresses."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from tests.host.podman.runtime import Podman, reason_to_skip
+from tests.waiting import until
 
 NO_CNI = reason_to_skip()
 pytestmark = pytest.mark.skipif(NO_CNI != "", reason=NO_CNI)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it holds within half a minute."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def test_a_container_gets_an_address_of_the_range(podman: Podman) -> None:
@@ -97,7 +85,7 @@ def test_a_killed_container_gives_its_address_back(podman: Podman) -> None:
     podman.network(range="10.77.0.0/24", gateway="10.77.0.1")
     podman.run("one")
     podman.succeed("kill", "one")
-    assert eventually(lambda: podman.machine.reservations() == [])
+    until(lambda: podman.machine.reservations() == [])
     podman.succeed("start", "one")
     assert [reservation.pod for reservation in podman.machine.reservations()] == ["one"]
 
@@ -111,5 +99,5 @@ def test_a_container_that_died_without_its_monitor_gives_its_address_back_when_r
     podman.machine.run("kill", "-KILL", *shown.split())
     assert one.reserved() == ["10.77.0.2"]
     # podman may first notice that there is nothing to stop, and remove the container then.
-    assert eventually(lambda: podman("rm", "--force", "--time", "0", "one").returncode == 0)
+    until(lambda: podman("rm", "--force", "--time", "0", "one").returncode == 0)
     assert podman.machine.reservations() == []

@@ -25,7 +25,7 @@ def configured(plugin: str, version: str = "1.0.0", **ipam: object) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def parent(node: Node) -> None:
-    """An interface to be macvlan's parent."""
+    """An interface as the parent of macvlan."""
     ip("-n", node.netns.name, "link", "add", PARENT, "type", "veth", "peer", "name", "parent1")
     for name in (PARENT, "parent1"):
         ip("-n", node.netns.name, "link", "set", name, "up")
@@ -45,7 +45,7 @@ def test_an_attachment_lives_from_add_to_del(
     assert (address["address"], address["gateway"]) == ("10.77.0.2/24", "10.77.0.1")
     assert addresses(pod) == ["10.77.0.2/24"]
     assert node.reserved(pod) == ["10.77.0.2"]
-    if version != "0.3.1":  # which has no CHECK
+    if version != "0.3.1":  # that version has no CHECK
         checked = node.call("CHECK", config, pod, result)
         assert (checked.exit_code, checked.stdout) == (0, "")
     deleted = node.call("DEL", config, pod, result)
@@ -84,7 +84,7 @@ def test_an_exhausted_range_leaves_no_reservation_and_no_address(
 
 
 def test_a_bridge_that_fails_after_it_got_an_address_gives_it_back(node: Node, pod: Path) -> None:
-    # It refuses to be the gateway on a bridge that is another network's.
+    # It refuses to be the gateway on the bridge of another network.
     ip("-n", node.netns.name, "link", "add", "fabric", "type", "bridge")
     ip("-n", node.netns.name, "address", "add", "10.88.0.1/24", "dev", "fabric")
     failed = node.call("ADD", configured("bridge"), pod)

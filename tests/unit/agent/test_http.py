@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from agent import http
 from agent.http import Endpoint
+from tests.waiting import PATIENCE, until
 
 
 class Agent:
@@ -42,11 +42,11 @@ def endpoint(agent: Agent) -> Iterator[Endpoint]:
 def connect(endpoint: Endpoint) -> socket.socket:
     if endpoint.address.startswith("unix:"):
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(10)
+        client.settimeout(PATIENCE)
         client.connect(endpoint.address.removeprefix("unix:"))
         return client
     host, _, port = endpoint.address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), 10)
+    return socket.create_connection((host.strip("[]"), int(port)), PATIENCE)
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -141,7 +141,6 @@ def test_a_request_that_comes_too_slowly_is_given_up(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_TIME", 0.5)
-    started = time.monotonic()
     with connect(endpoint) as client:
         client.settimeout(0.1)
         answer = b""
@@ -153,7 +152,6 @@ def test_a_request_that_comes_too_slowly_is_given_up(
             except TimeoutError:
                 continue
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - started < 3.0
 
 
 def test_a_client_that_says_nothing_gets_nothing_and_goes(endpoint: Endpoint) -> None:
@@ -162,22 +160,26 @@ def test_a_client_that_says_nothing_gets_nothing_and_goes(endpoint: Endpoint) ->
         assert read_all(client) == b""
 
 
-def test_silent_clients_make_room_for_others(endpoint: Endpoint) -> None:
+def test_silent_clients_make_room_for_others(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIME", 10 * PATIENCE)
     others = threading.active_count()  # of tests before this one, which idle
     with ExitStack() as stack:
         silent = [stack.enter_context(connect(endpoint)) for _ in range(5 * http.MAX_CLIENTS)]
-        started = time.monotonic()
         assert get(endpoint, "/healthz")[0] == 200
-        assert time.monotonic() - started < http.REQUEST_TIME
         assert threading.active_count() < others + 2 * http.MAX_CLIENTS
         assert silent[0].recv(1) == b""
 
 
 def test_scrapes_that_take_long_leave_room_for_health(endpoint: Endpoint, agent: Agent) -> None:
     release = threading.Event()
+    begun = 0
 
     def slow() -> bytes:
-        assert release.wait(20)
+        nonlocal begun
+        begun += 1
+        assert release.wait(PATIENCE)
         return b"late\n"
 
     agent.exposition = slow
@@ -185,7 +187,7 @@ def test_scrapes_that_take_long_leave_room_for_health(endpoint: Endpoint, agent:
         clients = [stack.enter_context(connect(endpoint)) for _ in range(http.MAX_SCRAPES)]
         for client in clients:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        time.sleep(0.3)
+        until(lambda: begun == http.MAX_SCRAPES)
         assert get(endpoint, "/metrics") == (503, b"too many scrapes at once\n")
         assert get(endpoint, "/healthz")[0] == 200
         release.set()
@@ -200,10 +202,7 @@ def test_clients_that_hang_up_leave_no_trace(endpoint: Endpoint, agent: Agent) -
         with connect(endpoint) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert get(endpoint, "/healthz")[0] == 200
-    end = time.monotonic() + 5
-    while sum(thread.name == "http" for thread in threading.enumerate()) > 1:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: sum(thread.name == "http" for thread in threading.enumerate()) <= 1)
 
 
 def test_ipv6_loopback_is_served(agent: Agent) -> None:
@@ -227,10 +226,8 @@ def test_the_end_frees_the_port_at_once(agent: Agent) -> None:
     with connect(first) as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
         read_all(client)
-        started = time.monotonic()
         first.close()
         first.close()
-    assert time.monotonic() - started < 2.0
     with closing(agent.endpoint(address)) as second:
         assert get(second, "/healthz")[0] == 200
 
@@ -247,7 +244,7 @@ def test_a_unix_socket_is_for_root_only_and_goes_at_the_end(agent: Agent, tmp_pa
 def test_a_unix_socket_that_nobody_serves_is_replaced(agent: Agent, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     script = f"import os, socket; socket.socket(socket.AF_UNIX).bind({str(path)!r}); os._exit(9)"
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE, check=False)
     assert path.is_socket()
     with closing(agent.endpoint(f"unix:{path}")) as endpoint:
         assert get(endpoint, "/healthz")[0] == 200

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agent import logs
 from agent.logs import fields
 from agent.settings import Settings
+from tests.waiting import PATIENCE
 
 TEXT = Settings()
 JSON = Settings(log_format="json")
@@ -121,15 +122,15 @@ def test_two_threads_have_fields_of_their_own(output: Output) -> None:
 
     def call(number: int) -> None:
         with fields(request=number):
-            barrier.wait(5)
+            barrier.wait(PATIENCE)
             LOG.info("from %d", number)
-            barrier.wait(5)
+            barrier.wait(PATIENCE)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(PATIENCE)
     found = sorted(line.partition(" INFO ")[2] for line in output.lines())
     assert found == ["from 1  request=1", "from 2  request=2"]
 
@@ -227,7 +228,7 @@ def test_a_closed_standard_error_ends_nothing() -> None:
         "logging.error('x'); os.write(1, b'alive')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, timeout=PATIENCE, check=False
     )
     assert done.stdout == b"alive"
 

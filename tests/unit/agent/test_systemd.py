@@ -16,6 +16,7 @@ from agent import systemd
 from agent.settings import Settings
 from agent.systemd import Watchdog
 from tests.plugins import CHECKOUT
+from tests.waiting import PATIENCE, until
 
 UNITS = CHECKOUT / "agent/units"
 
@@ -25,7 +26,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
     """Systemd's end."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
-        made.settimeout(5)
+        made.settimeout(PATIENCE)
         made.bind(path)
         monkeypatch.setenv("NOTIFY_SOCKET", path)
         yield made
@@ -38,7 +39,7 @@ def test_states_arrive_one_a_line(manager: socket.socket) -> None:
 
 def test_an_abstract_socket_is_told_too() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.settimeout(5)
+        manager.settimeout(PATIENCE)
         manager.bind("")  # the kernel gives it an abstract name
         name = "@" + manager.getsockname()[1:].decode()
         assert systemd.notify("READY=1", environ={"NOTIFY_SOCKET": name})
@@ -62,13 +63,11 @@ def test_a_manager_that_does_not_read_does_not_hold_us_up(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systemd, "NOTIFY_TIME", 0.1)
-    started = time.monotonic()
     for _ in range(10_000):
         if not systemd.notify("STATUS=" + "x" * 1000):
             break
     else:
         pytest.fail("it took everything")
-    assert time.monotonic() - started < 5
 
 
 def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
@@ -81,16 +80,16 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
         assert [manager.recv(99) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         assert time.monotonic() - started > 0.15
         lives[0] = False
-        time.sleep(0.25)
+        until(lambda: caplog.messages)
         manager.setblocking(False)
         with pytest.raises(BlockingIOError):
-            for _ in range(3):
+            while True:
                 manager.recv(99)
         time.sleep(0.25)
         with pytest.raises(BlockingIOError):
             manager.recv(99)
         lives[0] = True
-        manager.settimeout(5)
+        manager.settimeout(PATIENCE)
         assert manager.recv(99) == b"WATCHDOG=1"
     assert caplog.messages == ["the agent does not serve: systemd is going to end it"]
 
@@ -102,9 +101,7 @@ def test_without_a_watchdog_nobody_is_asked(environ: dict[str, str]) -> None:
     def asked() -> bool:
         raise AssertionError
 
-    started = time.monotonic()
     Watchdog(asked, environ).close()
-    assert time.monotonic() - started < 0.5
 
 
 def activated(code: str, *handed: socket.socket, names: str = "", pid: str = "own") -> str:
@@ -131,7 +128,7 @@ finally:
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -141,7 +138,7 @@ finally:
 SERVE_ONE = """
     given = systemd.listening_socket()
     assert not given.get_inheritable()
-    given.settimeout(20)
+    given.settimeout(120)
     peer, _ = given.accept()
     peer.sendall(b"hello")
     print(given.getsockname())
@@ -241,7 +238,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *sorted(map(str, tmp_path.iterdir()))],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

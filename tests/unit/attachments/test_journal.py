@@ -3,7 +3,6 @@
 import multiprocessing
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,10 +128,8 @@ def test_locks_exclude_each_other_and_leave_no_file(journal: Journal, tmp_path: 
 
 
 def _expect_busy(journal: Journal, attachment: Attachment) -> None:
-    started = time.monotonic()
     with pytest.raises(Busy, match="still running"), journal.locked(attachment, 0.2):
         pass
-    assert time.monotonic() - started < 30
 
 
 def _increment(journal: Journal, counter: Path) -> None:
@@ -148,13 +145,11 @@ def test_call_that_nobody_waits_for_stops_waiting_for_its_attachment(journal: Jo
     with journal.locked(attachment):
         ended = threading.Timer(0.2, call.end)
         ended.start()
-        started = time.monotonic()
         with (
             ThreadPoolExecutor(1) as pool,
             pytest.raises(Terminated),
         ):
             pool.submit(_wait_for, journal, attachment, call).result()
-        assert time.monotonic() - started < 3
 
 
 def _wait_for(journal: Journal, attachment: Attachment, call: Call) -> None:

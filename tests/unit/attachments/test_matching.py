@@ -16,6 +16,7 @@ from cni.spec.result import Interface
 from tests.unit.attachments.choosing import POD, ipoib, request
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
+from tests.waiting import PATIENCE
 
 A, VF = servers.DGX_HCAS[0], servers.VFS_ETHERNET[0]
 
@@ -43,7 +44,7 @@ def test_attachment_that_waits_for_another_of_its_pod_can_be_ended(server: Holdi
         choosing = pool.submit(waiting)
         call.end()
         with pytest.raises(interrupts.Terminated):
-            choosing.result(20)
+            choosing.result(PATIENCE)
 
 
 def _made(lock: Path) -> Path:

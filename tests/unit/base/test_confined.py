@@ -90,7 +90,7 @@ def test_a_link_is_not_followed_anywhere(inside: Path, opened: Opened, name: str
 def test_a_pipe_is_not_waited_for(inside: Path, opened: Opened, read_by_someone: bool) -> None:
     os.mkfifo(inside / "pipe")
     reader = os.open(inside / "pipe", os.O_RDONLY | os.O_NONBLOCK) if read_by_someone else None
-    with pytest.raises(UnsafeFile, match="no regular file"):
+    with pytest.raises(UnsafeFile, match="not a regular file"):
         opened(inside, "pipe")
     if reader is not None:
         os.close(reader)
@@ -106,7 +106,7 @@ def test_devices_and_links_of_proc_are_not_opened(opened: Opened, path: str) -> 
 
 @BOTH
 def test_a_directory_is_no_file(inside: Path, opened: Opened) -> None:
-    with pytest.raises(UnsafeFile, match="no regular file"):
+    with pytest.raises(UnsafeFile, match="not a regular file"):
         opened(inside, "deeper")
 
 

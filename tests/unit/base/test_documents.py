@@ -22,7 +22,7 @@ from base.documents import DocumentError
 def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
     with pytest.raises(DocumentError) as raised:
         documents.decode(content.encode(), "config.yaml")
-    assert str(raised.value) == f"config.yaml: {place}: is there twice: keep one"
+    assert str(raised.value) == f"config.yaml: {place}: appears twice: keep one"
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_keys_that_differ_are_all_there(content: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3: a: is there twice: keep one"),
-        ("{a: {b: 1, b: 2}}", "line 1: b: is there twice: keep one"),
-        ("pools:\n  - name: x\n    name: y\n", "line 3: name: is there twice: keep one"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: appears twice: keep one"),
+        ("{a: {b: 1, b: 2}}", "line 1: b: appears twice: keep one"),
+        ("pools:\n  - name: x\n    name: y\n", "line 3: name: appears twice: keep one"),
     ],
 )
 def test_a_key_that_is_twice_in_yaml_is_named(content: str, text: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.plugins import CHECKOUT
+from tests.waiting import PATIENCE
 
 BEGUN_AGAIN = """
 import os, sys
@@ -24,7 +25,7 @@ before = resident()
 values = [str(number) for number in range(1_000_000)]
 lasting = values[::1000]
 del values
-memory.give_back()
+memory.trim()
 print(resident() - before)
 """
 
@@ -43,19 +44,19 @@ def python(script: str, **more: str) -> "subprocess.Popen[str]":
 
 def test_a_process_begins_again_once_with_its_arguments() -> None:
     with python(BEGUN_AGAIN) as process:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=PATIENCE)
     assert out == f"{process.pid} malloc a b c\n"
     assert errors == "begun begun "
 
 
 def test_an_allocator_that_somebody_chose_stays() -> None:
     with python(BEGUN_AGAIN, PYTHONMALLOC="pymalloc") as process:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=PATIENCE)
     assert out == f"{process.pid} pymalloc a b c\n"
     assert errors == "begun "
 
 
 def test_memory_goes_back_though_something_lasts_everywhere_in_it() -> None:
     with python(FREED) as process:
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=PATIENCE)
     assert int(out) < 20  # of some 100 MiB; Python's own arenas would keep all of it

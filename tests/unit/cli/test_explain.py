@@ -353,7 +353,7 @@ def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> Non
     assert shell("explain", *given).code == 2
 
 
-def test_a_kubelet_that_does_not_answer_is_not_waited_for(shell: Shell, tmp_path: Path) -> None:
+def test_no_wait_for_a_silent_kubelet(shell: Shell, tmp_path: Path) -> None:
     directory = tmp_path / "kubelet/pod-resources"
     directory.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as deaf:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cli.main import run
+from cli.commands import run
 from cni.attachments.journal import Journal, JournalEntry, Phase
 
 

@@ -89,7 +89,7 @@ class Holding:
 
 def device(paths: Paths, address: str) -> AllocatedHCA:
     """An HCA, or a software RDMA device by its name, with the numbers that sysfs has now."""
-    names = pci.verbs_of(paths, address) if ":" in address or "." in address else (address,)
+    names = pci.rdma_of(paths, address) if ":" in address or "." in address else (address,)
     numbers = pci.uverbs_numbers(paths)
     rdma = []
     for name in names:

@@ -53,7 +53,7 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
         netdevs=(),
         link_types=(),
         rdma=devices,
-        verbs=tuple(one.name for one in devices),
+        rdma_names=tuple(one.name for one in devices),
         iommu_group="",
         software=not address,
         num_vfs=0,

@@ -63,7 +63,7 @@ def test_holder_of_before_a_change_of_mode_keeps_what_it_was_promised(
 
 
 def test_hca_without_its_rdma_device_is_not_given() -> None:
-    bare = replace(TWO[0], rdma=(), verbs=())
+    bare = replace(TWO[0], rdma=(), rdma_names=())
     shared = pool([bare, TWO[1]], mode="shared", slots=1)
     assert list(unfit(shared, {}, {})) == [f"{A}-0"]
     assert unfit(pool([bare], mode="exclusive", rdma=False), {}, {}) == {}
@@ -182,7 +182,7 @@ def test_all_of_an_hca_that_somebody_has_alone_is_nothing() -> None:
 
 
 def test_hardware_bars_nothing() -> None:
-    one = pool([replace(PF, rdma=(), verbs=())])
+    one = pool([replace(PF, rdma=(), rdma_names=())])
     assert unfit(one, {A: GONE}, {})
     assert barred(one, one.slots, held(one, A, PF), {}) == {}
 

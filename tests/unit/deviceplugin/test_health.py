@@ -48,7 +48,7 @@ def hca(*ports: Port) -> HCA:
         netdevs=(),
         link_types=(),
         rdma=(rdma,),
-        verbs=("mlx5_0",),
+        rdma_names=("mlx5_0",),
         iommu_group="",
         software=False,
         num_vfs=0,

@@ -16,6 +16,7 @@ from base.paths import Paths
 from deviceplugin import checkpoint, checkpoint_log
 from deviceplugin.checkpoint import AllocatedHCA, CheckpointDamaged
 from deviceplugin.ledger import YOUNG, Ledger
+from tests.waiting import PATIENCE
 
 RESOURCE = "rdma/hca"
 BOOT = "9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11"
@@ -483,7 +484,7 @@ def test_reader_never_misses_what_was_granted_before_it_began(
         granted.append(known)
     ended.set()
     for reader in readers:
-        reader.join(60)
+        reader.join(PATIENCE)
     assert faults == []
 
 
@@ -567,7 +568,7 @@ def test_grants_of_many_threads_are_all_kept(paths: Paths) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert missing == []
     assert len(on_disk(paths)) == 40
     assert one.loads() == {FIRST: 40}

@@ -29,9 +29,9 @@ def test_unchanged_server_is_as_it_was(paths: Paths, seen: list[HCA]) -> None:
 
 
 def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
-    before = change_detection.verbs(paths)
+    before = change_detection.uverbs(paths)
     (paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_bytes(UNREADABLE)
-    assert change_detection.verbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
+    assert change_detection.uverbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
     changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
     assert changed == ["mlx5_0"]
 

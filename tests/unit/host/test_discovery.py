@@ -92,7 +92,7 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
                 ),
             ),
         ),
-        verbs=("mlx5_5",),
+        rdma_names=("mlx5_5",),
         iommu_group="",
         software=False,
         num_vfs=0,
@@ -121,7 +121,7 @@ def test_unknown_numa_node_is_none(tmp_path: Path) -> None:
 def test_each_port_has_its_own_netdev_and_mad_nodes_and_smi_is_left_out(tmp_path: Path) -> None:
     hca = _only(servers.multiport(tmp_path))
     (rdma,) = hca.rdma
-    assert (rdma.name, hca.verbs, hca.netdevs) == ("mlx5_0", ("mlx5_0",), ("ib0", "ib1"))
+    assert (rdma.name, hca.rdma_names, hca.netdevs) == ("mlx5_0", ("mlx5_0",), ("ib0", "ib1"))
     told = [(port.number, port.netdevs, port.umad, port.issm) for port in rdma.ports]
     assert told == [
         (1, ("ib0",), CharacterDevice("umad0", 231, 0), CharacterDevice("issm0", 231, 64)),
@@ -176,7 +176,7 @@ def test_hca_in_a_pod_is_still_told_by_its_verbs(tmp_path: Path) -> None:
             (paths.sys / "class" / kind / name).unlink()
         hca = _by_id(paths)[device]
         assert (hca.rdma, hca.netdevs, hca.link_types) == ((), (), ())
-        assert hca.verbs == (rdma,)
+        assert hca.rdma_names == (rdma,)
         assert hca.pf_netdevs != ()
 
 
@@ -267,7 +267,7 @@ def test_software_device_is_an_hca_by_its_name(tree: Tree) -> None:
     hca = _only(tree.paths)
     assert (hca.id, hca.address, hca.software) == ("rxe0", "", True)
     assert (hca.netdevs, hca.link_types) == (("eth7",), ("ether",))
-    assert hca.verbs == ("rxe0",)
+    assert hca.rdma_names == ("rxe0",)
     assert hca.rdma[0].uverbs == CharacterDevice("uverbs3", 231, 195)
     assert _port(hca).netdevs == ("eth7",)
 
@@ -285,7 +285,7 @@ def test_software_device_has_no_other_virtual_interface_while_its_own_is_down(tr
 def test_software_device_in_a_pod_is_still_told(tree: Tree) -> None:
     tree.uverbs("uverbs3", "rxe0")
     hca = _by_id(tree.paths)["rxe0"]
-    assert (hca.software, hca.rdma, hca.verbs) == (True, (), ("rxe0",))
+    assert (hca.software, hca.rdma, hca.rdma_names) == (True, (), ("rxe0",))
 
 
 def test_hca_that_is_no_pci_function_is_an_hca_by_its_name(tree: Tree) -> None:
@@ -335,7 +335,7 @@ def test_network_functions_and_those_with_an_rdma_device(
 
 def test_uverbs_device_without_a_parent_is_its_rdma_devices(tree: Tree) -> None:
     tree.rdma(PF, "mlx5_0", uverbs="uverbs0")
-    assert _only(tree.paths).verbs == ("mlx5_0",)
+    assert _only(tree.paths).rdma_names == ("mlx5_0",)
 
 
 def test_auxiliary_devices_other_than_sfs_are_none(tree: Tree) -> None:
@@ -423,7 +423,7 @@ def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
     [
         ("none", "No such file or directory"),
         ("directory", "is a directory"),
-        ("file", "is no character device"),
+        ("file", "is not a character device"),
         ("other", "is 231:193, sysfs says 231:192"),
         ("loop", "Too many levels of symbolic links"),
     ],

@@ -100,13 +100,13 @@ def test_other_id_means_none(paths: Paths, device_id: str) -> None:
 def test_gpus_are_read_again_if_one_comes_or_was_not_set_up_yet(tmp_path: Path) -> None:
     paths = Paths(proc=tmp_path / "proc", sys=tmp_path / "sys")
     kept = GPUs(paths)
-    assert kept.found() == []
+    assert kept.read() == []
     _information(paths, "0000:1a:00.0", "GPU UUID: \t GPU-????????-????-????-????-????????????")
-    assert [gpu.uuid for gpu in kept.found()] == [""]
+    assert [gpu.uuid for gpu in kept.read()] == [""]
     file = paths.proc / "driver/nvidia/gpus/0000:1a:00.0/information"
     file.write_text(f"GPU UUID: \t {GPU_5}\n")
-    assert [gpu.uuid for gpu in kept.found()] == [GPU_5]
+    assert [gpu.uuid for gpu in kept.read()] == [GPU_5]
     _information(paths, "0000:1b:00.0", f"GPU UUID: \t {gpu_uuid(6)}")
-    assert [gpu.uuid for gpu in kept.found()] == [GPU_5, gpu_uuid(6)]
+    assert [gpu.uuid for gpu in kept.read()] == [GPU_5, gpu_uuid(6)]
     file.unlink()
-    assert kept.found()[0].uuid == GPU_5  # the same GPUs: not read again
+    assert kept.read()[0].uuid == GPU_5  # the same GPUs: not read again

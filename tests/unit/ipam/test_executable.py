@@ -13,6 +13,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import Code
 from ipam.executable import IpamExecutable
 from tests.unit.ipam.calls import Calls, error_of, request
+from tests.waiting import PATIENCE
 
 POOL = {"range": "10.0.0.0/24"}
 
@@ -80,7 +81,7 @@ def test_calls_of_one_attachment_wait_for_each_other_and_others_do_not(
         executable.delete(request("DEL", POOL, "c2"))
         delete.join(0.2)
         assert node.held() == {"10.0.0.1": "c1"}
-    delete.join(60)
+    delete.join(PATIENCE)
     assert node.held() == {}
     assert list(path.parent.iterdir()) == []
 

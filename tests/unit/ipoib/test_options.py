@@ -8,14 +8,14 @@ import pytest
 from cni.ipoib import options
 from cni.spec.errors import CNIError
 from cni.spec.ipam import ipam_of
+from cni.spec.network_config import decode, decode_leniently
 from cni.spec.request import Request
 
 
 def _read(cni_args: str = "", **config: Any) -> options.IpoibOptions:  # noqa: ANN401
     document = {"cniVersion": "1.0.0", "name": "n", "type": "ipoib", "master": "ib0"} | config
-    return options.read(
-        Request(command="ADD", args=cni_args, config=json.dumps(document).encode(), network="n")
-    )
+    network = decode(json.dumps(document).encode())
+    return options.read(Request(command="ADD", args=cni_args, config=network, network="n"))
 
 
 def test_defaults_leave_the_choice_to_the_parent() -> None:
@@ -141,4 +141,4 @@ def test_pod_is_taken_from_cni_args() -> None:
     ],
 )
 def test_delete_learns_the_ipam_plugin_from_any_configuration(config: bytes, named: str) -> None:
-    assert ipam_of(Request(command="DEL", config=config)).type == named
+    assert ipam_of(Request(command="DEL", config=decode_leniently(config))).type == named

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from base.pod import Pod
 from cni.spec import arguments
+from cni.spec.arguments import Arguments
 from cni.spec.errors import CNIError, Code
 
 CRI = (
@@ -16,8 +17,8 @@ CRI = (
 )
 
 
-def test_no_arguments_are_no_pairs() -> None:
-    assert arguments.parse("") == {}
+def test_no_arguments_are_empty() -> None:
+    assert arguments.parse("") == Arguments()
 
 
 def test_unknown_key_is_an_error_that_quotes_the_pair() -> None:
@@ -35,7 +36,7 @@ def test_every_unknown_pair_is_listed() -> None:
 @pytest.mark.parametrize("value", ["1", "true", "TRUE", "True", "tRuE"])
 @pytest.mark.parametrize("text", ["IgnoreUnknown={};FOO=BAR", "FOO=BAR;IgnoreUnknown={}"])
 def test_unknown_keys_may_be_ignored_wherever_that_is_said(text: str, value: str) -> None:
-    assert arguments.parse(text.format(value)) == {}
+    assert arguments.parse(text.format(value)) == Arguments()
 
 
 @pytest.mark.parametrize("value", ["0", "false", "FALSE", "False"])
@@ -45,7 +46,7 @@ def test_false_ignores_nothing(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", "", "t", "2", " 1"])
-def test_anything_else_is_no_boolean(value: str) -> None:
+def test_any_other_value_is_not_a_boolean(value: str) -> None:
     with pytest.raises(CNIError) as caught:
         arguments.parse(f"IgnoreUnknown={value};FOO=BAR")
     assert caught.value.message == f"ARGS: boolean unmarshal error: invalid input {value}"
@@ -67,27 +68,23 @@ def test_broken_pair_is_an_error_even_if_unknown_keys_are_ignored(text: str, pai
 
 
 def test_keys_are_case_sensitive() -> None:
-    pairs = arguments.parse("IgnoreUnknown=1;ip=10.1.2.9;IP=10.1.2.8", ("IP",))
-    assert pairs == {"IP": "10.1.2.8"}
+    read = arguments.parse("IgnoreUnknown=1;ip=10.1.2.9;IP=10.1.2.8")
+    assert read == Arguments(ip="10.1.2.8")
 
 
 def test_values_are_not_interpreted() -> None:
-    pairs = arguments.parse("IP=10.1.2.9/24,fd00::9/64", ("IP",))
-    assert pairs == {"IP": "10.1.2.9/24,fd00::9/64"}
+    read = arguments.parse("IP=10.1.2.9/24,fd00::9/64;GATEWAY=x;MAC=y")
+    assert read == Arguments(ip="10.1.2.9/24,fd00::9/64", gateway="x", mac="y")
 
 
 @given(st.permutations([*CRI, "IgnoreUnknown=1"]))
 def test_container_runtimes_arguments_name_the_pod_in_any_order(pairs: list[str]) -> None:
     expected = Pod("default", "p-0", "8a5f0f3c-7d3b-4a3e-9a55-2a4c1c7f3a10")
-    assert arguments.pod_of(arguments.parse(";".join(pairs))) == expected
-
-
-def test_pod_that_nobody_named_is_empty() -> None:
-    assert arguments.pod_of({}) == Pod("", "", "")
+    assert arguments.parse(";".join(pairs)).pod == expected
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_pairs_or_an_environment_error(text: str) -> None:
+def test_any_text_is_read_or_is_an_environment_error(text: str) -> None:
     try:
         arguments.parse(text)
     except CNIError as error:

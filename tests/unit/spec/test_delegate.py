@@ -11,7 +11,9 @@ import pytest
 from base.interrupts import Call, Terminated, serving
 from cni.spec import delegate
 from cni.spec.errors import CNIError, Code
+from cni.spec.network_config import NetworkConfig, decode
 from cni.spec.request import Request
+from tests.waiting import until
 
 
 def executable(directory: Path, script: str, name: str = "d") -> Path:
@@ -26,7 +28,7 @@ def request(deadline: float = 20.0) -> Request:
     environ = {"CNI_COMMAND": "ADD", "PATH": os.environ["PATH"], "KEPT": "yes"}
     return Request(
         command="ADD",
-        config=b'{"cniVersion":"1.0.0", "name":"n1"}',
+        config=decode(b'{"cniVersion":"1.0.0", "name":"n1"}'),
         cni_version="1.0.0",
         environ=environ,
         delegate_deadline=deadline,
@@ -90,12 +92,12 @@ def test_delegate_gets_our_environment_and_our_bytes(tmp_path: Path) -> None:
         pair.split("=", 1) for pair in (tmp_path / "environ").read_text().split("\0") if pair
     )
     assert environ == {**given.environ, "CNI_COMMAND": "CHECK"}
-    assert (tmp_path / "stdin").read_bytes() == given.config
+    assert (tmp_path / "stdin").read_bytes() == given.config.raw
 
 
 def test_delegate_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
     executable(tmp_path, "exit 0")
-    large = b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}'
+    large = NetworkConfig(b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}')
     delegate.run("d", tmp_path, "CHECK", msgspec.structs.replace(request(), config=large))
 
 
@@ -128,13 +130,12 @@ def test_file_that_is_no_program_is_an_error_that_names_it(tmp_path: Path) -> No
 
 
 def test_hanging_delegate_is_killed_with_its_children(tmp_path: Path) -> None:
-    executable(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; wait")
-    started = time.monotonic()
-    error = fails(tmp_path, 0.5)
-    assert time.monotonic() - started < 10
+    executable(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    error = fails(tmp_path, 3)
     assert error.code == Code.TRY_AGAIN
-    assert "within 0.5 s" in error.message
-    assert is_gone(int((tmp_path / "child").read_text()))
+    assert "within 3 s" in error.message
+    child = int((tmp_path / "child").read_text())
+    until(lambda: is_gone(child))
 
 
 def test_failed_add_is_undone(tmp_path: Path) -> None:
@@ -194,14 +195,10 @@ def test_executable_that_is_being_written_is_tried_again(
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended; a zombie has."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_delegate_that_writes_without_end_is_killed_and_costs_no_memory(tmp_path: Path) -> None:
@@ -220,15 +217,13 @@ def test_of_an_endless_standard_error_the_beginning_is_kept(tmp_path: Path) -> N
 def test_child_that_left_the_delegate_s_group_does_not_hold_up_a_call_that_ends(
     tmp_path: Path,
 ) -> None:
-    executable(tmp_path, f"setsid sleep 5 & echo > {tmp_path}/started")
+    executable(tmp_path, f"setsid sleep 60 & echo > {tmp_path}/started")
     call = Call(endable=True)
     with serving(call):
         ending = threading.Timer(0.5, call.end)
         ending.start()
-        started = time.monotonic()
         with pytest.raises(Terminated):
             delegate.run("d", tmp_path, "CHECK", request())
-    assert time.monotonic() - started < 3
 
 
 def test_error_document_with_code_0_is_an_error_all_the_same(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cni.spec.errors import CNIError
+from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
@@ -17,7 +18,7 @@ GUIDS = [f"02:00:00:00:00:00:00:0{n}" for n in range(4)]
 
 def request(config: bytes, cni_args: str = "") -> Request:
     """An ADD with that network configuration."""
-    return Request(command="ADD", args=cni_args, config=config, network="n")
+    return Request(command="ADD", args=cni_args, config=decode(config), network="n")
 
 
 def read(cni_args: str = "", **config: Any) -> SriovOptions:  # noqa: ANN401

@@ -20,7 +20,7 @@ from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
 from host.pci import Function
-from host.rdma import RdmaDevice, RdmaNetlink
+from host.rdma import NetlinkRdmaDevice, RdmaNetlink
 from host.vfs import VF
 from tests.unit.host.sysfs import Tree
 
@@ -180,14 +180,16 @@ class Node:
     def _seen(self, socket: RdmaNetlink) -> dict[int, str]:
         return self.rdma if cast(str, socket) == "host" else self.rdma_in_pod
 
-    def _devices(self, socket: RdmaNetlink) -> list[RdmaDevice]:
+    def _devices(self, socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
         return [_device(index, name) for index, name in self._seen(socket).items()]
 
-    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> RdmaDevice | None:
+    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
         name = self._seen(socket).get(index)
         return None if name is None else _device(index, name)
 
-    def _move(self, socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
+    def _move(
+        self, socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace
+    ) -> None:
         self.calls.append(f"RDMA device {device.name} to the pod")
         self.rdma_in_pod[device.index] = self.rdma.pop(device.index)
         self.moved_rdma(device.name)
@@ -196,5 +198,7 @@ class Node:
         """What becomes of the node with an RDMA device: for a test to replace."""
 
 
-def _device(index: int, name: str) -> RdmaDevice:
-    return RdmaDevice(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce")
+def _device(index: int, name: str) -> NetlinkRdmaDevice:
+    return NetlinkRdmaDevice(
+        index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce"
+    )

@@ -10,6 +10,7 @@ from host import announce, links
 from host.errors import LinkMissing
 from host.links import IFF_LOWER_UP, IFF_UP, Link
 from tests.unit.sriov.node import POD, VF0, link
+from tests.waiting import PATIENCE
 
 WITHOUT = link("net1", VF0, flags=IFF_UP)
 WITH = msgspec.structs.replace(WITHOUT, flags=IFF_UP | IFF_LOWER_UP)
@@ -28,12 +29,10 @@ def test_interface_that_is_only_up_is_waited_for_in_vain(monkeypatch: pytest.Mon
 
 def test_carrier_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:  # SK2
     _shown(monkeypatch, iter([WITHOUT, WITHOUT, WITH]))
-    started = time.monotonic()
-    assert announce.await_carrier(POD, WITHOUT, 30.0) == WITH
-    assert time.monotonic() - started < 10
+    assert announce.await_carrier(POD, WITHOUT, PATIENCE) == WITH
 
 
 def test_interface_that_goes_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter([None]))
     with pytest.raises(LinkMissing, match='"net1" has gone from the pod while it was configured'):
-        announce.await_carrier(POD, WITHOUT, 30.0)
+        announce.await_carrier(POD, WITHOUT, PATIENCE)

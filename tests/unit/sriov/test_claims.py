@@ -23,6 +23,7 @@ from cni.attachments.matching import Match
 from cni.attachments.pod_choices import every, lock_of
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
+from cni.spec.network_config import decode
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options, release
@@ -32,6 +33,7 @@ from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.pod_devices import PodDevice, PodHoldings
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
+from tests.waiting import PATIENCE
 
 OWNER = Attachment("fabric", "c0", "net1")
 OWN = f"/proc/{os.getpid()}/ns/net"  # a namespace that lives: this process' own
@@ -111,7 +113,7 @@ def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
         container_id=container_id,
         netns=OWN,
         ifname="net1",
-        config=msgspec.json.encode(document),
+        config=decode(msgspec.json.encode(document)),
         network="fabric",
     )
 
@@ -134,11 +136,11 @@ def _held(journal: Journal, attachment: Attachment) -> Iterator[threading.Event]
     def hold() -> None:
         with journal.locked(attachment):
             holds.set()
-            ends.wait(30)
+            ends.wait(PATIENCE)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(hold)
-        assert holds.wait(10)
+        assert holds.wait(PATIENCE)
         try:
             yield ends
         finally:
@@ -243,7 +245,7 @@ def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # S
         assert not claiming.done()
         claims.journal.remove(OWNER)
         ends.set()
-        assert claiming.result(10) == VF0
+        assert claiming.result(PATIENCE) == VF0
     assert claims.released == []
 
 
@@ -257,7 +259,7 @@ def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
         assert not claiming.done()
         claims.journal.write(msgspec.structs.replace(adding, phase=Phase.ATTACHED))
         ends.set()
-        refusal = claiming.result(10)
+        refusal = claiming.result(PATIENCE)
     assert refusal.code == 11
     assert f"device {VF0} is already allocated" in refusal.message
     assert claims.released == []
@@ -269,7 +271,7 @@ def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPat
     with _held(claims.journal, OWNER):
         started = time.monotonic()
         assert claims.refusal().code == 11
-        assert 0.3 <= time.monotonic() - started < 10
+        assert 0.3 <= time.monotonic() - started < PATIENCE / 2
 
 
 def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
@@ -277,10 +279,10 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
         time.sleep(0.2)
-        with claims.journal.device_locked(VF0, timeout=5.0):
+        with claims.journal.device_locked(VF0, timeout=locks.TIMEOUT / 2):
             pass
         ends.set()
-        claiming.result(10)
+        claiming.result(PATIENCE)
 
 
 def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
@@ -291,11 +293,11 @@ def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")
         time.sleep(0.2)
-        with FileLock(lock_of(claims.node.paths, pod), timeout=5.0):
+        with FileLock(lock_of(claims.node.paths, pod), timeout=locks.TIMEOUT / 2):
             assert not claiming.done()
             claims.journal.remove(OWNER)
         ends.set()
-        assert claiming.result(10) == VF0
+        assert claiming.result(PATIENCE) == VF0
     (kept,) = every(claims.node.paths)
     assert kept.claims == {"fabric/net1": VF0}
 
@@ -331,7 +333,7 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
     start = threading.Barrier(2)
 
     def attach(container_id: str) -> str:
-        start.wait(10)
+        start.wait(PATIENCE)
         try:
             return claims.attach(container_id)
         except CNIError as refusal:
@@ -377,7 +379,7 @@ def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> 
     with _held(claims.journal, OWNER):
         started = time.monotonic()
         assert claims.claim(**MASTER) == VF1
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < locks.TIMEOUT / 2
 
 
 def test_master_whose_vfs_are_all_taken_notes_every_owner(claims: Claims) -> None:
@@ -400,7 +402,7 @@ def test_masters_last_vf_is_waited_for_if_no_other_will_do(claims: Claims) -> No
         time.sleep(0.3)
         claims.journal.remove(OWNER)
         ends.set()
-        assert claiming.result(10) == VF0
+        assert claiming.result(PATIENCE) == VF0
 
 
 def test_damaged_journal_of_one_vf_does_not_hide_the_others_of_a_master(claims: Claims) -> None:

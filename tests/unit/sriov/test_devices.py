@@ -7,6 +7,7 @@ import pytest
 
 from base.pod import Pod
 from cni.attachments.matching import Match
+from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
@@ -28,7 +29,7 @@ def _no_candidate(node: Node, **config: Any) -> DeviceUnfit:  # noqa: ANN401
 
 
 def _missing(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    document = msgspec.json.encode({"type": "sriov"} | config)
+    document = decode(msgspec.json.encode({"type": "sriov"} | config))
     wanted = options.read(Request(command="STATUS", config=document), needs_device=False)
     return devices.missing(HOST, node.paths, wanted)
 

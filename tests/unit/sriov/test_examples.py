@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
@@ -70,7 +71,7 @@ def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> R
         container_id="c1",
         ifname="net1",
         args="IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c1",
-        config=json.dumps(config).encode(),
+        config=decode(json.dumps(config).encode()),
         network=config["name"],
     )
 
@@ -94,7 +95,7 @@ def test_definition_is_accepted(name: str) -> None:
     assert "infinibandGUID" not in config.get("capabilities", {}) or read.guid
     if "ipam" in config:
         assert read.ipam_type == "podfabric-ipam"
-        assert ipam_options.read(json.dumps(config).encode()).sets
+        assert ipam_options.read(decode(json.dumps(config).encode())).sets
 
 
 def test_definitions_mean_what_their_comments_say() -> None:

@@ -14,6 +14,7 @@ import pytest
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
+from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.spec.result import Result
 from cni.sriov import guids, interface, options, release, soft_roce
@@ -45,7 +46,7 @@ UNBIND, BIND = f"unbind {VF0} from mlx5_core", f"bind {VF0} to mlx5_core"
 
 
 def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan, DeviceRecord]:  # noqa: ANN401
-    document = msgspec.json.encode({"type": "sriov", "deviceID": address} | config)
+    document = decode(msgspec.json.encode({"type": "sriov", "deviceID": address} | config))
     wanted = options.read(Request(command="ADD", config=document))
     plan = plan_of(HOST, node.paths, address, wanted)
     return plan, record_of(plan, wanted)
@@ -54,7 +55,7 @@ def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan,
 def _placed(node: Node, address: str = VF0, **config: Any) -> Placed:  # noqa: ANN401
     plan, record = _planned(node, address, **config)
     if guids.needs_binding(plan.link, record):
-        plan, record = guids.bind_anew(HOST, node.paths, plan, record)
+        plan, record = guids.rebind(HOST, node.paths, plan, record)
     return interface.place(HOST, POD, NAMESPACE, node.paths, ATTACHMENT, plan, record, Result())
 
 
@@ -153,7 +154,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def no_namespace(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
-    def bring_back(*given: object) -> bool:
+    def restore(*given: object) -> bool:
         brought.append(str(given[2]))
         return True
 
@@ -162,7 +163,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(release, "netlink", lambda: nullcontext(HOST))
     monkeypatch.setattr(release, "namespaces_of", no_namespace)
-    monkeypatch.setattr(netdev_move, "bring_back", bring_back)
+    monkeypatch.setattr(netdev_move, "restore", restore)
     monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
@@ -317,7 +318,7 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
     bare = msgspec.structs.replace(record, soft=(), rdma=())
     monkeypatch.setattr(rdma, "rdma", absent)
     interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
-    soft_roce.take_off(ethernet.paths, bare, ("net1",))
+    soft_roce.delete(ethernet.paths, bare, ("net1",))
     assert ethernet.calls[-1] == "net1 up"
 
 

@@ -15,8 +15,9 @@ from cni.sriov import settings
 from host import vfs
 from host.errors import HostError
 from host.vfs import VF
-from tests.unit.host.test_netlink import Kernel, _refusal
-from tests.unit.host.test_vfs import IB_PF, IFINFOMSG, PF, _answer, _info
+from tests.unit.clock import Clock
+from tests.unit.host.kernel import Kernel, refusal
+from tests.unit.host.vf_messages import IB_PF, IFINFOMSG, PF, vf_info, with_vfs
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import vf
 
@@ -51,7 +52,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 def _acknowledged(kernel: Kernel, times: int = 9) -> None:
     for number in range(len(kernel.requests) + 1, len(kernel.requests) + 1 + times):
-        kernel.answers(_refusal(0, number))
+        kernel.answers(refusal(0, number))
 
 
 def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
@@ -165,8 +166,8 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
     address = bytes.fromhex(MAC.replace(":", ""))
     old = bytes.fromhex(OLD_MAC.replace(":", ""))
     for number, shown in ((1, address), (3, old)):
-        kernel.answers(_refusal(0, number))
-        kernel.answers(_answer(_info(3, shown), number=number + 1))
+        kernel.answers(refusal(0, number))
+        kernel.answers(with_vfs(vf_info(3, shown), number=number + 1))
     after = _wanted(BEFORE, mac=MAC)
     settings.apply(kernel.route, PF, BEFORE, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
@@ -178,22 +179,21 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
 def test_address_that_comes_late_is_waited_for(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", pauses.append)
-    kernel.answers(_refusal(0, 1))
+    clock = Clock(monkeypatch)
+    kernel.answers(refusal(0, 1))
     for number, shown in ((2, bytes(6)), (3, bytes.fromhex("e41122334455"))):
-        kernel.answers(_answer(_info(3, shown), number=number))
+        kernel.answers(with_vfs(vf_info(3, shown), number=number))
     settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
-    assert pauses == [settings.PAUSE]
+    assert clock.pauses == [settings.PAUSE]
 
 
 def test_address_that_never_comes_is_an_error_that_names_both(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU9
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", lambda seconds: None)
-    kernel.answers(_refusal(0, 1))
-    for number in range(2, 2 + settings.ATTEMPTS):
-        kernel.answers(_answer(_info(3, bytes(6)), number=number))
+    Clock(monkeypatch)
+    kernel.answers(refusal(0, 1))
+    for number in range(2, 40):
+        kernel.answers(with_vfs(vf_info(3, bytes(6)), number=number))
     with pytest.raises(HostError) as caught:
         settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert str(caught.value) == (
@@ -204,8 +204,8 @@ def test_address_that_never_comes_is_an_error_that_names_both(
 
 def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(kernel: Kernel) -> None:
     for number in (1, 3):
-        kernel.answers(_refusal(errno.EOPNOTSUPP, number))
-        kernel.answers(_refusal(0, number + 1))
+        kernel.answers(refusal(errno.EOPNOTSUPP, number))
+        kernel.answers(refusal(0, number + 1))
     after = _wanted(BEFORE, vlan=100, vlanQoS=5)
     settings.apply(kernel.route, PF, BEFORE, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))

@@ -10,6 +10,7 @@ from cni.spec.errors import CNIError
 from cni.sriov import soft_roce
 from cni.sriov.record import DeviceRecord, SoftRdmaDevice
 from tests.unit.host.sysfs import Tree
+from tests.waiting import PATIENCE
 
 RECORD = DeviceRecord(device="0000:af:06.0", driver="igbvf", soft=(SoftRdmaDevice("rxe", "rxe0"),))
 NONE = DeviceRecord(device="0000:af:06.0", driver="igbvf")
@@ -53,17 +54,17 @@ def test_devices_of_two_pods_are_not_made_at_the_same_time(tree: Tree) -> None:
     inside = threading.Event()
 
     def other() -> None:
-        inside.wait(10)
-        with soft_roce.one_at_a_time(tree.paths, RECORD):
+        inside.wait(PATIENCE)
+        with soft_roce.exclusively(tree.paths, RECORD):
             order.append("other")
 
     thread = threading.Thread(target=other)
     thread.start()
-    with soft_roce.one_at_a_time(tree.paths, RECORD):
+    with soft_roce.exclusively(tree.paths, RECORD):
         inside.set()
-        with soft_roce.one_at_a_time(tree.paths, NONE):  # one without any waits for nobody
+        with soft_roce.exclusively(tree.paths, NONE):  # one without any waits for nobody
             order.append("without")
         thread.join(0.3)
         order.append("first")
-    thread.join(10)
+    thread.join(PATIENCE)
     assert order == ["without", "first", "other"]

@@ -1,0 +1,26 @@
+"""Waiting in tests: for a condition, with a limit that only what hangs can reach."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from base.waiting import wait_until
+
+PATIENCE = 120.0  # seconds; a test takes a few, on a machine that is very busy perhaps 30
+
+T = TypeVar("T")
+
+
+def until(
+    condition: Callable[[], T], seconds: float = PATIENCE, what: str = "", pause: float = 0.02
+) -> T:
+    """The first true answer of `condition`; an AssertionError that names `what` if none comes."""
+    answer = wait_until(condition, seconds, pause, pause)
+    assert answer, f"after {seconds:g} s: still no {what or condition}"
+    return answer
+
+
+def join(thread: threading.Thread, seconds: float = PATIENCE) -> None:
+    """Wait for the end of a thread; an AssertionError if it does not come."""
+    thread.join(seconds)
+    assert not thread.is_alive(), f"{thread.name} still runs after {seconds:g} s"
