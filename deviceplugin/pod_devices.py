@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from base.paths import Paths
-from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedHCA, CheckpointDamaged
+from deviceplugin import checkpoint, current
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, CheckpointDamaged
 from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
@@ -131,33 +131,20 @@ def hca_of(device_id: str) -> str:
 def require_current(paths: Paths, face: PodDevice, names: Iterable[str]) -> None:
     """Raise Stale if the HCA's verbs devices are not those that the container was given.
 
-    `names` are the RDMA devices of the HCA now, or those that matter. Its uverbs number is another
-    one once its driver was loaded anew, and the old number may be another HCA's by then.
+    `names` are the RDMA devices of the HCA now, or those that matter.
     """
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}
-    if not now:
-        return
-    given = [rdma for rdma in face.device.rdma if rdma.uverbs is not None]
-    # Also their names may be others by now: then one of the numbers must be right.
-    compared = [rdma for rdma in given if rdma.name in now]
-    wrong = next((rdma for rdma in compared if _number(rdma) != now[rdma.name]), None)
-    if wrong is None and given and not compared:
-        wrong = None if {_number(rdma) for rdma in given} & set(now.values()) else given[0]
-    if wrong is not None:
+    outdated = current.outdated(face.device, now, complete=False)
+    if outdated is not None:
         other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now.values()))
         raise Stale(
-            f"the container was given {_shown(wrong)}, but HCA {face.device.id} has {other} "
+            f"the container was given {_shown(outdated)}, but HCA {face.device.id} has {other} "
             "now: its driver was loaded anew; delete the pod, so that it gets a new one"
         )
 
 
-def _number(rdma: checkpoint.AllocatedRdmaDevice) -> tuple[str, int, int] | None:
-    node = rdma.uverbs
-    return None if node is None else (node.path.rpartition("/")[2], node.major, node.minor)
-
-
-def _shown(rdma: checkpoint.AllocatedRdmaDevice) -> str:
+def _shown(rdma: AllocatedRdmaDevice) -> str:
     if rdma.uverbs is None:
         return rdma.name
     name = rdma.uverbs.path.rpartition("/")[2]
