@@ -129,8 +129,7 @@ def test_init_containers_devices_are_the_pods(holding: Holding, with_init: bool)
     holding.give(POD, {f"{B}-0": [B]}, container="main")
     kubelet = Kubelet(holding.paths.kubelet, init_containers_listed=with_init)
     with kubelet:
-        kubelet._manager.held = holding.held
-        kubelet.pods = holding.pods
+        kubelet.hold(holding.held, holding.pods)
         assert set(hcas(holding.paths)) == {A, B}
         assert hcas(holding.paths) == hcas(holding.paths)
 
@@ -139,8 +138,7 @@ def test_pod_is_known_by_its_name_alone(holding: Holding) -> None:
     """As CRI-O had it for long: no UID in CNI_ARGS."""
     holding.give(POD, {f"{B}-0": [B]})
     with Kubelet(holding.paths.kubelet) as kubelet:
-        kubelet._manager.held = holding.held
-        kubelet.pods = holding.pods
+        kubelet.hold(holding.held, holding.pods)
         assert hcas(holding.paths, Pod("ml", "worker-0")) == [B]
         assert hcas(holding.paths, Pod("other", "worker-0")) == []
 
