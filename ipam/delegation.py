@@ -11,8 +11,8 @@ from typing import Protocol
 from base import interrupts
 from cni.policy import rules
 from cni.spec import delegate
+from cni.spec.config import IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -70,7 +70,7 @@ class Delegation:
 
         `added` is the configuration that the attachment's ADD ran, which was allowed then.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if config != added:
             _require_plain(config)
         if not config.type or self._is_ours(config.type, request):
@@ -87,7 +87,7 @@ class Delegation:
         nothing to release, and is skipped if it is not allowed or cannot be started. If the journal
         cannot tell, that is a CNIError.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if added or not config.type or self._is_ours(config.type, request):
             return self.of(request, added=config)
         try:

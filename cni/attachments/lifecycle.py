@@ -23,10 +23,10 @@ from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.sandbox import lives
 from cni.policy import rules
 from cni.spec.attachment import Attachment
+from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
-from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
@@ -220,7 +220,7 @@ class InterfacePlugin(ABC):
                     if (entry.container_id, entry.ifname) not in valid:
                         failures.of(lambda entry=entry: self.remove_locked(entry))  # type: ignore[misc]
             failures.of(self.remove_strays)
-            ipam = self._ipam.of_removal(request, ipam_of(request) in ipam_of_adds)
+            ipam = self._ipam.of_removal(request, request.config.ipam in ipam_of_adds)
             if ipam is not None:
                 failures.of(ipam.gc)
         if failures:
@@ -344,7 +344,7 @@ class InterfacePlugin(ABC):
         self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
     ) -> None:
         # The entry knows which IPAM plugin the ADD ran, also if the request names another by now.
-        if entry is not None and ipam_of(request) != entry.ipam:
+        if entry is not None and request.config.ipam != entry.ipam:
             request = entry.delete_request()
         added = None if damage is not None else entry is not None
         ipam = self._ipam.of_removal(request, added)

@@ -8,8 +8,8 @@ from msgspec import Meta
 from base.pod import Pod
 from base.types import DeviceId, PKey
 from cni.spec import config, limits
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.network_config import NetworkConfig
 from cni.spec.request import Request
 from cni.spec.result import DNS
 

@@ -7,8 +7,8 @@ network without pods). A missing key means that the caller did not say, and noth
 
 import msgspec
 
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, invalid_config
-from cni.spec.network_config import NetworkConfig
 
 KEYS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
-from cni.spec.network_config import decode
 
 KEY, OLD_KEY = "cni.dev/valid-attachments", "cni.dev/attachments"
 ONE = [{"containerID": "c1", "ifname": "eth0"}]

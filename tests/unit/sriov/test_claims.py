@@ -22,8 +22,8 @@ from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.pod_choices import every, lock_of
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options, release

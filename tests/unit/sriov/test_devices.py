@@ -7,7 +7,7 @@ import pytest
 
 from base.pod import Pod
 from cni.attachments.matching import Match
-from cni.spec.network_config import decode
+from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
