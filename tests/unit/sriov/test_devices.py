@@ -65,7 +65,7 @@ def test_master_that_is_no_interface_of_hardware(ethernet: Node) -> None:  # SU1
     ethernet.tree.netdev("", "br0")
     for name in ("br0", "enp175s0f2"):
         unfit = _no_candidate(ethernet, master=name)
-        assert f"{name} is no interface of a PCI or auxiliary device" in unfit.message
+        assert f"{name} is not an interface of a PCI or auxiliary device" in unfit.message
 
 
 def test_master_that_is_away_does_not_hide_the_next_one(ethernet: Node) -> None:
@@ -81,7 +81,7 @@ def test_masters_without_a_free_vf_are_told_with_reasons(ethernet: Node) -> None
     assert unfit.code == 11
     assert unfit.message == (
         '"master": no device is free: ens1 has no VFs: write a number to its sriov_numvfs; '
-        "enp216s0 cannot have VFs; none of the 2 VFs of enp175s0f1 has an interface's driver"
+        "enp216s0 cannot have VFs; none of the 2 VFs of enp175s0f1 has a network driver"
     )
 
 

@@ -132,8 +132,8 @@ def test_other_uverbs_after_the_binding_is_an_error_that_names_both(infiniband: 
         _placed(infiniband, guid=GUID)
     assert caught.value.code == 100
     assert caught.value.message == (
-        f"binding the driver of {VF0} anew for its GUID made uverbs1 uverbs7, but the pod has the "
-        "former: set the GUID on the host, before the device plugin offers the VF"
+        f"rebinding the driver of {VF0} for its GUID changed uverbs1, which the pod has, to "
+        "uverbs7: set the GUID on the host before the device plugin offers the VF"
     )
     assert infiniband.calls == [UNBIND, BIND]  # nothing went into the pod
 
@@ -197,7 +197,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="made uverbs1 no uverbs device, but the pod has"):
+    with pytest.raises(CNIError, match="changed uverbs1, which the pod has, to no uverbs"):
         _placed(infiniband, guid=GUID)
 
 
@@ -300,7 +300,7 @@ def test_address_that_shows_late_is_waited_for(
 def test_address_that_never_shows_is_an_error(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU7, SM3
-    monkeypatch.setattr(interface, "PATIENCE", 0.05)
+    monkeypatch.setattr(interface, "MAC_TIME", 0.05)
     with pytest.raises(HostError) as caught:
         _placed(ethernet, mac="02:00:00:00:00:01")
     expected = '"net1" still has address 02:11:22:33:aa:bb after 02:00:00:00:00:01 was set'

@@ -50,7 +50,7 @@ def test_interface_that_the_kernel_does_not_know_of_may_be_in_a_pod(ethernet: No
     del ethernet.links["enp175s6"]
     unfit = _unfit(ethernet)
     assert unfit.code == 11
-    assert f"device {VF0} (driver mlx5_core) has no interface on the host: either" in unfit.message
+    assert f"device {VF0} (driver mlx5_core) has no interface on the host: it" in unfit.message
 
 
 def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
@@ -87,7 +87,7 @@ def test_kind_of_device_decides(infiniband: Node, address: str, is_vf: bool) -> 
     if is_vf:
         assert _plan(infiniband, address).vf is not None
     else:
-        assert f'device {PF} is no VF: set "pfOnly": true if' in _unfit(infiniband, PF).message
+        assert f'device {PF} is not a VF: set "pfOnly": true to' in _unfit(infiniband, PF).message
 
 
 @pytest.mark.parametrize("mode", [{}, {"vfioPciMode": True}, {"vfioPciMode": False}])
@@ -118,8 +118,7 @@ def test_option_of_an_interface_on_a_device_without_one(
 ) -> None:
     (name,) = option
     assert _unfit(infiniband, VF1, **option).message == (
-        f'"{name}": device {VF1} has driver vfio-pci, so there is no interface to set it on: '
-        "remove it"
+        f'"{name}": device {VF1} has driver vfio-pci and so no interface: remove it'
     )
 
 
@@ -167,7 +166,7 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
     ethernet.with_a_scalable_function()
     (name,) = option
     assert _unfit(ethernet, "mlx5_core.sf.6", **option).message == (
-        f'"{name}": device mlx5_core.sf.6 is no VF, and only a PF sets that for its VF: remove it'
+        f'"{name}": device mlx5_core.sf.6 is not a VF, and this is an option of VFs: remove it'
     )
 
 
