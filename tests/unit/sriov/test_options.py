@@ -94,9 +94,12 @@ def test_empty_texts_mean_not_given() -> None:
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),
         ({"allmulti": "on"}, '"allmulti": Expected bool'),
         ({"master": 5}, '"master": Expected'),
-        ({"deviceID": "eth0"}, '"deviceID": "eth0" is no device: give a PCI address'),
-        ({"runtimeConfig": {"deviceID": "eth0"}}, '"runtimeConfig.deviceID": "eth0" is no device'),
-        ({"pciBusID": "af:06"}, '"pciBusID": "af:06" is no device'),
+        ({"deviceID": "eth0"}, '"deviceID": "eth0" is not a device: give a PCI address'),
+        (
+            {"runtimeConfig": {"deviceID": "eth0"}},
+            '"runtimeConfig.deviceID": "eth0" is not a device',
+        ),
+        ({"pciBusID": "af:06"}, '"pciBusID": "af:06" is not a device'),
         (
             {"pciBusID": "0000:af:06.0"},
             f'"deviceID" is {BDF}, but "pciBusID" is 0000:af:06.0',
@@ -119,16 +122,16 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"mac": MACS[1], "guid": GUIDS[1]}, '"mac": that is of Ethernet, but "guid" is of'),
-        ({"vlan": 0, "pkey": "0x8001"}, '"vlan": that is of Ethernet, but "pkey" is of'),
+        ({"mac": MACS[1], "guid": GUIDS[1]}, '"mac": this is an Ethernet option, and "guid" is an'),
+        ({"vlan": 0, "pkey": "0x8001"}, '"vlan": this is an Ethernet option, and "pkey" is an'),
         (
             {"vlan": 100, "runtimeConfig": {"infinibandGUID": GUIDS[1]}},
-            '"vlan": that is of Ethernet, but "runtimeConfig.infinibandGUID"',
+            '"vlan": this is an Ethernet option, and "runtimeConfig.infinibandGUID"',
         ),
-        ({"spoofchk": "off", "guid": GUIDS[1]}, '"spoofchk": that is of Ethernet'),
-        ({"vfioPciMode": True, "mtu": 1500}, '"mtu": that is of an interface, and with "vfioPci'),
-        ({"vfioPciMode": True, "allmulti": False}, '"allmulti": that is of an interface'),
-        ({"vfioPciMode": True, "promisc": True}, '"promisc": that is of an interface'),
+        ({"spoofchk": "off", "guid": GUIDS[1]}, '"spoofchk": this is an Ethernet option'),
+        ({"vfioPciMode": True, "mtu": 1500}, '"mtu": this is an option of interfaces, and "vfio'),
+        ({"vfioPciMode": True, "allmulti": False}, '"allmulti": this is an option of interfaces'),
+        ({"vfioPciMode": True, "promisc": True}, '"promisc": this is an option of interfaces'),
         ({"guid": GUIDS[1], "ipam": {"type": "dhcp"}}, 'InfiniBand, which "guid" asks for'),
         ({"pkey": 5, "ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand'),
         ({"ibKubernetesEnabled": True, "guid": GUIDS[1]}, '"ibKubernetesEnabled": "args.cni" has'),
@@ -165,7 +168,7 @@ def test_what_does_not_go_together(config: dict[str, Any], text: str) -> None:
 def test_option_of_a_vf_does_not_go_with_the_pf(key: str, value: Any) -> None:  # noqa: ANN401
     refused = refusal(pfOnly=True, **{key: value})
     assert refused.code == 7
-    assert f'"{key}": a VF has that, but "pfOnly" asks for the PF itself' in refused.message
+    assert f'"{key}": this is an option of VFs, but "pfOnly" asks for the PF' in refused.message
 
 
 @pytest.mark.parametrize("given", [{}, {"deviceID": "", "master": "enp175s0f1"}])
@@ -279,9 +282,9 @@ def test_cni_args() -> None:  # S14
 @pytest.mark.parametrize(
     ("mac", "config", "text"),
     [
-        ("x", {}, 'CNI_ARGS MAC: "x" is no MAC address'),
-        (MACS[1], {"pfOnly": True}, 'CNI_ARGS MAC: a VF has that, but "pfOnly"'),
-        (MACS[1], {"guid": GUIDS[1]}, 'CNI_ARGS MAC: that is of Ethernet, but "guid"'),
+        ("x", {}, 'CNI_ARGS MAC: "x" is not a MAC address'),
+        (MACS[1], {"pfOnly": True}, 'CNI_ARGS MAC: this is an option of VFs, but "pfOnly"'),
+        (MACS[1], {"guid": GUIDS[1]}, 'CNI_ARGS MAC: this is an Ethernet option, and "guid"'),
     ],
 )
 def test_mistake_in_cni_args(mac: str, config: dict[str, Any], text: str) -> None:
