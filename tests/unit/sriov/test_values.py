@@ -59,7 +59,7 @@ def test_vlan(config: dict[str, Any], vlan: Vlan | None) -> None:
         ({"mac": "e4:11:22:33:44"}, '"mac": "e4:11:22:33:44" is not a MAC address: give 6 bytes'),
         ({"mac": "e4:11:22:33:44:55:66:77"}, '"mac": "e4:11:22:33:44:55:66:77" is not a MAC'),
         ({"MAC": "nonsense"}, '"MAC": "nonsense" is not a MAC address'),
-        ({"mac": "01:00:5e:00:00:01"}, '"mac": 01:00:5e:00:00:01 is no interface\'s own'),
+        ({"mac": "01:00:5e:00:00:01"}, '"mac": 01:00:5e:00:00:01 is not a unicast address'),
         ({"mac": "00:00:00:00:00:00"}, "not all zeros"),
         ({"runtimeConfig": {"mac": "x"}}, '"runtimeConfig.mac": "x" is not a MAC address'),
         ({"args": {"cni": {"mac": "x"}}}, '"args.cni.mac": "x" is not a MAC address'),
