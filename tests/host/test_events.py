@@ -118,9 +118,9 @@ def test_events_without_end_do_not_keep_the_waiter(
 
 
 def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_QUEUE", 4096)
-    monkeypatch.setattr(events, "_is_of_links", lambda datagram: datagram == b"")
-    monkeypatch.setattr(events, "_is_of_devices", lambda datagram: False)
+    monkeypatch.setattr(events, "QUEUE", 4096)
+    monkeypatch.setattr(events, "concerns_link", lambda datagram: datagram == b"")
+    monkeypatch.setattr(events, "concerns_device", lambda datagram: False)
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         made = Events()
     with made:
@@ -151,7 +151,7 @@ def test_wake_ends_the_next_wait_once(told: Events) -> None:
 @pytest.mark.parametrize("subsystem", ["infiniband", "infiniband_verbs", "pci", "auxiliary"])
 def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
     message = f"add@/devices/x\0ACTION=add\0DEVPATH=/devices/x\0SUBSYSTEM={subsystem}\0SEQNUM=9\0"
-    assert events._is_of_devices(message.encode())
+    assert events.concerns_device(message.encode())
 
 
 @pytest.mark.parametrize(
@@ -164,29 +164,29 @@ def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
     ],
 )
 def test_other_uevents_are_none(message: str) -> None:
-    assert not events._is_of_devices(message.encode())
+    assert not events.concerns_device(message.encode())
 
 
 def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
     """Of a new link both sockets tell, so what came over this one is looked at alone."""
-    _, uevents = told._sockets
+    _, uevents = told.sockets
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
-    found = events._received(uevents)
+    found = events.received(uevents)
     assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
-    assert all(events._is_of_devices(one) for one in found if b"SUBSYSTEM=net\0" in one)
+    assert all(events.concerns_device(one) for one in found if b"SUBSYSTEM=net\0" in one)
 
 
 def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -> None:
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         other = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, events.NETLINK_KOBJECT_UEVENT)
     with other:
-        port, _ = told._sockets[1].getsockname()
+        port, _ = told.sockets[1].getsockname()
         other.sendto(b"add@/devices/x\0SUBSYSTEM=pci\0", (port, 0))
         assert not told.wait(SHORT)
 
 
 def test_descriptors_are_given_back() -> None:
     made = Events()
-    sockets: tuple[socket.socket, ...] = made._sockets
+    sockets: tuple[socket.socket, ...] = made.sockets
     made.close()
     assert [one.fileno() for one in sockets] == [-1, -1]

@@ -9,45 +9,15 @@ import pytest
 from host import links, netlink
 from host.errors import HostError
 from host.links import Link
-from host.netlink import Change, LinkMessage, NetlinkError, NetlinkSocket, Rtnetlink, condensed
+from host.netlink import Change, LinkMessage, NetlinkError, Rtnetlink, condensed
 from host.rtnetlink import RTM_GETLINK, RTM_NEWLINK, ifinfmsg
+from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 
 ADDRESS = bytes(range(20))
-MULTI, INTERRUPTED, TLVS = 0x2, 0x10, 0x200
+INTERRUPTED = 0x10
 PARENT = Link(
     index=7, name="ib0", kind="ipoib", link_type=32, mac="", broadcast="", mtu=2044, flags=0
 )
-
-
-class Kernel:
-    """The other end of a socket: answers requests as it was told to, datagram by datagram."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.route = Rtnetlink()
-        self.requests: list[bytes] = []
-        self._answers: list[list[bytes | OSError]] = []
-        self._waiting: list[bytes | OSError] = []
-        self.stands_behind(self.route, monkeypatch)
-
-    def stands_behind(self, ours: NetlinkSocket, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Answer what goes over that socket."""
-        ours.close()  # nothing goes to the real one
-        monkeypatch.setattr(ours, "_receive", self._receive)
-        monkeypatch.setattr(ours, "_socket", self)
-
-    def answers(self, *datagrams: bytes | OSError) -> None:
-        """What the next request that is not answered yet gets."""
-        self._answers.append(list(datagrams))
-
-    def send(self, request: bytearray) -> None:
-        self.requests.append(bytes(request))
-        self._waiting += self._answers.pop(0)
-
-    def _receive(self) -> bytes:
-        answer = self._waiting.pop(0)
-        if isinstance(answer, OSError):
-            raise NetlinkError(answer.errno or 0)
-        return answer
 
 
 @pytest.fixture
@@ -55,32 +25,16 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel(monkeypatch)
 
 
-def _message(kind: int, body: bytes, number: int = 1, flags: int = 0) -> bytes:
-    return struct.pack("=IHHII", 16 + len(body), kind, flags, number, 0) + body
-
-
 def _link_message(address: bytes, number: int = 1, flags: int = 0) -> bytes:
     body = struct.pack("=BxHiII", 0, links.ARPHRD_INFINIBAND, 5, 0, 0)
     body += struct.pack("=HH4s", 8, 3, b"ib0\0")  # IFLA_IFNAME
     body += struct.pack("=HHQ", 12, 23, 1)  # one that is not read here
     body += struct.pack("=HH", 4 + len(address), 1) + address  # IFLA_ADDRESS
-    return _message(RTM_NEWLINK, body, number, flags)
-
-
-def _refusal(code: int, number: int = 1, words: bytes = b"") -> bytes:
-    request = _message(RTM_GETLINK, bytes(16), number)
-    body = struct.pack("=i", -code) + request
-    if words:
-        body += struct.pack("=HH", 4 + len(words), 1) + words + bytes(-len(words) % 4)
-    return _message(2, body, number, TLVS if words else 0)
+    return message(RTM_NEWLINK, body, number, flags)
 
 
 def _change(what: str, *accepted: int) -> Change:
     return Change(what, RTM_NEWLINK, ifinfmsg(), accepted=accepted)
-
-
-def _done(number: int = 1, status: int = 0) -> bytes:
-    return _message(3, struct.pack("=i", status), number, MULTI)
 
 
 def test_hardware_address_of_20_bytes_is_read_whole() -> None:
@@ -99,7 +53,7 @@ def test_only_what_is_read_of_a_link_is_decoded() -> None:
 
 
 def test_refusal_says_what_was_tried_and_what_the_kernel_answered(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.EEXIST, words=b"An interface has it.\0"))
+    kernel.answers(refusal(errno.EEXIST, words=b"An interface has it.\0"))
     with pytest.raises(HostError) as caught:
         kernel.route.change(_change("moving it"))
     assert str(caught.value) == "moving it: File exists (EEXIST): An interface has it"
@@ -109,7 +63,7 @@ def test_refusal_of_an_earlier_change_is_told_though_the_later_ones_are_done(
     kernel: Kernel,
 ) -> None:
     """Only the last is acknowledged: its answer comes behind every refusal."""
-    kernel.answers(_refusal(errno.EEXIST, 1), _refusal(errno.EINVAL, 2), _refusal(0, 4))
+    kernel.answers(refusal(errno.EEXIST, 1), refusal(errno.EINVAL, 2), refusal(0, 4))
     changes = [
         _change("first", errno.EEXIST),
         _change("second"),
@@ -133,13 +87,13 @@ def test_question_behind_changes_is_answered_when_they_are_done(kernel: Kernel) 
     kernel.answers(_link_message(ADDRESS, 3))
     answer = kernel.route.get(RTM_GETLINK, ifinfmsg(), after=[_change("a"), _change("b")])
     assert answer["index"] == 5
-    kernel.answers(_refusal(errno.EPERM, 5) + _link_message(ADDRESS, 6))
+    kernel.answers(refusal(errno.EPERM, 5) + _link_message(ADDRESS, 6))
     with pytest.raises(HostError, match="b: Operation not permitted"):
         kernel.route.get(RTM_GETLINK, ifinfmsg(), after=[_change("a"), _change("b")])
 
 
 def test_refusal_without_words_is_the_errno(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.EBUSY))
+    kernel.answers(refusal(errno.EBUSY))
     with pytest.raises(HostError) as caught:
         kernel.route.change(_change("moving it"))
     assert str(caught.value) == "moving it: Device or resource busy (EBUSY)"
@@ -156,15 +110,15 @@ def test_late_answers_to_an_earlier_request_are_skipped(kernel: Kernel) -> None:
     with pytest.raises(NetlinkError) as caught:
         kernel.route.get(RTM_GETLINK, ifinfmsg())
     assert caught.value.code == errno.ETIMEDOUT
-    kernel.answers(_refusal(errno.EPERM, 1), _link_message(ADDRESS, 1) + _link_message(b"", 2))
+    kernel.answers(refusal(errno.EPERM, 1), _link_message(ADDRESS, 1) + _link_message(b"", 2))
     assert kernel.route.get(RTM_GETLINK, ifinfmsg()).get_attr("IFLA_ADDRESS") == ""
 
 
 def test_dump_that_the_kernel_calls_interrupted_is_read_again(kernel: Kernel) -> None:
     kernel.answers(
-        _link_message(ADDRESS, 1, MULTI), _link_message(ADDRESS, 1, MULTI | INTERRUPTED), _done(1)
+        _link_message(ADDRESS, 1, MULTI), _link_message(ADDRESS, 1, MULTI | INTERRUPTED), done(1)
     )
-    kernel.answers(_link_message(ADDRESS, 2, MULTI), _done(2))
+    kernel.answers(_link_message(ADDRESS, 2, MULTI), done(2))
     assert len(kernel.route.dump(RTM_GETLINK, ifinfmsg())) == 1
     assert len(kernel.requests) == 2
 
@@ -175,21 +129,21 @@ def test_dump_of_which_something_was_lost_is_taken_to_its_end_and_read_again(
     kernel.answers(
         _link_message(ADDRESS, 1, MULTI),
         OSError(errno.ENOBUFS, ""),
-        _link_message(ADDRESS, 1, MULTI) + _done(1),
+        _link_message(ADDRESS, 1, MULTI) + done(1),
     )
-    kernel.answers(_link_message(ADDRESS, 2, MULTI) * 2 + _done(2))
+    kernel.answers(_link_message(ADDRESS, 2, MULTI) * 2 + done(2))
     assert len(kernel.route.dump(RTM_GETLINK, ifinfmsg())) == 2
 
 
 def test_dump_that_never_is_consistent_is_an_error(kernel: Kernel) -> None:
     for number in range(1, netlink.DUMPS + 1):
-        kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), _done(number))
+        kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), done(number))
     with pytest.raises(NetlinkError, match="changed during each"):
         kernel.route.dump(RTM_GETLINK, ifinfmsg())
 
 
 def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
-    kernel.answers(_link_message(ADDRESS, 1, MULTI), _done(1, -errno.EMSGSIZE))
+    kernel.answers(_link_message(ADDRESS, 1, MULTI), done(1, -errno.EMSGSIZE))
     with pytest.raises(NetlinkError) as caught:
         kernel.route.dump(RTM_GETLINK, ifinfmsg())
     assert caught.value.code == errno.EMSGSIZE
@@ -201,14 +155,14 @@ def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with Rtnetlink() as route, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * size)
-        route._socket.close()
-        route._socket = ours
+        route.socket.close()
+        route.socket = ours
         theirs.send(bytes(size))
         if fits:
-            assert route._receive() == bytes(size)
+            assert route.receive() == bytes(size)
             return
         with pytest.raises(NetlinkError, match=f"an answer of more than {netlink.BUFFER} bytes"):
-            route._receive()
+            route.receive()
 
 
 def test_ipoib_child_request_carries_pkey_mode_and_umcast(
@@ -229,7 +183,7 @@ def test_ipoib_child_request_carries_pkey_mode_and_umcast(
         umcast=True,
     )
     monkeypatch.setattr(links, "require", lambda route, name: made)
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     links.make_ipoib_child(kernel.route, "x", PARENT, 0x8001, "connected", True)
 
     (request,) = kernel.requests

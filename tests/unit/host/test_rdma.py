@@ -15,7 +15,7 @@ from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import DUMPS
 from host.rdma import NetlinkRdmaDevice, RdmaNetlink
-from tests.unit.host.test_netlink import Kernel, _done, _message, _refusal
+from tests.unit.host.kernel import Kernel, done, message, refusal
 
 # Types of messages: RDMA_NL_NLDEV (5) << 10, and the command
 GET, SET, NEWLINK, DELLINK, SYS_GET = 0x1401, 0x1402, 0x1403, 0x1404, 0x1406
@@ -57,11 +57,11 @@ def _told(device: NetlinkRdmaDevice, number: int = 1, flags: int = 0) -> bytes:
     body += _attr(6, struct.pack("=Q", guid)) + _attr(7, bytes(8)) + _attr(14, b"\1")
     if device.protocol:
         body += _attr(67, device.protocol.encode() + b"\0")
-    return _message(GET, body, number, flags)
+    return message(GET, body, number, flags)
 
 
 def _mode(value: int, number: int = 1) -> bytes:
-    return _message(SYS_GET, _attr(66, bytes([value])) + _attr(92, b"\1"), number)
+    return message(SYS_GET, _attr(66, bytes([value])) + _attr(92, b"\1"), number)
 
 
 def _request(kind: str, flags: str, body: str, number: int = 1) -> bytes:
@@ -79,13 +79,13 @@ def test_mode_is_read(kernel: Subsystem, value: int, mode: str) -> None:
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ECONNREFUSED])
 def test_kernel_that_knows_no_modes_is_told_with_a_remedy(kernel: Subsystem, code: int) -> None:
-    kernel.answers(_refusal(code))
+    kernel.answers(refusal(code))
     with pytest.raises(HostError, match=r"the kernel has no RDMA netlink.*ib_core"):
         rdma.mode(kernel.socket)
 
 
 def test_answer_without_a_mode_is_an_error(kernel: Subsystem) -> None:
-    kernel.answers(_message(SYS_GET, _attr(92, b"\1")))
+    kernel.answers(message(SYS_GET, _attr(92, b"\1")))
     with pytest.raises(HostError, match="answer is unknown"):
         rdma.mode(kernel.socket)
 
@@ -105,7 +105,7 @@ def test_devices_are_listed(kernel: Subsystem) -> None:
     for number in (1, 2):
         # one device in a datagram, as the kernel sends them
         parts = [_told(device, number, MULTI) for device in (plain, MLX5, RXE)]
-        kernel.answers(*parts, _done(number))
+        kernel.answers(*parts, done(number))
     assert rdma.devices(kernel.socket) == [plain, MLX5, RXE]
     # GET, NLM_F_REQUEST | NLM_F_DUMP
     assert kernel.requests == [_request("0114", "0103", "", number) for number in (1, 2)]
@@ -113,20 +113,20 @@ def test_devices_are_listed(kernel: Subsystem) -> None:
 
 def test_device_that_another_hid_when_it_left_is_found_by_a_second_look(kernel: Subsystem) -> None:
     for number, seen in ((1, [MLX5]), (2, [RXE]), (3, [RXE])):
-        kernel.answers(*(_told(device, number, MULTI) for device in seen), _done(number))
+        kernel.answers(*(_told(device, number, MULTI) for device in seen), done(number))
     assert rdma.find(kernel.socket, "rxe0") == RXE
 
 
 def test_devices_that_change_all_the_while_are_an_error(kernel: Subsystem) -> None:
     for number in range(1, DUMPS + 1):
-        kernel.answers(_told((MLX5, RXE)[number % 2], number, MULTI), _done(number))
+        kernel.answers(_told((MLX5, RXE)[number % 2], number, MULTI), done(number))
     with pytest.raises(HostError, match=r"listing RDMA devices: .*they changed during each"):
         rdma.devices(kernel.socket)
 
 
 def test_device_of_no_such_name_is_none(kernel: Subsystem) -> None:
     for number in (1, 2):
-        kernel.answers(_told(MLX5, number, MULTI), _done(number))
+        kernel.answers(_told(MLX5, number, MULTI), done(number))
     assert rdma.find(kernel.socket, "mlx5_0") is None
 
 
@@ -139,12 +139,12 @@ def test_device_is_looked_up_by_index(kernel: Subsystem) -> None:
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENODEV, errno.ENOENT])
 def test_device_of_no_such_index_is_none(kernel: Subsystem, code: int) -> None:
-    kernel.answers(_refusal(code))
+    kernel.answers(refusal(code))
     assert rdma.by_index(kernel.socket, 4) is None
 
 
 def test_device_that_may_not_be_looked_up_is_an_error(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(errno.EPERM))
+    kernel.answers(refusal(errno.EPERM))
     with pytest.raises(HostError, match="looking up RDMA device 4: Operation not permitted"):
         rdma.by_index(kernel.socket, 4)
 
@@ -152,7 +152,7 @@ def test_device_that_may_not_be_looked_up_is_an_error(kernel: Subsystem) -> None
 def test_move_names_the_device_by_index_and_the_namespace_by_descriptor(
     kernel: Subsystem, pod: NetworkNamespace
 ) -> None:
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     rdma.move(kernel.socket, MLX5, pod)
     descriptor = struct.pack("=I", pod.descriptor).hex()
     # SET, NLM_F_REQUEST | NLM_F_ACK; DEV_INDEX (1), u32; RDMA_NLDEV_NET_NS_FD (68), u32
@@ -166,7 +166,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
     """The kernel compares the device's namespace with the sender's, not with the socket's."""
     entered = []
     steps: list[int] = []
-    monkeypatch.setattr("host.namespaces._setns", lambda fd, what: steps.append(fd))
+    monkeypatch.setattr("host.namespaces.setns", lambda fd, what: steps.append(fd))
     monkeypatch.setattr(kernel.socket, "namespace", pod)
     send = kernel.socket.send
 
@@ -175,7 +175,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
         send(*requests)
 
     monkeypatch.setattr(kernel.socket, "send", sent)
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     rdma.move(kernel.socket, MLX5, pod)
     assert entered == [[pod.descriptor]]
     assert len(steps) == 2  # and left again
@@ -191,7 +191,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
 def test_move_that_is_not_supported_says_whether_mode_or_driver(
     kernel: Subsystem, pod: NetworkNamespace, value: int, expected: str
 ) -> None:
-    kernel.answers(_refusal(errno.EOPNOTSUPP, 1))
+    kernel.answers(refusal(errno.EOPNOTSUPP, 1))
     kernel.answers(_mode(value, 2))
     with pytest.raises(HostError, match=f'^moving RDMA device "mlx5_3" into netns .*{expected}'):
         rdma.move(kernel.socket, MLX5, pod)
@@ -201,13 +201,13 @@ def test_move_that_is_not_supported_says_whether_mode_or_driver(
 def test_move_of_a_device_that_is_elsewhere_says_so(
     kernel: Subsystem, pod: NetworkNamespace, code: int
 ) -> None:
-    kernel.answers(_refusal(code))
+    kernel.answers(refusal(code))
     with pytest.raises(HostError, match="it is no longer in the namespace"):
         rdma.move(kernel.socket, MLX5, pod)
 
 
 def test_rename_sends_the_name_with_its_end(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     rdma.rename(kernel.socket, MLX5, "mlx5_pf")
     # SET; DEV_INDEX (1), u32; RDMA_NLDEV_ATTR_DEV_NAME (2), 8 bytes of string
     body = "0800 0100 04000000 0c00 0200 6d6c78355f706600"
@@ -215,13 +215,13 @@ def test_rename_sends_the_name_with_its_end(kernel: Subsystem) -> None:
 
 
 def test_rename_to_a_name_that_is_taken_is_an_error(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(errno.EEXIST))
+    kernel.answers(refusal(errno.EEXIST))
     with pytest.raises(HostError, match='renaming RDMA device "mlx5_3" to "rxe0": File exists'):
         rdma.rename(kernel.socket, MLX5, "rxe0")
 
 
 def test_soft_device_is_made_on_an_interface(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
     body = (
         "0900 0200 7278653000 000000"  # RDMA_NLDEV_ATTR_DEV_NAME (2), "rxe0", padding
@@ -233,22 +233,22 @@ def test_soft_device_is_made_on_an_interface(kernel: Subsystem) -> None:
 
 
 def test_soft_device_of_an_unknown_kind_hints_at_its_module(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(errno.EINVAL))
+    kernel.answers(refusal(errno.EINVAL))
     with pytest.raises(HostError, match=r'^making rxe device "rxe0" on "eth0": .*rdma_rxe'):
         rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
 
 
 def test_soft_device_is_deleted_by_index(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     rdma.delete_soft(kernel.socket, RXE)
     assert kernel.requests == [_request("0414", "0500", "0800 0100 09000000")]  # DELLINK
 
 
 def test_soft_device_that_is_gone_is_no_error_but_hardware_is(kernel: Subsystem) -> None:
-    kernel.answers(_refusal(errno.EINVAL, 1))
-    kernel.answers(_refusal(errno.EINVAL, 2))  # of the question whether it is there
+    kernel.answers(refusal(errno.EINVAL, 1))
+    kernel.answers(refusal(errno.EINVAL, 2))  # of the question whether it is there
     rdma.delete_soft(kernel.socket, RXE)
-    kernel.answers(_refusal(errno.EINVAL, 3))
+    kernel.answers(refusal(errno.EINVAL, 3))
     kernel.answers(_told(MLX5, 4))
     with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*not a software device'):
         rdma.delete_soft(kernel.socket, MLX5)

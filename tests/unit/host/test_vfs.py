@@ -11,20 +11,21 @@ import pytest
 
 from host import vfs
 from host.errors import HostError
-from host.links import Link
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
 from tests.unit.clock import Clock
-from tests.unit.host.test_netlink import Kernel, _message, _refusal
-
-RTM_NEWLINK = 16
-PF = Link(index=7, name="ens1f0", kind="", link_type=1, mac="", broadcast="", mtu=1500, flags=0)
-IB_PF = Link(
-    index=7, name="ib0", kind="ipoib", link_type=32, mac="", broadcast="", mtu=2044, flags=0
+from tests.unit.host.kernel import (
+    IB_PF,
+    IFINFOMSG,
+    PF,
+    Kernel,
+    old_vf_info,
+    refusal,
+    vf_info,
+    vfs_answer,
 )
 
-# struct ifinfomsg: family, gap, type, index 7, flags, change
-IFINFOMSG = "00 00 0000 07000000 00000000 00000000"
+RTM_NEWLINK = 16
 NODE, PORT = "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78"
 
 
@@ -116,7 +117,7 @@ SETTINGS: dict[str, tuple[Setting, str]] = {
 def test_setting_is_one_request_with_the_bytes_of_the_headers(
     kernel: Kernel, setting: Setting, expected: str
 ) -> None:
-    kernel.answers(_refusal(0))
+    kernel.answers(refusal(0))
     setting(kernel.route)
     body = bytes.fromhex(IFINFOMSG + expected)
     # struct nlmsghdr: length, RTM_SETLINK (19), NLM_F_REQUEST | NLM_F_ACK, sequence, port
@@ -133,8 +134,8 @@ def test_no_guid_is_no_request(kernel: Kernel) -> None:
 def test_vlan_goes_the_old_way_where_the_driver_does_not_take_the_new(
     kernel: Kernel, code: int
 ) -> None:
-    kernel.answers(_refusal(code, 1))
-    kernel.answers(_refusal(0, 2))
+    kernel.answers(refusal(code, 1))
+    kernel.answers(refusal(0, 2))
     vfs.set_vlan(kernel.route, PF, 3, 100, 5, "802.1q")
     legacy = (
         "1800 1600 1400 0100"  # IFLA_VFINFO_LIST, IFLA_VF_INFO
@@ -145,15 +146,15 @@ def test_vlan_goes_the_old_way_where_the_driver_does_not_take_the_new(
 
 
 def test_vlan_that_goes_neither_way_is_an_error_that_names_the_vf(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.EOPNOTSUPP, 1))
-    kernel.answers(_refusal(errno.EOPNOTSUPP, 2))
+    kernel.answers(refusal(errno.EOPNOTSUPP, 1))
+    kernel.answers(refusal(errno.EOPNOTSUPP, 2))
     expected = r'^setting vlan 100 of VF 3 of "ens1f0": Operation not supported \(E\w+\): its drive'
     with pytest.raises(HostError, match=expected):
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1q")
 
 
 def test_vlan_that_is_refused_for_another_reason_is_not_tried_again(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.EINVAL, words=b"Reserved for the PF\0"))
+    kernel.answers(refusal(errno.EINVAL, words=b"Reserved for the PF\0"))
     with pytest.raises(HostError) as caught:
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1q")
     expected = 'setting vlan 100 of VF 3 of "ens1f0": Invalid argument (EINVAL): Reserved for the P'
@@ -161,7 +162,7 @@ def test_vlan_that_is_refused_for_another_reason_is_not_tried_again(kernel: Kern
 
 
 def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.EPROTONOSUPPORT))
+    kernel.answers(refusal(errno.EPROTONOSUPPORT))
     with pytest.raises(HostError, match=r"its driver cannot do 802\.1ad, only 802\.1q"):
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1ad")
     assert len(kernel.requests) == 1
@@ -170,8 +171,8 @@ def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Ker
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN])
 def test_pf_that_is_busy_is_asked_again(kernel: Kernel, clock: Clock, code: int) -> None:
     for number in (1, 2):
-        kernel.answers(_refusal(code, number))
-    kernel.answers(_refusal(0, 3))
+        kernel.answers(refusal(code, number))
+    kernel.answers(refusal(0, 3))
     vfs.set_trust(kernel.route, PF, 3, True)
     assert clock.pauses == [vfs.PAUSE] * 2
     assert kernel.requests[0][16:] == kernel.requests[2][16:]
@@ -181,7 +182,7 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
     kernel: Kernel, clock: Clock
 ) -> None:
     for number in range(1, 40):
-        kernel.answers(_refusal(errno.EBUSY, number, b"VF is in reset\0"))
+        kernel.answers(refusal(errno.EBUSY, number, b"VF is in reset\0"))
     with pytest.raises(HostError) as caught:
         vfs.set_trust(kernel.route, PF, 3, True)
     expected = 'setting trust on of VF 3 of "ens1f0": Device or resource busy (EBUSY): VF is in res'
@@ -203,51 +204,9 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
 def test_what_a_driver_cannot_do_is_told_with_a_remedy(
     kernel: Kernel, setting: Setting, code: int, remedy: str
 ) -> None:
-    kernel.answers(_refusal(code))
+    kernel.answers(refusal(code))
     with pytest.raises(HostError, match=remedy):
         setting(kernel.route)
-
-
-def _attr(kind: int, payload: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
-
-
-def _old_info(index: int, mac: bytes, spoofchk: int = 0xFFFFFFFF) -> bytes:
-    """What Linux 3.10 tells of a VF."""
-    info = _attr(1, struct.pack("=I", index) + mac.ljust(32, b"\0"))  # ifla_vf_mac
-    info += _attr(2, struct.pack("=III", index, 20, 1))  # ifla_vf_vlan
-    info += _attr(3, struct.pack("=II", index, 500))  # ifla_vf_tx_rate
-    return info + _attr(4, struct.pack("=II", index, spoofchk))  # ifla_vf_spoofchk
-
-
-def _info(index: int, mac: bytes, *, setting: int = 1, state: int = 1, guid: int = 0) -> bytes:
-    """What Linux 6 tells of a VF, in its order (rtnl_fill_vfinfo), with statistics."""
-    counters = b"".join(_attr(kind, struct.pack("=Q", 9)) for kind in range(1, 9))
-    tag = struct.pack("=III", index, 100, 5) + b"\x88\xa8\0\0"  # ifla_vf_vlan_info
-    return (
-        _attr(1, struct.pack("=I", index) + mac.ljust(32, b"\0"))  # ifla_vf_mac
-        + _attr(13, b"\xff" * 32)  # ifla_vf_broadcast, without an index
-        + _attr(2, struct.pack("=III", index, 100, 5))  # ifla_vf_vlan
-        + _attr(6, struct.pack("=III", index, 50, 1000))  # ifla_vf_rate
-        + _attr(3, struct.pack("=II", index, 1000))  # ifla_vf_tx_rate
-        + _attr(4, struct.pack("=II", index, setting))  # ifla_vf_spoofchk
-        + _attr(5, struct.pack("=II", index, state))  # ifla_vf_link_state
-        + _attr(7, struct.pack("=II", index, setting))  # ifla_vf_rss_query_en
-        + _attr(9, struct.pack("=II", index, setting))  # ifla_vf_trust
-        + _attr(10, struct.pack("=I4xQ", index, guid))  # ifla_vf_guid: node
-        + _attr(11, struct.pack("=I4xQ", index, guid and guid + 1))  # ifla_vf_guid: port
-        + _attr(12, _attr(1, tag))  # IFLA_VF_VLAN_LIST
-        + _attr(8, counters)  # IFLA_VF_STATS
-    )
-
-
-def _answer(*infos: bytes, number: int = 1) -> bytes:
-    """A link message with these VFs, as the kernel makes it: lengths are of 16 bits."""
-    body = struct.pack("=BxHiII", 0, 1, 7, 0, 0) + _attr(3, b"ens1f0\0")  # IFLA_IFNAME
-    listed = b"".join(_attr(1, info) for info in infos)  # IFLA_VF_INFO
-    body += _attr(21, struct.pack("=I", len(infos)))  # IFLA_NUM_VF
-    body += struct.pack("=HH", (4 + len(listed)) & 0xFFFF, 22) + listed  # IFLA_VFINFO_LIST
-    return _message(RTM_NEWLINK, body + _attr(26, bytes(8)), number)  # IFLA_AF_SPEC
 
 
 MACS = [bytes.fromhex("02112233aabb"), bytes.fromhex("02112233aabc")]
@@ -284,16 +243,16 @@ SECOND = VF(
 def test_vfs_are_read_with_all_that_the_kernel_tells_and_what_it_does_not_is_none(
     kernel: Kernel,
 ) -> None:
-    told = _info(0, MACS[0], guid=0x0011223344556677)
-    silent = _info(1, MACS[1], setting=0xFFFFFFFF, state=2)
+    told = vf_info(0, MACS[0], guid=0x0011223344556677)
+    silent = vf_info(1, MACS[1], setting=0xFFFFFFFF, state=2)
     for number in (1, 2):
-        kernel.answers(_answer(told, silent, number=number))
+        kernel.answers(vfs_answer(told, silent, number=number))
     assert vfs.every(kernel.route, PF) == [FIRST, SECOND]
     assert vfs.read(kernel.route, PF, 1) == SECOND
 
 
 def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:
-    kernel.answers(_answer())
+    kernel.answers(vfs_answer())
     assert vfs.every(kernel.route, PF) == []
     # struct nlmsghdr: 40 bytes, RTM_GETLINK (18), NLM_F_REQUEST; IFLA_EXT_MASK (29):
     # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
@@ -302,7 +261,7 @@ def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:
 
 
 def test_vf_of_an_old_kernel_is_read(kernel: Kernel) -> None:
-    kernel.answers(_answer(_old_info(0, MACS[0])))
+    kernel.answers(vfs_answer(old_vf_info(0, MACS[0])))
     assert vfs.read(kernel.route, PF, 0) == VF(
         index=0,
         mac="02:11:22:33:aa:bb",
@@ -320,18 +279,18 @@ def test_vf_of_an_old_kernel_is_read(kernel: Kernel) -> None:
 
 
 def test_infinibands_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:
-    kernel.answers(_answer(_info(0, bytes(range(20)))))
+    kernel.answers(vfs_answer(vf_info(0, bytes(range(20)))))
     assert vfs.read(kernel.route, IB_PF, 0).mac == bytes(range(20)).hex(":")
 
 
 def test_vf_that_is_not_there_is_an_error_that_names_it(kernel: Kernel) -> None:
-    kernel.answers(_answer(_info(0, MACS[0])))
+    kernel.answers(vfs_answer(vf_info(0, MACS[0])))
     with pytest.raises(HostError, match=r'^"ens1f0" has no VF 1$'):
         vfs.read(kernel.route, PF, 1)
 
 
 def test_vf_that_the_driver_does_not_tell_of_ends_nothing_else(kernel: Kernel) -> None:
-    answer = bytearray(_answer(_info(0, MACS[0]), _info(1, MACS[1])))
+    answer = bytearray(vfs_answer(vf_info(0, MACS[0]), vf_info(1, MACS[1])))
     at = answer.index(struct.pack("=HHI", 8, 21, 2))  # IFLA_NUM_VF
     answer[at + 4] = 3
     kernel.answers(bytes(answer))
@@ -339,14 +298,14 @@ def test_vf_that_the_driver_does_not_tell_of_ends_nothing_else(kernel: Kernel) -
 
 
 def test_list_that_is_longer_than_its_length_can_say_is_read_whole(kernel: Kernel) -> None:
-    infos = [_old_info(index, MACS[0]) for index in range(900)]
-    answer = _answer(*infos)
+    infos = [old_vf_info(index, MACS[0]) for index in range(900)]
+    answer = vfs_answer(*infos)
     assert 0x10000 < len(answer) < BUFFER
     kernel.answers(answer)
     assert [vf.index for vf in vfs.every(kernel.route, PF)] == list(range(900))
 
 
 def test_pf_that_is_gone_is_an_error_that_names_it(kernel: Kernel) -> None:
-    kernel.answers(_refusal(errno.ENODEV))
+    kernel.answers(refusal(errno.ENODEV))
     with pytest.raises(HostError, match='reading the VFs of "ens1f0": No such device'):
         vfs.read(kernel.route, PF, 0)

@@ -16,8 +16,7 @@ from host import vfs
 from host.errors import HostError
 from host.vfs import VF
 from tests.unit.clock import Clock
-from tests.unit.host.test_netlink import Kernel, _refusal
-from tests.unit.host.test_vfs import IB_PF, IFINFOMSG, PF, _answer, _info
+from tests.unit.host.kernel import IB_PF, IFINFOMSG, PF, Kernel, refusal, vf_info, vfs_answer
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import vf
 
@@ -52,7 +51,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 def _acknowledged(kernel: Kernel, times: int = 9) -> None:
     for number in range(len(kernel.requests) + 1, len(kernel.requests) + 1 + times):
-        kernel.answers(_refusal(0, number))
+        kernel.answers(refusal(0, number))
 
 
 def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
@@ -166,8 +165,8 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
     address = bytes.fromhex(MAC.replace(":", ""))
     old = bytes.fromhex(OLD_MAC.replace(":", ""))
     for number, shown in ((1, address), (3, old)):
-        kernel.answers(_refusal(0, number))
-        kernel.answers(_answer(_info(3, shown), number=number + 1))
+        kernel.answers(refusal(0, number))
+        kernel.answers(vfs_answer(vf_info(3, shown), number=number + 1))
     after = _wanted(BEFORE, mac=MAC)
     settings.apply(kernel.route, PF, BEFORE, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
@@ -180,9 +179,9 @@ def test_address_that_comes_late_is_waited_for(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    kernel.answers(_refusal(0, 1))
+    kernel.answers(refusal(0, 1))
     for number, shown in ((2, bytes(6)), (3, bytes.fromhex("e41122334455"))):
-        kernel.answers(_answer(_info(3, shown), number=number))
+        kernel.answers(vfs_answer(vf_info(3, shown), number=number))
     settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert clock.pauses == [settings.PAUSE]
 
@@ -191,9 +190,9 @@ def test_address_that_never_comes_is_an_error_that_names_both(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU9
     Clock(monkeypatch)
-    kernel.answers(_refusal(0, 1))
+    kernel.answers(refusal(0, 1))
     for number in range(2, 40):
-        kernel.answers(_answer(_info(3, bytes(6)), number=number))
+        kernel.answers(vfs_answer(vf_info(3, bytes(6)), number=number))
     with pytest.raises(HostError) as caught:
         settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert str(caught.value) == (
@@ -204,8 +203,8 @@ def test_address_that_never_comes_is_an_error_that_names_both(
 
 def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(kernel: Kernel) -> None:
     for number in (1, 3):
-        kernel.answers(_refusal(errno.EOPNOTSUPP, number))
-        kernel.answers(_refusal(0, number + 1))
+        kernel.answers(refusal(errno.EOPNOTSUPP, number))
+        kernel.answers(refusal(0, number + 1))
     after = _wanted(BEFORE, vlan=100, vlanQoS=5)
     settings.apply(kernel.route, PF, BEFORE, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
