@@ -25,7 +25,7 @@ class Busy(Exception):
 @contextmanager
 def locked(
     path: Path,
-    whose: str,
+    what: str,
     timeout: float = TIMEOUT,
     *,
     keep: bool = False,
@@ -36,7 +36,7 @@ def locked(
 
     Args:
         path: the lock file; missing directories above it are created (0700).
-        whose: what the file stands for, for the error text.
+        what: what the file stands for, for the error text.
         timeout: seconds to wait for another holder; with 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and a waiter opens a new one.
@@ -49,7 +49,7 @@ def locked(
     file = wait_until(lambda: _attempt(path), timeout, pause, longest_pause)
     if file is None:
         raise Busy(
-            f"another call for {whose} is still running after {timeout:g} s "
+            f"another call for {what} is still running after {timeout:g} s "
             f"(it holds {path}): try again later"
         )
     with file:

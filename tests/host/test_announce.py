@@ -71,7 +71,7 @@ def test_neighbour_on_ethernet_hears_of_every_address(cable: Cable) -> None:
     assert frame[:2] == b"\x33\x33"  # to all nodes
 
 
-def test_nobody_waits_for_the_sockets_end_and_nothing_is_left_of_it(cable: Cable) -> None:
+def test_closing_the_socket_does_not_block_and_leaves_nothing(cable: Cable) -> None:
     """Closing a packet socket takes the kernel as long as moving an interface."""
     link = cable.configured("10.1.2.3/24")
     home = Path("/proc/self/ns/net").stat().st_ino

@@ -57,14 +57,14 @@ def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(told: Events, 
         assert told.wait(LONG), command
 
 
-def test_nothing_is_told_when_nothing_happens(told: Events, name: str) -> None:
+def test_no_event_without_a_change(told: Events, name: str) -> None:
     assert not told.wait(0)
     assert not told.wait(SHORT)
     _ip(name, "address", "add", "192.0.2.1/32", "dev", "lo")
     assert not told.wait(SHORT)
 
 
-def test_events_of_another_namespace_are_not_told(told: Events) -> None:
+def test_events_of_another_namespace_are_ignored(told: Events) -> None:
     other = f"t{uuid4().hex[:10]}"
     subprocess.run([IP, "netns", "add", other], check=True)
     try:
@@ -74,7 +74,7 @@ def test_events_of_another_namespace_are_not_told(told: Events) -> None:
         subprocess.run([IP, "netns", "delete", other], check=True)
 
 
-def test_what_comes_in_one_burst_is_told_once(
+def test_burst_of_events_counts_once(
     told: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
@@ -163,7 +163,7 @@ def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
         "libudev\0",
     ],
 )
-def test_other_uevents_are_none(message: str) -> None:
+def test_other_uevents_are_ignored(message: str) -> None:
     assert not events.concerns_device(message.encode())
 
 
@@ -176,7 +176,7 @@ def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
     assert all(events.concerns_device(one) for one in found if b"SUBSYSTEM=net\0" in one)
 
 
-def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -> None:
+def test_messages_from_programs_are_ignored(told: Events, name: str) -> None:
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         other = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, events.NETLINK_KOBJECT_UEVENT)
     with other:
@@ -185,7 +185,7 @@ def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -
         assert not told.wait(SHORT)
 
 
-def test_descriptors_are_given_back() -> None:
+def test_descriptors_are_closed() -> None:
     made = Events()
     sockets: tuple[socket.socket, ...] = made.sockets
     made.close()

@@ -28,7 +28,7 @@ def _path(name: str) -> str:
     return f"/var/run/netns/{name}"
 
 
-def test_namespace_made_anew_has_another_identity(name: str) -> None:
+def test_new_namespace_has_another_identity(name: str) -> None:
     with NetworkNamespace.open(_path(name)) as first:
         identity = first.identity
         assert not first.was_removed()

@@ -114,7 +114,7 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     fabric.assert_restored()
 
 
-def test_given_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
+def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
     _, given = netdev_move.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
@@ -143,14 +143,14 @@ def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.Monke
     fabric.assert_restored()
 
 
-def test_name_that_the_pod_has_is_told_before_the_move(fabric: Fabric) -> None:
+def test_name_in_use_is_refused_before_the_move(fabric: Fabric) -> None:
     netdev_move.require_free(fabric.inside, "net1")
     fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(NameTaken, match='the pod already has a link of kind veth named "net1"'):
         netdev_move.require_free(fabric.inside, "net1")
 
 
-def test_name_taken_during_the_move_leaves_what_can_be_brought_back(fabric: Fabric) -> None:
+def test_name_taken_during_the_move_leaves_a_restorable_interface(fabric: Fabric) -> None:
     """The kernel has moved it by the time it finds the name taken."""
     fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
@@ -175,7 +175,7 @@ def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -
     fabric.assert_restored()
 
 
-def test_what_a_pod_changed_is_put_right(fabric: Fabric) -> None:
+def test_changes_by_the_pod_are_undone(fabric: Fabric) -> None:
     fabric.attach()
     fabric.pod("link", "set", "net1", "name", "mine")
     fabric.pod("link", "set", "mine", "mtu", "900", "address", "02:00:00:00:00:99")
@@ -184,7 +184,7 @@ def test_what_a_pod_changed_is_put_right(fabric: Fabric) -> None:
     fabric.assert_restored()
 
 
-def test_interface_that_a_pod_unmarked_is_known_by_its_name_kind_and_address(
+def test_interface_without_its_mark_is_found_by_name_kind_and_address(
     fabric: Fabric,
 ) -> None:
     fabric.attach()
@@ -211,7 +211,7 @@ def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
 
 
 @pytest.mark.parametrize("also_in_the_pod", [False, True])
-def test_alternative_name_in_the_way_is_taken_off_and_given_back(
+def test_clashing_alternative_name_is_removed_and_restored(
     fabric: Fabric, also_in_the_pod: bool
 ) -> None:
     """The pod's name as an alternative name of the interface itself, or of another one there."""
@@ -311,13 +311,13 @@ def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
         )
 
 
-def test_address_that_is_there_already_is_no_error(fabric: Fabric) -> None:
+def test_existing_address_is_no_error(fabric: Fabric) -> None:
     moved = fabric.attach()
     for _ in range(2):
         netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "fd00::3/64"])
 
 
-def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
+def test_identify_agrees_with_find(fabric: Fabric) -> None:
     link, peer = (links.require(fabric.outside, name) for name in ("eth7", "peer7"))
     seen = links.identify(fabric.outside, "eth7")
     assert seen is not None
@@ -329,7 +329,7 @@ def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
     assert not links.LinkIdentity(1, 32, infiniband[1:15]).is_of(child)
 
 
-def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_it(
+def test_interface_that_lost_its_mark_during_configuration_is_an_error(
     fabric: Fabric,
 ) -> None:
     moved = fabric.attach()
@@ -339,13 +339,13 @@ def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_i
 
 
 @pytest.mark.parametrize("name", ["eth7", "long-name-of-eth7", "none", "none-of-such-a-long-name"])
-def test_name_is_there_if_a_look_up_finds_it(fabric: Fabric, name: str) -> None:
+def test_has_name_agrees_with_find(fabric: Fabric, name: str) -> None:
     fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
     there = links.find(fabric.outside, name) is not None
     assert links.has_name(fabric.outside, name) == there == ("eth7" in name)
     assert not links.has_name(fabric.inside, name)
 
 
-def test_missing_interface_is_told_apart(fabric: Fabric) -> None:
+def test_missing_interface_is_link_missing(fabric: Fabric) -> None:
     with pytest.raises(LinkMissing, match='there is no interface "none"'):
         links.require(fabric.outside, "none")

@@ -50,7 +50,7 @@ def test_the_directory_itself_may_be_behind_a_link(inside: Path, tmp_path: Path)
     assert read(tmp_path / "link", "deeper/file") == b"inside\n"
 
 
-def test_the_first_directory_that_fits_is_taken(inside: Path) -> None:
+def test_first_matching_directory_is_used(inside: Path) -> None:
     directories = ["/nowhere", str(inside)]
     assert confined.read(directories, f"{inside}/deeper/file", MOST) == b"inside\n"
 
@@ -105,7 +105,7 @@ def test_devices_and_links_of_proc_are_not_opened(opened: Opened, path: str) -> 
 
 
 @BOTH
-def test_a_directory_is_no_file(inside: Path, opened: Opened) -> None:
+def test_directory_is_refused(inside: Path, opened: Opened) -> None:
     with pytest.raises(UnsafeFile, match="not a regular file"):
         opened(inside, "deeper")
 
@@ -128,7 +128,7 @@ def test_sizes_are_bounded(inside: Path) -> None:
 
 
 @BOTH
-def test_what_is_missing_is_an_os_error(inside: Path, opened: Opened) -> None:
+def test_missing_file_is_an_os_error(inside: Path, opened: Opened) -> None:
     with pytest.raises(FileNotFoundError):
         opened(inside, "nowhere/file")
 

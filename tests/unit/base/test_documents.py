@@ -36,7 +36,7 @@ def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
         ("{}", {}),
     ],
 )
-def test_keys_that_differ_are_all_there(content: str, value: object) -> None:
+def test_different_keys_are_kept(content: str, value: object) -> None:
     assert documents.decode(content.encode(), "config.yaml") == value
 
 
@@ -55,7 +55,7 @@ def test_a_key_that_is_twice_in_yaml_is_named(content: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 900, 5000, 100_000])
-def test_whatever_is_nested_deeply_is_an_error_or_a_value(depth: int) -> None:
+def test_deep_nesting_is_an_error_or_a_value(depth: int) -> None:
     content = b'{"a":' * depth + b"1" + b"}" * depth
     try:
         value = documents.decode(content, "config.yaml")

@@ -28,7 +28,7 @@ def test_unchanged_server_is_as_it_was(paths: Paths, seen: list[HCA]) -> None:
     assert not change_detection.has_other_states(paths, seen, every=True)
 
 
-def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
+def test_undecodable_name_is_a_change(paths: Paths, seen: list[HCA]) -> None:
     before = change_detection.uverbs(paths)
     (paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_bytes(UNREADABLE)
     assert change_detection.uverbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
@@ -37,7 +37,7 @@ def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HC
 
 
 @pytest.mark.parametrize("name", ["umad0", "issm0"])
-def test_mad_device_with_another_number_is_seen_by_who_gives_such_away(
+def test_other_mad_number_is_a_change_only_if_mad_counts(
     paths: Paths, seen: list[HCA], name: str
 ) -> None:
     Tree(paths.sys, paths).write(f"class/infiniband_mad/{name}/dev", "231:250")
@@ -46,6 +46,6 @@ def test_mad_device_with_another_number_is_seen_by_who_gives_such_away(
     assert all(change_detection.has_its_devices(paths, one, mad=False) for one in seen)
 
 
-def test_state_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
+def test_undecodable_state_is_a_change(paths: Paths, seen: list[HCA]) -> None:
     (paths.sys / "class/infiniband/mlx5_0/ports/1/state").write_bytes(UNREADABLE)
     assert change_detection.has_other_states(paths, seen, every=True)

@@ -108,7 +108,7 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
         (servers.vfs, (VFS_PF, VFS_ETHERNET_PF, *VFS, *VFS_ETHERNET, VFS_SF)),
     ],
 )
-def test_gpus_bridges_and_other_functions_are_none(
+def test_gpus_bridges_and_other_functions_are_not_hcas(
     tmp_path: Path, build: Callable[[Path], Paths], ids: tuple[str, ...]
 ) -> None:
     assert tuple(hca.id for hca in hcas(build(tmp_path))) == ids
@@ -149,7 +149,7 @@ def test_vfs_and_sfs_know_their_pf(tmp_path: Path) -> None:
     assert found[VFS_SF].vendor == "15b3"
 
 
-def test_representors_are_no_netdevs_of_the_pf(tmp_path: Path) -> None:
+def test_representors_are_not_netdevs_of_the_pf(tmp_path: Path) -> None:
     pf = _by_id(servers.vfs(tmp_path))[VFS_ETHERNET_PF]
     assert (pf.netdevs, pf.link_types) == (("enp59s0f1np0",), ("ether",))
     assert _port(pf).netdevs == ("enp59s0f1np0",)
@@ -167,7 +167,7 @@ def test_hca_is_working_if_any_port_is_active(tmp_path: Path) -> None:
     assert states == [("DOWN", "Polling"), ("INIT", "LinkUp")]
 
 
-def test_hca_in_a_pod_is_still_told_by_its_verbs(tmp_path: Path) -> None:
+def test_hca_in_a_pod_is_listed_by_its_uverbs_device(tmp_path: Path) -> None:
     paths = servers.vfs(tmp_path)
     tree = Tree(paths.sys)
     for device, rdma, netdev in ((VFS[1], "mlx5_3", "ib3"), (VFS_SF, "mlx5_10", "enp59s0f1s88")):
@@ -181,7 +181,7 @@ def test_hca_in_a_pod_is_still_told_by_its_verbs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_sysfs", [True, False])
-def test_ipoib_children_are_no_netdevs(tmp_path: Path, by_sysfs: bool) -> None:
+def test_ipoib_children_are_not_netdevs_of_the_hca(tmp_path: Path, by_sysfs: bool) -> None:
     paths = servers.dgx(tmp_path)
     tree = Tree(paths.sys)
     address = ipoib_address(port_guid(0))
@@ -202,7 +202,7 @@ def test_pkeys_are_in_the_order_of_the_table_without_its_empty_slots(tree: Tree)
     assert _port(_only(tree.paths)).pkeys == (0x8001, 0x8002, 0x7FFF)
 
 
-def test_ipoib_interface_is_told_by_the_guid_of_its_port_not_by_its_place(tree: Tree) -> None:
+def test_ipoib_interface_is_found_by_its_ports_guid(tree: Tree) -> None:
     for number, name in enumerate(("mlx5_0", "mlx5_1")):
         tree.rdma(PF, name)
         tree.port(name, guid=port_guid(number))
@@ -247,7 +247,7 @@ def test_netdev_of_a_roce_port(
     assert _port(_only(tree.paths)).netdevs == netdevs
 
 
-def test_ports_of_one_function_without_gids_are_told_by_dev_port(tree: Tree) -> None:
+def test_ports_without_gids_are_distinguished_by_dev_port(tree: Tree) -> None:
     tree.rdma(PF, "mlx5_0")
     for number in (1, 2):
         tree.netdev(PF, f"eth{2 - number}", dev_port=number - 1)
@@ -282,13 +282,13 @@ def test_software_device_has_no_other_virtual_interface_while_its_own_is_down(tr
     assert _only(tree.paths).netdevs == ("eth7",)
 
 
-def test_software_device_in_a_pod_is_still_told(tree: Tree) -> None:
+def test_software_device_in_a_pod_is_listed(tree: Tree) -> None:
     tree.uverbs("uverbs3", "rxe0")
     hca = _by_id(tree.paths)["rxe0"]
     assert (hca.software, hca.rdma, hca.rdma_names) == (True, (), ("rxe0",))
 
 
-def test_hca_that_is_no_pci_function_is_an_hca_by_its_name(tree: Tree) -> None:
+def test_hca_without_a_pci_function_has_its_name_as_id(tree: Tree) -> None:
     tree.remove(PF)
     above = tree.root / "devices/platform/ibloop.0/infiniband/ibloop0"
     above.mkdir(parents=True)
@@ -338,7 +338,7 @@ def test_uverbs_device_without_a_parent_is_its_rdma_devices(tree: Tree) -> None:
     assert _only(tree.paths).rdma_names == ("mlx5_0",)
 
 
-def test_auxiliary_devices_other_than_sfs_are_none(tree: Tree) -> None:
+def test_auxiliary_devices_other_than_sfs_are_not_hcas(tree: Tree) -> None:
     for name in ("mlx5_core.eth.0", "mlx5_core.rdma.0", "mlx5_core.sf.12"):
         tree.sf(PF, name)
     assert [one.id for one in hcas(tree.paths)] == [PF, "mlx5_core.sf.12"]
@@ -355,7 +355,7 @@ def test_netdev_on_the_virtio_device_of_a_function_is_the_functions(tree: Tree) 
 
 
 @pytest.mark.parametrize(("driver", "group"), [("vfio-pci", "37"), ("mlx5_core", ""), ("", "")])
-def test_iommu_group_is_told_of_a_function_for_a_programs_own_driver(
+def test_function_with_a_userspace_driver_has_its_iommu_group(
     tree: Tree, driver: str, group: str
 ) -> None:
     tree.bound(PF, driver)
@@ -369,7 +369,7 @@ def test_acpi_index(tree: Tree) -> None:
     assert _only(tree.paths).acpi_index == "3"
 
 
-def test_what_cannot_be_read_hides_nothing_else(tmp_path: Path) -> None:
+def test_unreadable_hca_does_not_hide_others(tmp_path: Path) -> None:
     paths = servers.dgx(tmp_path)
     tree = Tree(paths.sys)
     tree.remove(DGX_HCAS[0])  # unplugged now: links to it and its classes' entries dangle
@@ -390,7 +390,7 @@ def test_what_cannot_be_read_hides_nothing_else(tmp_path: Path) -> None:
     assert found[DGX_HCAS[7]].working
 
 
-def test_node_without_any_bus_or_class_has_none(tmp_path: Path) -> None:
+def test_node_without_bus_and_class_directories_has_no_hcas(tmp_path: Path) -> None:
     assert hcas(Paths(sys=tmp_path)) == []
 
 

@@ -32,7 +32,7 @@ def test_every_gpu_is_found_with_uuid_minor_and_numa_node(paths: Paths) -> None:
     assert [gpu.numa for gpu in found] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_node_without_the_driver_has_none(tmp_path: Path) -> None:
+def test_node_without_the_driver_has_no_gpus(tmp_path: Path) -> None:
     assert gpus(Paths(proc=tmp_path)) == []
 
 
@@ -93,11 +93,11 @@ def test_id_of_a_device_plugin_means_a_gpu(paths: Paths, device_id: str) -> None
         "0000:1a:00.0",
     ],
 )
-def test_other_id_means_none(paths: Paths, device_id: str) -> None:
+def test_unknown_id_is_no_gpu(paths: Paths, device_id: str) -> None:
     assert address_of(gpus(paths), device_id) == ""
 
 
-def test_gpus_are_read_again_if_one_comes_or_was_not_set_up_yet(tmp_path: Path) -> None:
+def test_gpus_are_read_again_if_one_is_added_or_was_not_set_up(tmp_path: Path) -> None:
     paths = Paths(proc=tmp_path / "proc", sys=tmp_path / "sys")
     kept = GPUs(paths)
     assert kept.read() == []

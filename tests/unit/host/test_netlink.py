@@ -44,7 +44,7 @@ def test_hardware_address_of_20_bytes_is_read_whole() -> None:
     assert message.get_attr("IFLA_ADDRESS") == ADDRESS.hex(":")
 
 
-def test_only_what_is_read_of_a_link_is_decoded() -> None:
+def test_only_needed_attributes_of_a_link_are_decoded() -> None:
     message = LinkMessage(condensed(_link_message(ADDRESS)))
     message.decode()
     assert [name for name, _ in message["attrs"]] == ["IFLA_IFNAME", "IFLA_ADDRESS"]
@@ -52,14 +52,14 @@ def test_only_what_is_read_of_a_link_is_decoded() -> None:
     assert message["index"] == 5
 
 
-def test_refusal_says_what_was_tried_and_what_the_kernel_answered(kernel: Kernel) -> None:
+def test_refusal_names_the_change_and_the_kernels_answer(kernel: Kernel) -> None:
     kernel.answers(refusal(errno.EEXIST, words=b"An interface has it.\0"))
     with pytest.raises(HostError) as caught:
         kernel.route.change(_change("moving it"))
     assert str(caught.value) == "moving it: File exists (EEXIST): An interface has it"
 
 
-def test_refusal_of_an_earlier_change_is_told_though_the_later_ones_are_done(
+def test_refusal_of_an_earlier_change_is_raised_after_later_changes(
     kernel: Kernel,
 ) -> None:
     """Only the last is acknowledged: its answer comes behind every refusal."""
@@ -123,7 +123,7 @@ def test_dump_that_the_kernel_calls_interrupted_is_read_again(kernel: Kernel) ->
     assert len(kernel.requests) == 2
 
 
-def test_dump_of_which_something_was_lost_is_taken_to_its_end_and_read_again(
+def test_incomplete_dump_is_read_to_its_end_and_repeated(
     kernel: Kernel,
 ) -> None:
     kernel.answers(

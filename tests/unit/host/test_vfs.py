@@ -201,7 +201,7 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
         (lambda r: vfs.set_guids(r, PF, 3, NODE, PORT), errno.EOPNOTSUPP, "for InfiniBand"),
     ],
 )
-def test_what_a_driver_cannot_do_is_told_with_a_remedy(
+def test_unsupported_setting_is_an_error_with_a_remedy(
     kernel: Kernel, setting: Setting, code: int, remedy: str
 ) -> None:
     kernel.answers(refusal(code))
@@ -240,7 +240,7 @@ SECOND = VF(
 )
 
 
-def test_vfs_are_read_with_all_that_the_kernel_tells_and_what_it_does_not_is_none(
+def test_unreported_settings_of_a_vf_are_none(
     kernel: Kernel,
 ) -> None:
     told = vf_info(0, MACS[0], guid=0x0011223344556677)
@@ -283,13 +283,13 @@ def test_infinibands_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:
     assert vfs.read(kernel.route, IB_PF, 0).mac == bytes(range(20)).hex(":")
 
 
-def test_vf_that_is_not_there_is_an_error_that_names_it(kernel: Kernel) -> None:
+def test_missing_vf_is_an_error_that_names_it(kernel: Kernel) -> None:
     kernel.answers(vfs_answer(vf_info(0, MACS[0])))
     with pytest.raises(HostError, match=r'^"ens1f0" has no VF 1$'):
         vfs.read(kernel.route, PF, 1)
 
 
-def test_vf_that_the_driver_does_not_tell_of_ends_nothing_else(kernel: Kernel) -> None:
+def test_unreported_vf_does_not_hide_others(kernel: Kernel) -> None:
     answer = bytearray(vfs_answer(vf_info(0, MACS[0]), vf_info(1, MACS[1])))
     at = answer.index(struct.pack("=HHI", 8, 21, 2))  # IFLA_NUM_VF
     answer[at + 4] = 3

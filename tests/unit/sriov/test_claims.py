@@ -147,7 +147,7 @@ GONE: dict[str, Any] = {
 }
 
 
-def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> None:
+def test_free_device_is_journaled_first(claims: Claims) -> None:
     assert claims.claim() == VF0
     (entry,) = claims.journal.holders(VF0)
     assert isinstance(entry, JournalEntry)
@@ -186,7 +186,7 @@ def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
 
 
 @pytest.mark.parametrize("phase", [ADDING, ATTACHED, LEAVING])
-def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str) -> None:  # SP3
+def test_device_of_a_dead_pod_is_restored_and_attached(claims: Claims, phase: str) -> None:  # SP3
     claims.owned(phase=phase, **GONE)
     assert claims.claim() == VF0
     assert claims.taken_back == [str(OWNER)]
@@ -195,7 +195,7 @@ def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str
     assert owner.device == ""
 
 
-def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims: Claims) -> None:
+def test_device_of_an_earlier_boot_is_attached_without_a_restore(claims: Claims) -> None:
     claims.owned(boot_id="another boot")
     assert claims.claim() == VF0
     assert claims.taken_back == []
@@ -204,19 +204,19 @@ def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims:
     assert owner.device == ""
 
 
-def test_device_of_a_killed_add_is_taken_back_though_its_pod_lives(claims: Claims) -> None:
+def test_device_of_a_killed_add_is_restored_though_its_pod_lives(claims: Claims) -> None:
     claims.owned(phase=ADDING)
     assert claims.claim() == VF0
     assert claims.taken_back == [str(OWNER)]
 
 
-def test_device_that_was_given_back_is_free(claims: Claims) -> None:
+def test_restored_device_is_free(claims: Claims) -> None:
     claims.owned(device="", config=msgspec.json.encode({"deviceID": VF0}).decode())
     assert claims.claim() == VF0
     assert claims.taken_back == []
 
 
-def test_device_that_cannot_be_taken_back_is_not_given(
+def test_device_that_cannot_be_restored_is_not_attached(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: object) -> None:
@@ -241,7 +241,7 @@ def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # S
     assert claims.taken_back == []
 
 
-def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
+def test_running_add_of_the_owner_is_waited_for_and_keeps_the_device(
     claims: Claims,
 ) -> None:  # SI4
     adding = claims.owned(phase=ADDING)
@@ -266,7 +266,7 @@ def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPat
         assert 0.3 <= time.monotonic() - started < 10
 
 
-def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_device_locked(claims: Claims) -> None:
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
@@ -277,7 +277,7 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
         claiming.result(10)
 
 
-def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
     held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
     claims.given = GivenToPod(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
@@ -314,7 +314,7 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
     assert claims.refusal().code == 113
 
 
-def test_damaged_journal_of_another_device_is_no_hindrance(claims: Claims) -> None:
+def test_damaged_journal_of_another_device_does_not_matter(claims: Claims) -> None:
     entry = claims.owned(device=VF1)
     claims.journal.path_of(entry.attachment).write_bytes(b'{"device": "0000:af:06.1"')
     assert claims.claim() == VF0
@@ -341,7 +341,7 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
     assert owner.container_id not in answers[1]
 
 
-def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
+def test_calls_for_any_vf_of_a_master_get_different_vfs(claims: Claims) -> None:
     def attach(container_id: str) -> str:
         with suppress(CNIError):
             return claims.attach(container_id, **MASTER)
@@ -355,7 +355,7 @@ def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
     assert given
 
 
-def test_master_skips_vfs_that_are_taken(claims: Claims) -> None:
+def test_master_skips_used_vfs(claims: Claims) -> None:
     claims.owned()
     assert claims.claim(**MASTER) == VF1
 
@@ -374,7 +374,7 @@ def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> 
         assert time.monotonic() - started < 5
 
 
-def test_master_whose_vfs_are_all_taken_notes_every_owner(claims: Claims) -> None:
+def test_master_without_a_free_vf_logs_every_owner(claims: Claims) -> None:
     claims.owned()
     claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
     with collected() as notes:
@@ -403,7 +403,7 @@ def test_damaged_journal_of_one_vf_does_not_hide_the_others_of_a_master(claims: 
     assert claims.claim(**MASTER) == VF1
 
 
-def test_refusal_that_may_pass_is_told_as_such(claims: Claims) -> None:
+def test_temporary_refusal_is_try_again(claims: Claims) -> None:
     claims.owned()
     claims.node.tree.bound(VF1, "")
     del claims.node.links["enp175s7"]

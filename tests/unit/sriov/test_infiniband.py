@@ -87,7 +87,7 @@ def test_guid_that_the_interface_has_already_needs_no_binding(infiniband: Node) 
     assert infiniband.calls == ["interface ib1, index 12, to the pod as net1", "net1 up"] * 2
 
 
-def test_driver_is_bound_anew_for_another_guid(infiniband: Node) -> None:  # B2
+def test_driver_is_rebound_for_another_guid(infiniband: Node) -> None:  # B2
     _binds_with_guid(infiniband)
     placed = _placed(infiniband, guid=GUID)
     assert infiniband.calls == [
@@ -235,7 +235,7 @@ def test_rdma_device_of_infiniband_goes_before_the_interface(infiniband: Node) -
     assert infiniband.rdma_in_pod == {1: "mlx5_1"}
 
 
-def test_rdma_device_of_ethernet_goes_after_the_interface(ethernet: Node) -> None:
+def test_rdma_device_of_ethernet_moves_after_the_interface(ethernet: Node) -> None:
     _placed(ethernet, rdmaIsolation=True)
     assert ethernet.calls == [
         "interface enp175s6, index 10, to the pod as net1",
@@ -277,7 +277,7 @@ def test_rdma_device_that_has_gone_is_named_and_the_interface_stays(infiniband: 
     assert infiniband.calls == []
 
 
-def test_interface_that_is_not_made_anew_with_its_rdma_device_is_named(
+def test_interface_that_does_not_reappear_with_its_rdma_device_is_named(
     infiniband: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guids, "APPEARANCE", 0.05)
@@ -322,7 +322,7 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
     assert ethernet.calls[-1] == "net1 up"
 
 
-def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
+def test_settings_are_restored_by_address_if_the_vfs_number_changed(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """VFs that were made anew may be numbered in another way: the number is another pod's."""

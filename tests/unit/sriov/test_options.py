@@ -16,7 +16,7 @@ from tests.unit.sriov.configuration import BDF, GUIDS, MACS, read, refusal, requ
 CONFIGURED = {"mellanox.infiniband.app": "configured"}
 
 
-def test_nothing_given_leaves_everything_untouched() -> None:
+def test_empty_configuration_changes_nothing() -> None:
     assert read() == options.SriovOptions(
         device=BDF,
         device_key="deviceID",
@@ -45,7 +45,7 @@ def test_nothing_given_leaves_everything_untouched() -> None:
 
 
 @pytest.mark.parametrize("known", ["0", "rxe_v0", "rxe_v0-3"])
-def test_device_id_that_is_no_address_is_left_to_the_match(known: str) -> None:
+def test_device_id_without_an_address_is_left_to_the_match(known: str) -> None:
     pod = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"
     wanted = read(
         pod, deviceID=known, pciBusID=known, runtimeConfig={"deviceID": known}, master="e"
@@ -56,7 +56,7 @@ def test_device_id_that_is_no_address_is_left_to_the_match(known: str) -> None:
     assert options.device_of(request(json.dumps({"deviceID": known}).encode())) == ""
 
 
-def test_match_is_made_unless_the_configuration_says_no() -> None:
+def test_match_device_is_on_by_default() -> None:
     assert read(match_device=True).match_device
     assert not read(match_device=False).match_device
     assert '"match_device": Expected' in refusal(match_device="no").message
@@ -68,14 +68,14 @@ def test_named_pod_needs_no_device() -> None:
     assert (wanted.device, wanted.masters, wanted.pod.name) == ("", (), "worker-0")
 
 
-def test_null_is_as_good_as_not_given() -> None:
+def test_null_means_not_set() -> None:
     nulls: dict[str, Any] = dict.fromkeys(options.KNOWN - {"deviceID"} | {"args", "runtimeConfig"})
     assert read(**nulls) == read()
     mac = {"mac": None}
     assert read(runtimeConfig=mac, args={"cni": mac}, ipam={"type": None}) == read()
 
 
-def test_empty_texts_mean_not_given() -> None:
+def test_empty_texts_mean_not_set() -> None:
     keys = ("pciBusID", "master", "mac", "MAC", "spoofchk", "trust", "link_state", "guid", "pkey")
     assert read(**dict.fromkeys(keys, ""), ipam={}) == read()
 
@@ -145,7 +145,7 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
         ),
     ],
 )
-def test_what_does_not_go_together(config: dict[str, Any], text: str) -> None:
+def test_conflicting_options(config: dict[str, Any], text: str) -> None:
     refused = refusal(**config)
     assert refused.code == 7
     assert text in refused.message
@@ -309,7 +309,7 @@ def test_ib_kubernetes_with_everything_it_sets() -> None:
     assert (wanted.rdma_isolation, wanted.guid) == (True, GUIDS[1])
 
 
-def test_what_ipam_and_others_read_passes() -> None:
+def test_keys_of_ipam_and_others_pass() -> None:
     wanted = read(
         runtimeConfig={"ips": ["10.0.0.1/24"], "portMappings": []},
         args={"cni": {"ips": ["10.0.0.1"]}, "example.com": 5},
@@ -377,7 +377,7 @@ def test_keys_of_others_pass(key: str) -> None:
     assert read(**config) == read()
 
 
-def test_status_does_not_ask_what_ib_kubernetes_gave_a_pod() -> None:
+def test_status_does_not_check_ib_kubernetes() -> None:
     config = json.dumps({"type": "sriov", "ibKubernetesEnabled": True}).encode()
     status = Request(command="STATUS", config=config, network="n")
     assert options.read(status, needs_device=False).device == ""
@@ -398,5 +398,5 @@ def test_status_does_not_ask_what_ib_kubernetes_gave_a_pod() -> None:
     ],
     ids=str,
 )
-def test_what_gos_decoder_takes_is_taken(config: dict[str, Any], field: str, value: object) -> None:
+def test_keys_match_in_any_case(config: dict[str, Any], field: str, value: object) -> None:
     assert getattr(read(**config), field) == value

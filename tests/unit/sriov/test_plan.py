@@ -31,7 +31,7 @@ def _unfit(node: Node, address: str = VF0, **config: Any) -> DeviceUnfit:  # noq
     return caught.value
 
 
-def test_vf_is_planned_with_interface_and_what_its_pf_shows(ethernet: Node) -> None:  # SC16, SM15
+def test_vf_is_planned_with_interface_and_pf_settings(ethernet: Node) -> None:  # SC16, SM15
     found = _plan(ethernet)
     assert (found.function.pf, found.function.index) == (PF, 0)
     assert (found.link, found.vf) == (ethernet.links["enp175s6"], ethernet.vfs[0])
@@ -40,7 +40,7 @@ def test_vf_is_planned_with_interface_and_what_its_pf_shows(ethernet: Node) -> N
 
 
 @pytest.mark.parametrize("address", ["0000:af:06.3", "0000:af:07.0", "mlx5_core.sf.6"])
-def test_device_that_is_not_there(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
+def test_missing_device(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
     unfit = _unfit(ethernet, address)
     assert unfit.code == 7
     assert f'there is no device "{address}" on this node: is it the device that' in unfit.message
@@ -58,12 +58,12 @@ def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
     assert f"device {VF0} (driver mlx5_core) has no interface" in _unfit(infiniband).message
 
 
-def test_interface_of_another_device_under_the_name_is_not_taken(ethernet: Node) -> None:
+def test_interface_of_another_device_with_the_name_is_refused(ethernet: Node) -> None:
     ethernet.links["enp175s6"] = link("enp175s6", VF1)
     assert "has no interface on the host" in _unfit(ethernet).message
 
 
-def test_child_of_the_interface_is_not_taken_for_it(infiniband: Node) -> None:
+def test_child_interface_is_not_the_devices_interface(infiniband: Node) -> None:
     infiniband.links["ib1"] = ipoib("ib1", VF0, parent=3)
     assert "has no interface on the host" in _unfit(infiniband).message
 
@@ -91,9 +91,7 @@ def test_kind_of_device_decides(infiniband: Node, address: str, is_vf: bool) -> 
 
 
 @pytest.mark.parametrize("mode", [{}, {"vfioPciMode": True}, {"vfioPciMode": False}])
-def test_vf_of_vfio_has_no_interface_whatever_the_option(
-    infiniband: Node, mode: dict[str, bool]
-) -> None:  # B8, B15
+def test_vf_on_vfio_has_no_interface(infiniband: Node, mode: dict[str, bool]) -> None:  # B8, B15
     found = _plan(infiniband, VF1, **mode)
     assert (found.function.driver, found.link, found.infiniband) == ("vfio-pci", None, False)
     assert found.vf == infiniband.vfs[1]
@@ -273,7 +271,7 @@ def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
     assert [device.name for device in _plan(ethernet, **ISOLATED).rdma] == ["mlx5_2", "mlx5_3"]
 
 
-def test_soft_roce_is_made_anew_where_its_interface_is_and_never_isolated(ethernet: Node) -> None:
+def test_soft_roce_is_created_again_and_never_isolated(ethernet: Node) -> None:
     ethernet.tree.soft_rdma("rxe0", "enp175s6")
     ethernet.rdma[5] = "rxe0"
     plan = _plan(ethernet)
@@ -289,19 +287,19 @@ def test_scalable_functions_rdma_device(ethernet: Node) -> None:  # R4
     assert (device.index, device.name) == (6, "mlx5_6")
 
 
-def test_pf_in_switchdev_mode_is_known_from_its_representors(ethernet: Node) -> None:
+def test_pf_in_switchdev_mode_is_distinguished_from_representors(ethernet: Node) -> None:
     ethernet.in_switchdev_mode()
     assert _plan(ethernet).vf == ethernet.vfs[0]
 
 
-def test_zeros_of_the_interface_are_no_guid_to_go_back_to(infiniband: Node) -> None:  # B11
+def test_guid_of_zeros_is_not_restored(infiniband: Node) -> None:  # B11
     infiniband.links["ib1"] = ipoib("ib1", VF0, ALL_ZERO)
     found = _plan(infiniband, guid=GUID).vf
     assert found is not None
     assert (found.node_guid, found.port_guid) == (None, None)  # which goes back as all FF
 
 
-def test_guid_that_the_last_pod_had_is_none_of_the_next_ones(infiniband: Node) -> None:
+def test_guid_of_the_last_pod_is_not_kept_for_the_next(infiniband: Node) -> None:
     infiniband.vfs[0] = vf(0, node_guid=NONE, port_guid=NONE)  # as the last DEL has set it
     infiniband.links["ib1"] = ipoib("ib1", VF0, GUID)  # the driver was not bound since
     assert "has no valid GUID" in _unfit(infiniband).message

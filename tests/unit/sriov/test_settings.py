@@ -150,7 +150,7 @@ def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:
         ),
     ],
 )
-def test_option_is_one_request_and_another_one_takes_it_back(
+def test_option_is_one_request_and_one_to_restore_it(
     kernel: Kernel, before: VF, config: dict[str, Any], applied: str, taken_back: str
 ) -> None:
     _acknowledged(kernel, 2)
@@ -216,13 +216,13 @@ def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(kernel: Kerne
     ]
 
 
-def test_nothing_given_is_nothing_sent(kernel: Kernel) -> None:  # SM9, SM16
+def test_empty_configuration_sends_nothing(kernel: Kernel) -> None:  # SM9, SM16
     assert _wanted(BEFORE) == BEFORE
     assert _written(kernel, BEFORE, BEFORE) == []
     assert _written(kernel, BEFORE, settings.restored(BEFORE, BEFORE, BEFORE)) == []
 
 
-def test_what_is_as_wanted_already_is_not_sent_again(kernel: Kernel) -> None:
+def test_equal_setting_is_not_sent(kernel: Kernel) -> None:
     now = vf(3, vlan=100, trust=True, node_guid=GUID, port_guid=GUID)
     wanted = _wanted(now, vlan=100, trust=True, spoofchk="off")
     assert _written(kernel, now, wanted) == ["spoofchk"]
@@ -247,7 +247,7 @@ def test_order_is_address_vlan_rates_then_the_rest(
     )
 
 
-def test_everything_goes_back_in_the_same_order(
+def test_everything_is_restored_in_the_same_order(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SM18
     before = vf(3, vlan=1, qos=1, link_state="disable")
@@ -259,14 +259,14 @@ def test_everything_goes_back_in_the_same_order(
     assert _written(kernel, applied, target) == order
 
 
-def test_what_was_not_applied_stays_as_an_administrator_has_changed_it() -> None:
+def test_administrators_change_of_another_setting_stays() -> None:
     applied = _wanted(BEFORE, vlan=100)
     now = msgspec.structs.replace(applied, max_tx_rate=77, trust=True, link_state="enable")
     target = settings.restored(now, BEFORE, applied)
     assert target == vf(3, max_tx_rate=77, trust=True, link_state="enable")
 
 
-def test_address_goes_back_though_it_was_not_applied(
+def test_address_is_restored_though_it_was_not_applied(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SM17: a VF's driver may change it, too
     now = vf(3, mac=MAC)
@@ -299,7 +299,7 @@ def test_guid_that_was_all_zero_goes_back_to_all_ff() -> None:  # B11
 
 
 @pytest.mark.parametrize("name", ["spoofchk", "trust", "link_state"])
-def test_what_a_driver_does_not_report_is_not_set_to_nothing(kernel: Kernel, name: str) -> None:
+def test_unreported_setting_is_restored_to_a_new_vfs_value(kernel: Kernel, name: str) -> None:
     now, target = BEFORE, msgspec.structs.replace(BEFORE, **{name: None})
     assert _written(kernel, now, target) == []
 
@@ -330,11 +330,11 @@ def test_differences_are_named_as_the_options_are() -> None:
     assert settings.differences(right, right) == {}
 
 
-def test_what_is_not_reported_is_no_difference() -> None:
+def test_unreported_setting_does_not_differ() -> None:
     right = vf(3, trust=True, node_guid=GUID, port_guid=GUID)
     found = vf(3, spoofchk=None, trust=None, link_state=None)
     assert settings.differences(found, right) == {}
 
 
-def test_priority_and_protocol_of_no_vlan_are_no_difference() -> None:
+def test_priority_and_protocol_without_vlan_do_not_differ() -> None:
     assert settings.differences(vf(3, qos=3, proto="802.1ad"), BEFORE) == {}
