@@ -1,4 +1,4 @@
-"""Announcements as the neighbour at the other end of a cable sees them."""
+"""Announcements as the neighbour at the other end of a veth pair sees them."""
 
 import socket
 import subprocess
@@ -21,7 +21,7 @@ ETH_P_ALL = 3
 
 
 class Cable:
-    """A namespace with both ends of a cable; `end` is ours, and a socket listens at the other."""
+    """A namespace with both ends of a veth pair; `end` sends and a socket listens at the other."""
 
     def __init__(self, stack: ExitStack) -> None:
         name = f"t{uuid4().hex[:10]}"
@@ -44,7 +44,7 @@ class Cable:
         return links.require(self._route, "near")
 
     def heard(self, part: bytes) -> bytes:
-        """The first frame with that in it."""
+        """The first frame that contains this."""
         while True:
             frame = self._listener.recv(2048)
             if part in frame:

@@ -1,4 +1,4 @@
-"""The kernel's events of links, in a network namespace of the test's own."""
+"""The kernel's events about links, in a network namespace of the test."""
 
 import socket
 import subprocess
@@ -27,8 +27,8 @@ def name() -> Iterator[str]:
 
 
 @pytest.fixture
-def told(name: str) -> Iterator[Events]:
-    """A subscription inside, without what the new namespace itself had to tell."""
+def subscribed(name: str) -> Iterator[Events]:
+    """A subscription inside, after the events of the new namespace itself."""
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space:
         with space.entered():
             made = Events()
@@ -42,60 +42,62 @@ def _ip(name: str, *command: str) -> None:
     subprocess.run([IP, "-n", name, *command], check=True)
 
 
-def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(told: Events, name: str) -> None:
+def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(
+    subscribed: Events, name: str
+) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
-    assert told.wait(LONG)
+    assert subscribed.wait(LONG)
     for command in (
         ("link", "set", "one", "up"),
         ("link", "set", "two", "up"),
         ("link", "set", "two", "down"),
         ("link", "delete", "one"),
     ):
-        while told.wait(SHORT):
+        while subscribed.wait(SHORT):
             pass
         _ip(name, *command)
-        assert told.wait(LONG), command
+        assert subscribed.wait(LONG), command
 
 
-def test_no_event_without_a_change(told: Events, name: str) -> None:
-    assert not told.wait(0)
-    assert not told.wait(SHORT)
+def test_no_event_without_a_change(subscribed: Events, name: str) -> None:
+    assert not subscribed.wait(0)
+    assert not subscribed.wait(SHORT)
     _ip(name, "address", "add", "192.0.2.1/32", "dev", "lo")
-    assert not told.wait(SHORT)
+    assert not subscribed.wait(SHORT)
 
 
-def test_events_of_another_namespace_are_ignored(told: Events) -> None:
+def test_events_of_another_namespace_are_ignored(subscribed: Events) -> None:
     other = f"t{uuid4().hex[:10]}"
     subprocess.run([IP, "netns", "add", other], check=True)
     try:
         _ip(other, "link", "add", "one", "type", "veth", "peer", "two")
-        assert not told.wait(SHORT)
+        assert not subscribed.wait(SHORT)
     finally:
         subprocess.run([IP, "netns", "delete", other], check=True)
 
 
 def test_burst_of_events_counts_once(
-    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+    subscribed: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
     monkeypatch.setattr(events, "_LONGEST", LONG)
     results: list[bool] = []
 
     def listen() -> None:
-        while told.wait(None):
+        while subscribed.wait(None):
             results.append(True)
 
     listening = threading.Thread(target=listen)
     listening.start()
     for n in range(20):
         _ip(name, "link", "add", f"d{n}", "type", "veth", "peer", f"e{n}")
-    told.wake()
+    subscribed.wake()
     listening.join(LONG)
     assert 1 <= len(results) < 5
 
 
 def test_events_without_end_do_not_keep_the_waiter(
-    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+    subscribed: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
     ended = threading.Event()
@@ -108,7 +110,7 @@ def test_events_without_end_do_not_keep_the_waiter(
     flapping = threading.Thread(target=flap)
     flapping.start()
     try:
-        waiting = threading.Thread(target=lambda: told.wait(LONG), daemon=True)
+        waiting = threading.Thread(target=lambda: subscribed.wait(LONG), daemon=True)
         waiting.start()
         waiting.join(LONG)
         assert not waiting.is_alive()
@@ -130,22 +132,22 @@ def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert not made.wait(SHORT)
 
 
-def test_wake_ends_a_wait_from_another_thread(told: Events) -> None:
+def test_wake_ends_a_wait_from_another_thread(subscribed: Events) -> None:
     results: list[bool] = []
-    waiting = threading.Thread(target=lambda: results.append(told.wait(None)))
+    waiting = threading.Thread(target=lambda: results.append(subscribed.wait(None)))
     waiting.start()
-    told.wake()
+    subscribed.wake()
     waiting.join(LONG)
     assert results == [False]
 
 
-def test_wake_ends_the_next_wait_once(told: Events) -> None:
-    told.wake()
-    told.wake()
+def test_wake_ends_the_next_wait_once(subscribed: Events) -> None:
+    subscribed.wake()
+    subscribed.wake()
     started = time.monotonic()
-    assert not told.wait(LONG)
+    assert not subscribed.wait(LONG)
     assert time.monotonic() - started < LONG / 2
-    assert not told.wait(0)
+    assert not subscribed.wait(0)
 
 
 @pytest.mark.parametrize("subsystem", ["infiniband", "infiniband_verbs", "pci", "auxiliary"])
@@ -167,22 +169,22 @@ def test_other_uevents_are_ignored(message: str) -> None:
     assert not events.concerns_device(message.encode())
 
 
-def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
-    """Of a new link both sockets tell, so what came over this one is looked at alone."""
-    _, uevents = told.sockets
+def test_uevents_come_over_the_socket(subscribed: Events, name: str) -> None:
+    """Both sockets report a new link, so the test reads this one alone."""
+    _, uevents = subscribed.sockets
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
     found = events.received(uevents)
     assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
     assert all(events.concerns_device(one) for one in found if b"SUBSYSTEM=net\0" in one)
 
 
-def test_messages_from_programs_are_ignored(told: Events, name: str) -> None:
+def test_messages_from_programs_are_ignored(subscribed: Events, name: str) -> None:
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         other = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, events.NETLINK_KOBJECT_UEVENT)
     with other:
-        port, _ = told.sockets[1].getsockname()
+        port, _ = subscribed.sockets[1].getsockname()
         other.sendto(b"add@/devices/x\0SUBSYSTEM=pci\0", (port, 0))
-        assert not told.wait(SHORT)
+        assert not subscribed.wait(SHORT)
 
 
 def test_descriptors_are_closed() -> None:

@@ -1,4 +1,4 @@
-"""The namespace is gone and the interface is nowhere: DEL waits, but not for ever."""
+"""The namespace has gone and the interface is in no namespace: DEL waits for a limited time."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -51,7 +51,7 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
 
 
 def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
-    """An attachment whose namespace is nowhere to be seen."""
+    """An attachment whose namespace cannot be found."""
     entry = JournalEntry(
         plugin="ipoib",
         network="fabric",

@@ -1,4 +1,4 @@
-"""The runner of the virtual machine, on programs that do as QEMU would."""
+"""The runner of the virtual machine, with programs in place of QEMU."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ UP = "echo '[ 7.4] guest: command starts' >> {share}/console.log; echo output >&
 
 
 class Program(qemu.Machine):
-    """A machine that is a shell script; `boots` counts how often it was begun."""
+    """A machine that is a shell script; `boots` counts its starts."""
 
     script = ""
 

@@ -1,4 +1,4 @@
-"""Network namespaces of this machine: opened, told apart, entered and left."""
+"""Network namespaces of this machine: open, identify, enter and leave."""
 
 import subprocess
 import time

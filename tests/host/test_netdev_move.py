@@ -1,4 +1,4 @@
-"""Interfaces moved into a namespace and back, with the kernel as the witness.
+"""Interfaces moved into a namespace and back, checked in the kernel.
 
 The host is a namespace, too, so that no name of this machine is in the way.
 """
@@ -125,7 +125,7 @@ def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
 
 
 def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each move holds the kernel's lock for ~16 ms, of all pods of the node."""
+    """Each move holds the kernel's lock for ~16 ms, and all pods of the node share it."""
     asked: list[int] = []
     send = Rtnetlink.send
 
@@ -151,7 +151,7 @@ def test_name_in_use_is_refused_before_the_move(fabric: Fabric) -> None:
 
 
 def test_name_taken_during_the_move_leaves_a_restorable_interface(fabric: Fabric) -> None:
-    """The kernel has moved it by the time it finds the name taken."""
+    """The kernel moves the interface before it finds that the name is taken."""
     fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
         fabric.attach()
@@ -214,7 +214,7 @@ def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
 def test_clashing_alternative_name_is_removed_and_restored(
     fabric: Fabric, also_in_the_pod: bool
 ) -> None:
-    """The pod's name as an alternative name of the interface itself, or of another one there."""
+    """The pod's name is an alternative name of the interface or of another one in the pod."""
     fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
     clash = "net1"
     if also_in_the_pod:
@@ -240,7 +240,7 @@ def test_alternative_name_that_a_pod_gave_does_not_hinder_the_way_back(fabric: F
 
 
 def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None:
-    """As a dead namespace gives it back: its name there, its mark, down."""
+    """The interface as a dead namespace returns it: with its name there and its mark, down."""
     fabric.attach()
     fabric.pod("link", "set", "net1", "mtu", "800")
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
@@ -251,7 +251,7 @@ def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None
 
 
 def test_refusal_of_the_old_mtu_leaves_it_on_the_host_for_the_next_call(fabric: Fabric) -> None:
-    """A setting that fails after the move must not leave the interface unknown."""
+    """After a setting that fails after the move, the interface can still be found."""
     fabric.attach()
     impossible = msgspec.structs.replace(fabric.origin, mtu=70_000)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Opening files below a directory: by name, through nothing that leads elsewhere, and in time."""
+"""Files below a directory: links and special files are refused, also when they are swapped in."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ TRIES = 20_000
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """The allowed directory, with a file and a directory in it, beside what is not allowed."""
+    """The allowed directory, with a file and a directory in it, and a forbidden one beside it."""
     directory = tmp_path / "inside"
     (directory / "deeper").mkdir(parents=True)
     (directory / "deeper/file").write_text("inside\n")
@@ -147,7 +147,7 @@ def test_no_descriptor_is_left_open(inside: Path) -> None:
 
 @pytest.fixture
 def swapped(inside: Path) -> Iterator[Path]:
-    """The allowed directory, in which "deeper" is a directory and a link outside by turns."""
+    """The allowed directory, where "deeper" alternates between a directory and a link outside."""
     (inside / "link").symlink_to("../outside")
     end = threading.Event()
 

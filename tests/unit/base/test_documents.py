@@ -1,4 +1,4 @@
-"""What an administrator wrote, in either form: nothing of it is lost without a word."""
+"""Administrators' files in YAML and JSON: no key is lost silently."""
 
 import pytest
 

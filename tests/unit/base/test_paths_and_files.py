@@ -1,4 +1,4 @@
-"""Where files are, and that a reader never sees half of one."""
+"""Paths, and atomic writes: a reader never sees half a file."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

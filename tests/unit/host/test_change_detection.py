@@ -1,4 +1,4 @@
-"""The cheap look at sysfs, where that says what no driver should; test_inventory has the rest."""
+"""Change detection with invalid sysfs content; test_inventory has the usual cases."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Adapters read from made-up servers, and their device nodes."""
+"""HCAs read from artificial servers, and their device nodes."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ PF = "0000:3b:00.0"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """One function without anything on it."""
+    """One function without netdevs and RDMA devices."""
     tree = Tree(tmp_path / "sys", Paths(sys=tmp_path / "sys", dev=tmp_path / "dev"))
     tree.pf(PF, numa=0)
     return tree

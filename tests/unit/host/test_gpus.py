@@ -1,4 +1,4 @@
-"""GPUs from a made-up /proc/driver/nvidia, and other plugins' ids of them."""
+"""GPUs from an artificial /proc/driver/nvidia, and their ids in other device plugins."""
 
 from pathlib import Path
 

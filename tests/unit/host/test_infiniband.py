@@ -1,4 +1,4 @@
-"""Ports and P_Keys read from a made-up /sys."""
+"""Ports and P_Keys read from a artificial /sys."""
 
 from pathlib import Path
 

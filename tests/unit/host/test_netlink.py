@@ -1,4 +1,4 @@
-"""What goes over the wire, byte for byte, and what comes back in every form it may have."""
+"""Netlink requests byte for byte, and every form of answer."""
 
 import errno
 import socket
@@ -62,7 +62,7 @@ def test_refusal_names_the_change_and_the_kernels_answer(kernel: Kernel) -> None
 def test_refusal_of_an_earlier_change_is_raised_after_later_changes(
     kernel: Kernel,
 ) -> None:
-    """Only the last is acknowledged: its answer comes behind every refusal."""
+    """Only the last is acknowledged, and its answer comes after every refusal."""
     kernel.answers(refusal(errno.EEXIST, 1), refusal(errno.EINVAL, 2), refusal(0, 4))
     changes = [
         _change("first", errno.EEXIST),
@@ -151,7 +151,7 @@ def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(("size", "fits"), [(100_000, True), (netlink.BUFFER + 1, False)])
 def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
-    """A PF with hundreds of VFs has more to say than any usual buffer holds."""
+    """The answer for a PF with hundreds of VFs exceeds usual buffers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with Rtnetlink() as route, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * size)

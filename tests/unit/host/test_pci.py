@@ -1,4 +1,4 @@
-"""PCI functions, VFs, auxiliary devices, netdevs and RDMA devices, read from a made-up /sys."""
+"""PCI functions, VFs, auxiliary devices, netdevs and RDMA devices, read from a artificial /sys."""
 
 import errno
 import os
@@ -275,7 +275,7 @@ def test_renumbered_uverbs_are_read_again(infiniband: Tree) -> None:
 
 
 class Kernel:
-    """Answers to unbind and bind as drivers/base/bus.c does, on a made-up tree."""
+    """Answers to unbind and bind as drivers/base/bus.c does, on a artificial tree."""
 
     def __init__(self, tree: Tree, by_id: dict[str, str]) -> None:
         self.tree = tree

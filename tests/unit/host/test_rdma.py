@@ -1,4 +1,4 @@
-"""What goes over NETLINK_RDMA, byte for byte, and what its answers and refusals become.
+"""NETLINK_RDMA requests byte for byte, and its answers and refusals.
 
 The bytes were worked out from rdma/rdma_netlink.h, for a little endian machine.
 """
@@ -50,7 +50,7 @@ def _attr(kind: int, payload: bytes) -> bytes:
 
 
 def _told(device: NetlinkRdmaDevice, number: int = 1, flags: int = 0) -> bytes:
-    """A device as fill_dev_info tells it, with what is not read here."""
+    """A device as fill_dev_info reports it, with attributes that are not read here."""
     guid = int(device.node_guid.replace(":", ""), 16)
     body = _attr(1, struct.pack("=I", device.index)) + _attr(2, device.name.encode() + b"\0")
     body += _attr(3, struct.pack("=I", 1)) + _attr(4, bytes(8)) + _attr(5, b"20.38.1002\0")

@@ -1,4 +1,4 @@
-"""Attributes, directories and links; and what there is of them that cannot be read."""
+"""Attributes, directories and links, readable and not."""
 
 from pathlib import Path
 

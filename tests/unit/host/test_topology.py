@@ -1,4 +1,4 @@
-"""Distances on made-up servers, from sysfs and from a file in NCCL's format."""
+"""Distances on artificial servers, from sysfs and from a file in NCCL's format."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

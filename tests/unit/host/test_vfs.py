@@ -1,4 +1,4 @@
-"""What is sent for a VF, byte for byte, and what the kernel tells of VFs, old kernels included.
+"""Requests for a VF byte for byte, and the kernel's reports of VFs, also of old kernels.
 
 The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits.
 """

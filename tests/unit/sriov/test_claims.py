@@ -1,4 +1,4 @@
-"""Whose a device is: taken, refused, waited for, or taken back from an attachment that is dead.
+"""Claims of a device: granted, refused, waited for, or restored from a dead attachment.
 
 The journal and its locks are real, below a directory of the test's own; devices are made up.
 """
@@ -40,7 +40,7 @@ MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}
 
 
 class Claims:
-    """The plugin on a made-up node, and what it took back."""
+    """The plugin on an artificial node, and the devices that it restored."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
@@ -51,11 +51,11 @@ class Claims:
         monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
-        """The device that an ADD would get; the journal says whose it is by then."""
+        """The device that an ADD gets; the journal has its owner then."""
         return self._claim(_request(container_id, **config)).device
 
     def attach(self, container_id: str, **config: Any) -> str:  # noqa: ANN401
-        """As `claim`, in the attachment's lock, and the ADD comes to its end."""
+        """As `claim`, with the attachment's lock held, and the ADD completes."""
         request = _request(container_id, **config)
         with self.journal.locked(Attachment("fabric", container_id, "net1")):
             entry = self._claim(request)
@@ -64,13 +64,13 @@ class Claims:
         return entry.device
 
     def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
-        """Why an ADD gets none."""
+        """The error of an ADD that gets no device."""
         with pytest.raises(CNIError) as caught:
             self.claim(**config)
         return caught.value
 
     def owned(self, owner: Attachment = OWNER, **more: object) -> JournalEntry:
-        """An attachment in the journal that has VF 0, in a namespace that lives."""
+        """An attachment in the journal that has VF 0, in a living namespace."""
         usual: dict[str, object] = {
             "plugin": "sriov",
             "network": owner.network,
@@ -122,7 +122,7 @@ def claims(ethernet: Node, monkeypatch: pytest.MonkeyPatch) -> Claims:
 
 @contextmanager
 def _held(journal: Journal, attachment: Attachment) -> Iterator[threading.Event]:
-    """A call is at work on the attachment until the event is set."""
+    """A call holds the attachment's lock until the event is set."""
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""Which device an attachment gets, and what a node lacks for any."""
+"""Which device an attachment gets, and STATUS' reasons why none can."""
 
 from typing import Any
 

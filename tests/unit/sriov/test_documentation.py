@@ -1,4 +1,4 @@
-"""docs/sriov.md: every option is in it, and every test that it names is there."""
+"""docs/sriov.md lists every option, and every test that it names exists."""
 
 import re
 

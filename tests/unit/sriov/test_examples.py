@@ -1,4 +1,4 @@
-"""Every attachment definition for `sriov` that we give users, read as Multus would hand it over."""
+"""Every example definition for `sriov`, read as Multus would pass it."""
 
 import json
 from collections import Counter
@@ -55,7 +55,7 @@ def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
-    """What the pod asks for, as far as the definition has the capability for it.
+    """What the pod requests and the definition has the capability for.
 
     And the device, if the definition says of which resource it is.
     """

@@ -1,4 +1,4 @@
-"""The order in which a device goes into the pod, and a VF whose driver is bound anew for its GUID.
+"""The order in which a device moves into the pod, and VFs that are rebound for their GUID.
 
 The node is made up: what the kernel would do of its own is done by the tests, and what
 `cni.sriov.interface` does is read off the node's calls.
@@ -60,7 +60,7 @@ def _placed(node: Node, address: str = VF0, **config: Any) -> Placed:  # noqa: A
 
 
 def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> None:
-    """Let mlx5 make the VF's interface anew, and its uverbs device, when it is bound."""
+    """Let mlx5 create the VF's interface and uverbs device again when it is bound."""
 
     def bound() -> None:
         node.links["ib1"] = ipoib("ib1", VF0, guid, index=30)
@@ -73,7 +73,7 @@ def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> N
 
 
 def _is_made_anew(node: Node) -> None:
-    """Let the kernel make the IPoIB interface anew when its RDMA device is moved."""
+    """Let the kernel create the IPoIB interface again when its RDMA device moves."""
 
     def moved(name: str) -> None:
         node.links["ib1"] = msgspec.structs.replace(node.links["ib1"], index=40)
@@ -325,7 +325,7 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
 def test_settings_are_restored_by_address_if_the_vfs_number_changed(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """VFs that were made anew may be numbered in another way: the number is another pod's."""
+    """VFs that were created again may have other numbers, and this number is another pod's."""
     _, record = _planned(ethernet, vlan=100)
     (ethernet.tree.device(PF) / "virtfn0").rename(ethernet.tree.device(PF) / "virtfn5")
     ethernet.vfs = {5: vf(5, vlan=100), 0: vf(0, vlan=100)}

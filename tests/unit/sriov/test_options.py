@@ -1,4 +1,4 @@
-"""The configuration of `sriov`: what it means, and what each mistake is told."""
+"""The configuration of `sriov`: its options, and the error for each mistake."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a device is before an ADD, and every reason why it cannot do what was asked for."""
+"""The plan of a device before an ADD, and every reason to refuse it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From an option to the request that the PF's driver gets, and to the one that takes it back.
+"""From an option to the request for the PF's driver, and to the one that restores it.
 
 The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits. How each
 struct is packed is tested in tests/unit/host/test_vfs.py; here it is what an option leads to.
@@ -59,7 +59,7 @@ def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
 
 
 def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:
-    """What is set, request by request, by the attribute in the first IFLA_VF_INFO of each."""
+    """The settings in the requests, by the attribute in the first IFLA_VF_INFO of each."""
     _acknowledged(kernel)
     before = len(kernel.requests)
     settings.apply(kernel.route, PF, now, target)

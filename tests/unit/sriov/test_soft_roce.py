@@ -1,4 +1,4 @@
-"""Soft-RoCE devices that are made anew keep their numbers, or the pod is told."""
+"""Soft-RoCE devices that are created again keep their numbers, or the ADD fails."""
 
 import threading
 from pathlib import Path

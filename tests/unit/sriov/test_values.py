@@ -1,4 +1,4 @@
-"""Values of a configuration of `sriov`: what each means, and what a wrong one is told."""
+"""Values of a configuration of `sriov`, and the error for each wrong one."""
 
 from typing import Any
 
