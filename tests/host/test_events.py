@@ -173,9 +173,9 @@ def test_uevents_come_over_the_socket(subscribed: Events, name: str) -> None:
     """Both sockets report a new link, so the test reads this one alone."""
     _, uevents = subscribed.sockets
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
-    found = events.received(uevents)
-    assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
-    assert all(events.concerns_device(one) for one in found if b"SUBSYSTEM=net\0" in one)
+    datagrams = events.received(uevents)
+    assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in datagrams)
+    assert all(events.concerns_device(each) for each in datagrams if b"SUBSYSTEM=net\0" in each)
 
 
 def test_messages_from_programs_are_ignored(subscribed: Events, name: str) -> None:
@@ -191,4 +191,4 @@ def test_descriptors_are_closed() -> None:
     made = Events()
     sockets: tuple[socket.socket, ...] = made.sockets
     made.close()
-    assert [one.fileno() for one in sockets] == [-1, -1]
+    assert [each.fileno() for each in sockets] == [-1, -1]

@@ -59,10 +59,10 @@ def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> No
         while theirs.stat().st_ino != inode and time.monotonic() < deadline:
             time.sleep(0.02)
         subprocess.run([IP, "netns", "delete", name], check=True)
-        found = NetworkNamespace.find(identity)
-        assert found is not None
-        with found:
-            assert found.identity == identity
+        namespace = NetworkNamespace.find(identity)
+        assert namespace is not None
+        with namespace:
+            assert namespace.identity == identity
     finally:
         inside.kill()
         inside.wait()

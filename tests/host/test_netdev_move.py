@@ -67,10 +67,12 @@ class Fabric:
         return netdev_move.restore(self.outside, inside, "net1", origin or self.origin, MARK)
 
     def assert_restored(self) -> None:
-        found = self.shown(self.host_name, "eth7")
-        assert (found["address"], found["mtu"], found["ifalias"]) == (MAC, 1400, "uplink")
-        assert "UP" in found["flags"]
-        assert [one["local"] for one in found["addr_info"] if one["family"] == "inet"] == []
+        shown = self.shown(self.host_name, "eth7")
+        assert (shown["address"], shown["mtu"], shown["ifalias"]) == (MAC, 1400, "uplink")
+        assert "UP" in shown["flags"]
+        assert [
+            address["local"] for address in shown["addr_info"] if address["family"] == "inet"
+        ] == []
         assert netdev_move.origin_of(links.require(self.outside, "eth7")) == self.origin
         assert {link.name for link in links.every(self.inside)} == {"lo"}
 
@@ -92,18 +94,18 @@ def fabric() -> Iterator[Fabric]:
 def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) -> None:
     moved = fabric.attach()
     assert (moved.name, moved.alias, moved.mac) == ("net1", MARK.alias, MAC)
-    ready, given = netdev_move.configure(
+    ready, assigned = netdev_move.configure(
         fabric.inside,
         fabric.namespace,
         moved,
         ["10.1.2.3/24", "fd00::3/64"],
         [Sysctl(4, "arp_notify", "1")],
     )
-    assert given == ["10.1.2.3/24", "fd00::3/64"]
+    assert assigned == ["10.1.2.3/24", "fd00::3/64"]
     assert ready.up and ready.carrier
-    found = fabric.shown(fabric.pod_name, "net1")
-    assert "UP" in found["flags"]
-    present = {one["local"]: one for one in found["addr_info"]}
+    shown = fabric.shown(fabric.pod_name, "net1")
+    assert "UP" in shown["flags"]
+    present = {address["local"]: address for address in shown["addr_info"]}
     assert {"10.1.2.3", "fd00::3"} <= set(present)
     assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
     assert addresses.sysctl(fabric.namespace, 4, moved, "arp_notify") == "1"
@@ -116,12 +118,12 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
 
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
-    _, given = netdev_move.configure(
+    _, assigned = netdev_move.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
     )
-    assert given == ["10.1.2.3/24", "fe80::7/64"]
-    found = fabric.shown(fabric.pod_name, "net1")
-    assert {one["local"] for one in found["addr_info"]} == {"10.1.2.3", "fe80::7"}
+    assert assigned == ["10.1.2.3/24", "fe80::7/64"]
+    shown = fabric.shown(fabric.pod_name, "net1")
+    assert {address["local"] for address in shown["addr_info"]} == {"10.1.2.3", "fe80::7"}
 
 
 def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +132,7 @@ def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.Monke
     send = Rtnetlink.send
 
     def counted(self: Rtnetlink, *requests: bytearray) -> None:
-        asked.extend(int.from_bytes(one[4:6], sys.byteorder) for one in requests)
+        asked.extend(int.from_bytes(request[4:6], sys.byteorder) for request in requests)
         send(self, *requests)
 
     monkeypatch.setattr(Rtnetlink, "send", counted)

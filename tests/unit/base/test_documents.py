@@ -7,7 +7,7 @@ from base.documents import DocumentError
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "key"),
     [
         ('{"pools": [], "pools": [1]}', "pools"),
         ('{"agent": {"debug": true, "debug": true}}', "agent.debug"),
@@ -19,10 +19,10 @@ from base.documents import DocumentError
         ('{\n\t"a": 1e300,\n\t"b": 123456789012345678901234567890,\n\t"a": 1}', "a"),
     ],
 )
-def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
+def test_a_key_that_is_twice_in_json_is_named(content: str, key: str) -> None:
     with pytest.raises(DocumentError) as raised:
         documents.decode(content.encode(), "config.yaml")
-    assert str(raised.value) == f"config.yaml: {place}: appears twice: keep one"
+    assert str(raised.value) == f"config.yaml: {key}: appears twice: keep one"
 
 
 @pytest.mark.parametrize(

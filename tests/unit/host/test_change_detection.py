@@ -32,7 +32,7 @@ def test_undecodable_name_is_a_change(paths: Paths, seen: list[HCA]) -> None:
     before = change_detection.uverbs(paths)
     (paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_bytes(UNREADABLE)
     assert change_detection.uverbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
-    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    changed = [hca.rdma[0].name for hca in seen if not change_detection.has_its_devices(paths, hca)]
     assert changed == ["mlx5_0"]
 
 
@@ -41,9 +41,9 @@ def test_other_mad_number_is_a_change_only_if_mad_counts(
     paths: Paths, seen: list[HCA], name: str
 ) -> None:
     Tree(paths.sys, paths).write(f"class/infiniband_mad/{name}/dev", "231:250")
-    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    changed = [hca.rdma[0].name for hca in seen if not change_detection.has_its_devices(paths, hca)]
     assert changed == ["mlx5_0"]
-    assert all(change_detection.has_its_devices(paths, one, mad=False) for one in seen)
+    assert all(change_detection.has_its_devices(paths, hca, mad=False) for hca in seen)
 
 
 def test_undecodable_state_is_a_change(paths: Paths, seen: list[HCA]) -> None:

@@ -53,9 +53,9 @@ def _port(hca: HCA) -> Port:
 
 
 def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
-    found = hcas(servers.dgx(tmp_path))
-    assert tuple(hca.id for hca in found) == DGX_HCAS
-    assert found[5] == HCA(
+    listed = hcas(servers.dgx(tmp_path))
+    assert tuple(hca.id for hca in listed) == DGX_HCAS
+    assert listed[5] == HCA(
         id="0000:9d:00.0",
         address="0000:9d:00.0",
         vendor="15b3",
@@ -131,22 +131,22 @@ def test_each_port_has_its_own_netdev_and_mad_nodes_and_smi_is_left_out(tmp_path
 
 
 def test_vfs_and_sfs_know_their_pf(tmp_path: Path) -> None:
-    found = _by_id(servers.vfs(tmp_path))
+    by_id = _by_id(servers.vfs(tmp_path))
     told = {
-        id: (one.pf, one.pf_netdevs, one.index, one.aux_type, one.device, one.numa)
-        for id, one in found.items()
+        id: (hca.pf, hca.pf_netdevs, hca.index, hca.aux_type, hca.device, hca.numa)
+        for id, hca in by_id.items()
     }
     for index, (vf, ethernet) in enumerate(zip(VFS, VFS_ETHERNET, strict=True)):
         assert told[vf] == (VFS_PF, ("ib0",), index, "", "101e", 1)
         assert told[ethernet] == (VFS_ETHERNET_PF, ("enp59s0f1np0",), index, "", "101e", 1)
     assert told[VFS_SF] == (VFS_ETHERNET_PF, ("enp59s0f1np0",), 88, "sf", "1021", 1)
     assert told[VFS_PF] == ("", (), None, "", "1021", 1)
-    assert (found[VFS_PF].num_vfs, found[VFS_ETHERNET_PF].num_vfs, found[VFS[0]].num_vfs) == (
+    assert (by_id[VFS_PF].num_vfs, by_id[VFS_ETHERNET_PF].num_vfs, by_id[VFS[0]].num_vfs) == (
         4,
         4,
         0,
     )
-    assert found[VFS_SF].vendor == "15b3"
+    assert by_id[VFS_SF].vendor == "15b3"
 
 
 def test_representors_are_not_netdevs_of_the_pf(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ def test_ipoib_interface_is_found_by_its_ports_guid(tree: Tree) -> None:
         tree.port(name, guid=port_guid(number))
         tree.netdev(PF, f"ib{1 - number}", address=ipoib_address(port_guid(number)))
     tree.netdev(PF, "eth0")
-    found = {rdma.name: rdma.ports[0].netdevs for rdma in _only(tree.paths).rdma}
-    assert found == {"mlx5_0": ("ib1",), "mlx5_1": ("ib0",)}
+    netdevs = {rdma.name: rdma.ports[0].netdevs for rdma in _only(tree.paths).rdma}
+    assert netdevs == {"mlx5_0": ("ib1",), "mlx5_1": ("ib0",)}
     assert _only(tree.paths).link_types == ("ether", "infiniband")
 
 
@@ -330,7 +330,7 @@ def test_network_functions_and_those_with_an_rdma_device(
     tree.pf(PF, kind=kind)
     if rdma:
         tree.rdma(PF, "mlx5_0")
-    assert [one.id for one in hcas(tree.paths)] == ([PF] if offered else [])
+    assert [hca.id for hca in hcas(tree.paths)] == ([PF] if offered else [])
 
 
 def test_uverbs_device_without_a_parent_is_its_rdma_devices(tree: Tree) -> None:
@@ -341,7 +341,7 @@ def test_uverbs_device_without_a_parent_is_its_rdma_devices(tree: Tree) -> None:
 def test_auxiliary_devices_other_than_sfs_are_not_hcas(tree: Tree) -> None:
     for name in ("mlx5_core.eth.0", "mlx5_core.rdma.0", "mlx5_core.sf.12"):
         tree.sf(PF, name)
-    assert [one.id for one in hcas(tree.paths)] == [PF, "mlx5_core.sf.12"]
+    assert [hca.id for hca in hcas(tree.paths)] == [PF, "mlx5_core.sf.12"]
 
 
 def test_netdev_on_the_virtio_device_of_a_function_is_the_functions(tree: Tree) -> None:
@@ -380,14 +380,14 @@ def test_unreadable_hca_does_not_hide_others(tmp_path: Path) -> None:
     tree.write("class/infiniband/mlx5_1/ports/1/pkeys/7", "x")
     tree.write("class/infiniband_verbs/uverbs3/dev", "231")
     (paths.sys / "class/infiniband_mad/umad4/port").unlink()
-    found = _by_id(paths)
-    assert tuple(found) == DGX_HCAS[1:]
-    port = _port(found[DGX_HCAS[1]])
+    by_id = _by_id(paths)
+    assert tuple(by_id) == DGX_HCAS[1:]
+    port = _port(by_id[DGX_HCAS[1]])
     assert (port.state, port.lid, port.pkeys, port.netdevs) == ("", 0, (0xFFFF,), ("ib1",))
-    assert found[DGX_HCAS[2]].vendor == ""
-    assert found[DGX_HCAS[3]].rdma[0].uverbs is None
-    assert _port(found[DGX_HCAS[4]]).umad is None
-    assert found[DGX_HCAS[7]].working
+    assert by_id[DGX_HCAS[2]].vendor == ""
+    assert by_id[DGX_HCAS[3]].rdma[0].uverbs is None
+    assert _port(by_id[DGX_HCAS[4]]).umad is None
+    assert by_id[DGX_HCAS[7]].working
 
 
 def test_node_without_bus_and_class_directories_has_no_hcas(tmp_path: Path) -> None:

@@ -98,12 +98,14 @@ class Node:
             for name in names:
                 monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(vfs, "read", self._read_vf)
-        monkeypatch.setattr(addresses, "of", lambda route, one: self.addresses.get(one.name, set()))
+        monkeypatch.setattr(
+            addresses, "of", lambda route, link: self.addresses.get(link.name, set())
+        )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
         monkeypatch.setattr(pci, "unbind", self._unbind)
         monkeypatch.setattr(pci, "bind", self._bind)
-        monkeypatch.setattr(announce, "announce", lambda *given: self.calls.append("announce"))
+        monkeypatch.setattr(announce, "announce", lambda *arguments: self.calls.append("announce"))
 
     def with_a_scalable_function(self) -> None:
         """Give the PF the SF mlx5_core.sf.6, with an interface."""
@@ -127,7 +129,7 @@ class Node:
         return list(self.links.values())
 
     def _by_index(self, route: Rtnetlink, index: int) -> Link | None:
-        return next((one for one in self.links.values() if one.index == index), None)
+        return next((link for link in self.links.values() if link.index == index), None)
 
     def _read_vf(self, route: Rtnetlink, pf: Link, index: int) -> VF:
         if index not in self.vfs:

@@ -219,7 +219,7 @@ def test_restored_device_is_free(claims: Claims) -> None:
 def test_device_that_cannot_be_restored_is_not_attached(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: object) -> None:
+    def fail(*arguments: object) -> None:
         raise OSError("it is stuck")
 
     monkeypatch.setattr(Devices, "take_back_locked", fail)
@@ -349,10 +349,10 @@ def test_calls_for_any_vf_of_a_master_get_different_vfs(claims: Claims) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(attach, ("c1", "c2", "c3", "c4")))
-    given = [answer for answer in answers if answer]
-    assert len(given) == len(set(given))
-    assert set(given) <= {VF0, VF1}
-    assert given
+    devices = [answer for answer in answers if answer]
+    assert len(devices) == len(set(devices))
+    assert set(devices) <= {VF0, VF1}
+    assert devices
 
 
 def test_master_skips_used_vfs(claims: Claims) -> None:

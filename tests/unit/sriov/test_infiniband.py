@@ -154,8 +154,8 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def no_place(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
-    def restore(*given: object) -> bool:
-        brought.append(str(given[2]))
+    def restore(*arguments: object) -> bool:
+        brought.append(str(arguments[2]))
         return True
 
     def set_guids(route: object, pf: Link, index: int, node: str | None, port: str | None) -> None:
@@ -164,7 +164,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     monkeypatch.setattr(removal, "netlink", lambda: nullcontext(HOST))
     monkeypatch.setattr(removal, "places_of", no_place)
     monkeypatch.setattr(netdev_move, "restore", restore)
-    monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
+    monkeypatch.setattr(netdev_move, "find", lambda *arguments: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
     entry = JournalEntry(
@@ -311,7 +311,7 @@ def test_address_that_never_shows_is_an_error(
 def test_node_without_rdma_netlink_is_not_asked_for_it(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(*given: object) -> None:
+    def absent(*arguments: object) -> None:
         raise HostError("opening an RDMA netlink socket: Protocol not supported")
 
     plan, record = _planned(ethernet)

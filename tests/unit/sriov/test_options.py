@@ -44,16 +44,23 @@ def test_empty_configuration_changes_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("known", ["0", "rxe_v0", "rxe_v0-3"])
-def test_device_id_without_an_address_is_left_to_the_match(known: str) -> None:
+@pytest.mark.parametrize("device_id", ["0", "rxe_v0", "rxe_v0-3"])
+def test_device_id_without_an_address_is_left_to_the_match(device_id: str) -> None:
     pod = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"
     wanted = read(
-        pod, deviceID=known, pciBusID=known, runtimeConfig={"deviceID": known}, master="e"
+        pod,
+        deviceID=device_id,
+        pciBusID=device_id,
+        runtimeConfig={"deviceID": device_id},
+        master="e",
     )
-    assert (wanted.device, wanted.device_id, wanted.masters) == ("", known, ())
-    refused = refusal(pod, deviceID=known, pciBusID=BDF)
-    assert (refused.code, refused.message.startswith(f'"deviceID": "{known}" is no')) == (7, True)
-    assert options.device_of(request(json.dumps({"deviceID": known}).encode())) == ""
+    assert (wanted.device, wanted.device_id, wanted.masters) == ("", device_id, ())
+    refused = refusal(pod, deviceID=device_id, pciBusID=BDF)
+    assert (refused.code, refused.message.startswith(f'"deviceID": "{device_id}" is no')) == (
+        7,
+        True,
+    )
+    assert options.device_of(request(json.dumps({"deviceID": device_id}).encode())) == ""
 
 
 def test_match_device_is_on_by_default() -> None:
@@ -172,8 +179,8 @@ def test_option_of_a_vf_does_not_go_with_the_pf(key: str, value: Any) -> None:  
 
 
 @pytest.mark.parametrize("given", [{}, {"deviceID": "", "master": "enp175s0f1"}])
-def test_pf_with_options_of_its_own(given: dict[str, Any]) -> None:
-    wanted = read(pfOnly=True, mtu=9000, allmulti=True, promisc=False, **given)
+def test_pf_with_options_of_its_own(config: dict[str, Any]) -> None:
+    wanted = read(pfOnly=True, mtu=9000, allmulti=True, promisc=False, **config)
     assert (wanted.pf_only, wanted.mtu) == (True, 9000)
     assert (wanted.allmulti, wanted.promisc) == (True, False)
 
@@ -296,8 +303,8 @@ def test_mistake_in_cni_args(mac: str, config: dict[str, Any], text: str) -> Non
 @pytest.mark.parametrize(
     ("given", "pkey"), [("0x8001", 0x8001), ("0x1", 0x0001), (32769, 0x8001), ("0X7FFF", 0x7FFF)]
 )
-def test_pkey_stays_as_written(given: int | str, pkey: int) -> None:
-    assert read(pkey=given).pkey == pkey
+def test_pkey_stays_as_written(written: int | str, pkey: int) -> None:
+    assert read(pkey=written).pkey == pkey
 
 
 def test_ib_kubernetes_with_everything_it_sets() -> None:

@@ -32,10 +32,10 @@ def _unfit(node: Node, address: str = VF0, **config: Any) -> DeviceUnfit:  # noq
 
 
 def test_vf_is_planned_with_interface_and_pf_settings(ethernet: Node) -> None:  # SC16, SM15
-    found = _plan(ethernet)
-    assert (found.function.pf, found.function.index) == (PF, 0)
-    assert (found.link, found.vf) == (ethernet.links["enp175s6"], ethernet.vfs[0])
-    assert (found.infiniband, found.rdma) == (False, ())
+    plan = _plan(ethernet)
+    assert (plan.function.pf, plan.function.index) == (PF, 0)
+    assert (plan.link, plan.vf) == (ethernet.links["enp175s6"], ethernet.vfs[0])
+    assert (plan.infiniband, plan.rdma) == (False, ())
     assert _plan(ethernet, VF1).vf == ethernet.vfs[1]
 
 
@@ -92,9 +92,9 @@ def test_kind_of_device_decides(infiniband: Node, address: str, is_vf: bool) -> 
 
 @pytest.mark.parametrize("mode", [{}, {"vfioPciMode": True}, {"vfioPciMode": False}])
 def test_vf_on_vfio_has_no_interface(infiniband: Node, mode: dict[str, bool]) -> None:  # B8, B15
-    found = _plan(infiniband, VF1, **mode)
-    assert (found.function.driver, found.link, found.infiniband) == ("vfio-pci", None, False)
-    assert found.vf == infiniband.vfs[1]
+    plan = _plan(infiniband, VF1, **mode)
+    assert (plan.function.driver, plan.link, plan.infiniband) == ("vfio-pci", None, False)
+    assert plan.vf == infiniband.vfs[1]
 
 
 def test_vfio_mode_of_a_device_with_another_driver(infiniband: Node) -> None:  # B15
@@ -122,8 +122,8 @@ def test_option_of_an_interface_on_a_device_without_one(
 
 def test_whole_pf(ethernet: Node) -> None:
     ethernet.links["ens1"] = link("ens1", "0000:05:00.0")
-    found = _plan(ethernet, "0000:05:00.0", pfOnly=True, mtu=9000)
-    assert (found.link, found.vf) == (ethernet.links["ens1"], None)
+    plan = _plan(ethernet, "0000:05:00.0", pfOnly=True, mtu=9000)
+    assert (plan.link, plan.vf) == (ethernet.links["ens1"], None)
 
 
 def test_whole_pf_that_has_vfs(ethernet: Node) -> None:
@@ -139,9 +139,9 @@ def test_vf_where_the_whole_pf_is_asked_for(ethernet: Node) -> None:
 
 def test_scalable_function_has_an_interface_and_its_own_address(ethernet: Node) -> None:
     ethernet.with_a_scalable_function()
-    found = _plan(ethernet, "mlx5_core.sf.6", mac="02:00:00:00:00:01")
-    assert (found.vf, found.link) == (None, ethernet.links["enp175s0f1s0"])
-    record = record_of(found, _options("mlx5_core.sf.6", mac="02:00:00:00:00:01"))
+    plan = _plan(ethernet, "mlx5_core.sf.6", mac="02:00:00:00:00:01")
+    assert (plan.vf, plan.link) == (None, ethernet.links["enp175s0f1s0"])
+    record = record_of(plan, _options("mlx5_core.sf.6", mac="02:00:00:00:00:01"))
     assert (record.mac, record.before, record.pf) == ("02:00:00:00:00:01", None, "")
     assert record.segment == PF  # all scalable functions of a port are on one link
 
@@ -210,15 +210,15 @@ def test_vf_without_a_valid_guid(infiniband: Node, guid: str) -> None:  # B3
 @pytest.mark.parametrize("guid", [ALL_ZERO, NONE])
 def test_vf_without_a_valid_guid_is_fine_if_it_gets_one(infiniband: Node, guid: str) -> None:
     infiniband.links["ib1"] = ipoib("ib1", VF0, guid)
-    found = _plan(infiniband, guid=GUID)
-    record = record_of(found, _options(guid=GUID))
+    plan = _plan(infiniband, guid=GUID)
+    record = record_of(plan, _options(guid=GUID))
     assert record.applied is not None
     assert (record.applied.node_guid, record.applied.port_guid) == (GUID, GUID)
 
 
 def test_valid_guid_is_kept_and_there_is_nothing_to_restore(infiniband: Node) -> None:  # B4
-    found = _plan(infiniband)
-    record = record_of(found, _options())
+    plan = _plan(infiniband)
+    record = record_of(plan, _options())
     assert record.before == record.applied
     assert record.before is not None
     assert record.before.port_guid == PORT_GUID  # of the interface: the kernel told none
@@ -226,9 +226,9 @@ def test_valid_guid_is_kept_and_there_is_nothing_to_restore(infiniband: Node) ->
 
 def test_guid_that_the_kernel_tells_counts_more_than_the_interfaces(infiniband: Node) -> None:  # B2
     infiniband.vfs[0] = vf(0, node_guid=GUID, port_guid=GUID)
-    found = _plan(infiniband).vf
-    assert found is not None
-    assert (found.node_guid, found.port_guid) == (GUID, GUID)
+    planned = _plan(infiniband).vf
+    assert planned is not None
+    assert (planned.node_guid, planned.port_guid) == (GUID, GUID)
 
 
 def test_rdma_devices_are_moved_only_if_asked_for(ethernet: Node) -> None:  # R3
@@ -294,9 +294,9 @@ def test_pf_in_switchdev_mode_is_distinguished_from_representors(ethernet: Node)
 
 def test_guid_of_zeros_is_not_restored(infiniband: Node) -> None:  # B11
     infiniband.links["ib1"] = ipoib("ib1", VF0, ALL_ZERO)
-    found = _plan(infiniband, guid=GUID).vf
-    assert found is not None
-    assert (found.node_guid, found.port_guid) == (None, None)  # which goes back as all FF
+    planned = _plan(infiniband, guid=GUID).vf
+    assert planned is not None
+    assert (planned.node_guid, planned.port_guid) == (None, None)  # which goes back as all FF
 
 
 def test_guid_of_the_last_pod_is_not_kept_for_the_next(infiniband: Node) -> None:

@@ -157,7 +157,7 @@ def test_option_is_one_request_and_one_to_restore_it(
     after = _wanted(before, **config)
     settings.apply(kernel.route, PF, before, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, before, after))
-    expected = [bytes.fromhex(IFINFOMSG + one) for one in (applied, taken_back)]
+    expected = [bytes.fromhex(IFINFOMSG + body) for body in (applied, taken_back)]
     assert [request[16:] for request in kernel.requests] == expected
 
 
@@ -172,7 +172,9 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
     sets = [kernel.requests[at][16:] for at in (0, 2)]
     body = IFINFOMSG + "3000 1600 2c00 0100 2800 0100 03000000"  # struct ifla_vf_mac
-    assert sets == [bytes.fromhex(body) + one.ljust(32, b"\0") for one in (address, old)]
+    assert sets == [
+        bytes.fromhex(body) + address_bytes.ljust(32, b"\0") for address_bytes in (address, old)
+    ]
 
 
 def test_address_that_comes_late_is_waited_for(
@@ -305,7 +307,7 @@ def test_unreported_setting_is_restored_to_a_new_vfs_value(kernel: Kernel, name:
 
 
 def test_differences_are_named_as_the_options_are() -> None:
-    found = vf(
+    now = vf(
         3,
         mac=MAC,
         vlan=5,
@@ -317,7 +319,7 @@ def test_differences_are_named_as_the_options_are() -> None:
         port_guid=GUID,
     )
     right = vf(3, node_guid=OTHER_GUID, port_guid=OTHER_GUID)
-    assert settings.differences(found, right) == {
+    assert settings.differences(now, right) == {
         "mac": (MAC, OLD_MAC),
         "vlan, vlanQoS, vlanProto": ((5, 0, "802.1q"), (0, 0, "802.1q")),
         "min_tx_rate, max_tx_rate": ((1, 0), (0, 0)),
@@ -332,8 +334,8 @@ def test_differences_are_named_as_the_options_are() -> None:
 
 def test_unreported_setting_does_not_differ() -> None:
     right = vf(3, trust=True, node_guid=GUID, port_guid=GUID)
-    found = vf(3, spoofchk=None, trust=None, link_state=None)
-    assert settings.differences(found, right) == {}
+    now = vf(3, spoofchk=None, trust=None, link_state=None)
+    assert settings.differences(now, right) == {}
 
 
 def test_priority_and_protocol_without_vlan_do_not_differ() -> None:

@@ -89,10 +89,10 @@ def test_wrong_value_is_named_with_its_key(config: dict[str, Any], text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("on", True), ("off", False), (True, True), (False, False), ("", None)]
+    ("written", "meant"), [("on", True), ("off", False), (True, True), (False, False), ("", None)]
 )
-def test_switches(given: str | bool, meant: bool | None) -> None:
-    wanted = read(spoofchk=given, trust=given)
+def test_switches(written: str | bool, meant: bool | None) -> None:
+    wanted = read(spoofchk=written, trust=written)
     assert (wanted.spoofchk, wanted.trust) == (meant, meant)
 
 
