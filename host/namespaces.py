@@ -140,11 +140,11 @@ class NetworkNamespace:
         """The calling thread is in the namespace during the block, and returns in any case."""
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _setns(self.descriptor, f'cannot enter netns "{self.path}"')
+            setns(self.descriptor, f'cannot enter netns "{self.path}"')
             try:
                 yield
             finally:
-                _setns(own, "cannot return to the host's network namespace")
+                setns(own, "cannot return to the host's network namespace")
         finally:
             os.close(own)
 
@@ -160,7 +160,8 @@ class NetworkNamespace:
         os.close(self.descriptor)
 
 
-def _setns(descriptor: int, what: str) -> None:
+def setns(descriptor: int, what: str) -> None:
+    """Move the calling thread into a network namespace (setns(2)). Raises HostError."""
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         raise HostError(f"{what}: {os.strerror(ctypes.get_errno())}")
 
@@ -181,7 +182,7 @@ class Home:
         """Move the calling thread back into it if it is elsewhere. False if that fails."""
         try:
             if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:
-                _setns(self._descriptor, "cannot return to the host's network namespace")
+                setns(self._descriptor, "cannot return to the host's network namespace")
         except (OSError, HostError):
             return False
         return True
