@@ -12,7 +12,7 @@ from base import interrupts
 from cni.policy import rules
 from cni.spec import delegate
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.ipam import IpamConfig, ipam_of
+from cni.spec.network_config import IpamConfig
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -70,7 +70,7 @@ class Delegation:
 
         `added` is the configuration that the attachment's ADD ran, which was allowed then.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if config != added:
             _require_plain(config)
         if not config.type or self._is_ours(config.type, request):
@@ -87,7 +87,7 @@ class Delegation:
         nothing to release, and is skipped if it is not allowed or cannot be started. If the journal
         cannot tell, that is a CNIError.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if added or not config.type or self._is_ours(config.type, request):
             return self.of(request, added=config)
         try:
@@ -131,7 +131,7 @@ class Delegation:
 
 
 def _require_plain(config: IpamConfig) -> None:
-    if config.ambiguous:
+    if config.ambiguous is not None:
         raise invalid_config(
             f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
             "specification does, and write it once"

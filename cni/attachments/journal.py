@@ -22,8 +22,7 @@ from base import files, interrupts, locks
 from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.ipam import IpamConfig, ipam_of
-from cni.spec.network_config import decode_leniently
+from cni.spec.network_config import IpamConfig, decode_leniently
 from cni.spec.request import Request
 from host.namespaces import NetworkNamespace
 
@@ -114,7 +113,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ipam(self) -> IpamConfig:
         """The IPAM plugin that the ADD ran, and its options."""
-        return ipam_of(self.delete_request())
+        return self.delete_request().config.ipam
 
     def delete_request(self) -> Request:
         """The DEL that the runtime would have sent."""

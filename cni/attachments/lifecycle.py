@@ -31,8 +31,7 @@ from cni.policy import rules
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
-from cni.spec.ipam import IpamConfig, ipam_of
+from cni.spec.network_config import IpamConfig
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
@@ -131,7 +130,7 @@ class InterfacePlugin(ABC):
 
         Every removal is tried; CNIError 104 reports the failures at the end.
         """
-        valid = valid_attachments(request.config)
+        valid = request.config.valid_attachments
         if valid is None:
             note("GC without cni.dev/valid-attachments: nothing is removed")
             return
@@ -146,7 +145,7 @@ class InterfacePlugin(ABC):
                     if (entry.container_id, entry.ifname) not in valid:
                         failures.of(lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
             failures.of(self.remove_strays)
-            ipam = self._ipam.of_removal(request, ipam_of(request) in ipam_of_adds)
+            ipam = self._ipam.of_removal(request, request.config.ipam in ipam_of_adds)
             if ipam is not None:
                 failures.of(ipam.gc)
         if failures:
@@ -295,7 +294,7 @@ class InterfacePlugin(ABC):
         self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
     ) -> None:
         # The entry knows which IPAM plugin the ADD ran, also if the request names another by now.
-        if entry is not None and ipam_of(request) != entry.ipam:
+        if entry is not None and request.config.ipam != entry.ipam:
             request = entry.delete_request()
         added = None if damage is not None else entry is not None
         ipam = self._ipam.of_removal(request, added)

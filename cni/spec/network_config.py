@@ -6,6 +6,7 @@ decoded as a whole: only what a removal reads is.
 """
 
 import re
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,19 +14,49 @@ import msgspec
 from base.types import DeviceId
 from cni.spec import limits
 from cni.spec.config import convert
-from cni.spec.errors import CNIError, Code
+from cni.spec.errors import CNIError, Code, invalid_config
 
 T = TypeVar("T")
 
 DEVICE_ID_PATHS = ("deviceID", "runtimeConfig.deviceID", "pciBusID")
 """Multus writes the kubelet's device id to all of them."""
 
+VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+"""The keys of a GC's list. The text tagged 1.1.0 has the second; libraries send either or both."""
+
+# What an IPAM plugin reads of a configuration, as the specification spells it.
+_IPAM_KEYS = {
+    key.casefold(): key
+    for key in ("args", "cniVersion", "dns", "ipam", "name", "prevResult", "runtimeConfig", "type")
+}
 # JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ABSENT = msgspec.Raw()
 
 
-class NetworkConfig(msgspec.Struct, frozen=True):
+class ValidAttachment(msgspec.Struct, frozen=True):
+    """One attachment that the runtime still knows."""
+
+    containerID: str
+    ifname: str
+
+
+_ValidAttachments = tuple[ValidAttachment, ...] | None
+
+
+class IpamConfig(msgspec.Struct, frozen=True):
+    """`type` is "" if no IPAM plugin is named. `options` has all keys of "ipam", `type` too.
+
+    `ambiguous` is a key that another reader may take for a different one: Go's decoder, which other
+    plugins use, ignores the case of keys and merges what stands under both.
+    """
+
+    type: str = ""
+    options: dict[str, Any] = {}
+    ambiguous: str | None = None
+
+
+class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
     """One network configuration.
 
     `raw` is as the runtime sent it, for the executables of others. `keys` is the JSON object. Of
@@ -67,6 +98,34 @@ class NetworkConfig(msgspec.Struct, frozen=True):
                 return None
             walked.append(key)
         return convert(value, shape, path)
+
+    @cached_property
+    def ipam(self) -> IpamConfig:
+        """The part "ipam". A value that is not as it must be counts as missing.
+
+        It is ambiguous if the configuration is not whole: only the type was decoded.
+        """
+        options = self.keys.get("ipam")
+        ipam_type = options.get("type") if isinstance(options, dict) else None
+        if not self.whole:
+            return IpamConfig(ipam_type or "", ambiguous="ipam")
+        ambiguous = _misspelt(self.keys) or _repeated(options)
+        if not isinstance(options, dict) or not isinstance(ipam_type, str):
+            return IpamConfig(ambiguous=ambiguous)
+        return IpamConfig(ipam_type, options, ambiguous)
+
+    @cached_property
+    def valid_attachments(self) -> frozenset[tuple[str, str]] | None:
+        """(container id, ifname) of the attachments that a GC lists as valid; None without a list.
+
+        Null and [] mean that no attachment is valid: CRI-O sends null for a network without pods.
+        Without the key the caller did not say, and nothing may be removed. CNIError 7 for a list of
+        another shape.
+        """
+        for key in VALID_ATTACHMENTS:
+            if key in self.keys:
+                return _read_attachments(key, self.keys[key])
+        return None
 
     def device_ids(self) -> dict[str, DeviceId]:
         """The kubelet's device id at each path that has one. CNIError 7 if one is not a string."""
@@ -126,12 +185,12 @@ class _RemovalParts(msgspec.Struct):
     pciBusID: msgspec.Raw = _ABSENT
     ipam: msgspec.Raw = _ABSENT
     runtimeConfig: msgspec.Raw = _ABSENT
-    valid: msgspec.Raw = msgspec.field(name="cni.dev/valid-attachments", default=_ABSENT)
-    attachments: msgspec.Raw = msgspec.field(name="cni.dev/attachments", default=_ABSENT)
+    valid: msgspec.Raw = msgspec.field(name=VALID_ATTACHMENTS[0], default=_ABSENT)
+    attachments: msgspec.Raw = msgspec.field(name=VALID_ATTACHMENTS[1], default=_ABSENT)
 
 
 def _decode_parts(raw: bytes) -> NetworkConfig:
-    """What a removal reads. The lists of attachments stay JSON: `gc` counts on their shape."""
+    """What a removal reads. The lists of attachments stay JSON until a GC reads them."""
     try:
         raw.decode()  # all of it: msgspec does not look at the text that it passes over
         parts = msgspec.json.decode(raw, type=_RemovalParts)
@@ -144,9 +203,9 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
         keys[key] = _text(getattr(parts, key))
     keys["ipam"] = _texts(parts.ipam, _IpamParts)
     keys["runtimeConfig"] = _texts(parts.runtimeConfig, _RuntimeParts)
-    for field in msgspec.structs.fields(_RemovalParts):
-        if "/" in field.encode_name and getattr(parts, field.name) is not _ABSENT:
-            keys[field.encode_name] = getattr(parts, field.name)
+    for key, value in zip(VALID_ATTACHMENTS, (parts.valid, parts.attachments), strict=True):
+        if value is not _ABSENT:
+            keys[key] = value
     return NetworkConfig(raw, keys, whole=False)
 
 
@@ -165,6 +224,44 @@ def _text(raw: msgspec.Raw) -> str | None:
         return msgspec.json.decode(raw, type=str)
     except msgspec.MsgspecError:
         return None
+
+
+def _misspelt(keys: dict[str, Any]) -> str | None:
+    """A key of the specification in other letters."""
+    for key in keys:
+        if _IPAM_KEYS.get(key.casefold(), key) != key:
+            return key
+    return None
+
+
+def _repeated(options: object) -> str | None:
+    """A key that an object of the options has twice, in different letters."""
+    waiting = [options]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            seen: set[str] = set()
+            repeated: set[str] = set()
+            for key in map(str.casefold, value):
+                (repeated if key in seen else seen).add(key)
+            if repeated:
+                return f"ipam: {min(repeated)}"
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return None
+
+
+def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
+    valid: _ValidAttachments
+    try:
+        if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
+            valid = msgspec.json.decode(value, type=_ValidAttachments)
+        else:
+            valid = msgspec.convert(value, type=_ValidAttachments)
+    except msgspec.MsgspecError as error:
+        raise invalid_config(f'"{key}": {error}: nothing was removed') from None
+    return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())
 
 
 def _not_decoded(error: Exception) -> CNIError:

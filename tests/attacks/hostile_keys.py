@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc
+from cni.spec import network_config
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -69,7 +69,16 @@ def keys_of(plugin: str) -> list[Key]:
     for place, keys in FREE.items():
         found |= {place, place[:1], *((*place, key) for key in keys)}
     found |= {("ipam",), ("ipam", "type")}
-    found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel", "mac")}
+    found |= {
+        (key,)
+        for key in (
+            *spec.RUNTIME_KEYS,
+            *network_config.VALID_ATTACHMENTS,
+            "logFile",
+            "logLevel",
+            "mac",
+        )
+    }
     if plugin == "podfabric-ipam":
         found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):

@@ -20,7 +20,6 @@ from cni.spec import delegate
 from cni.spec import result as results
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError
-from cni.spec.ipam import ipam_of
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 
@@ -55,7 +54,7 @@ class Noop:
         if request.previous_result is not None:
             previous = request.config.keys["prevResult"]
             return results.after_previous(previous, Result(), request.cni_version)
-        ipam = ipam_of(request)
+        ipam = request.config.ipam
         if ipam.type:
             return delegate.add(ipam.type, self._delegates, request)
         if self._script.result:
@@ -96,6 +95,6 @@ class Noop:
             raise RuntimeError(script.raises)
 
     def _pass_on(self, request: Request) -> None:
-        ipam = ipam_of(request)
+        ipam = request.config.ipam
         if ipam.type:
             delegate.run(ipam.type, self._delegates, request.command, request)

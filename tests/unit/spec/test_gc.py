@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
 from cni.spec.network_config import decode
 
 KEY, OLD_KEY = "cni.dev/valid-attachments", "cni.dev/attachments"
@@ -15,7 +14,7 @@ OTHER = [{"containerID": "c2", "ifname": "eth0"}]
 
 
 def alive(config: dict[str, Any]) -> set[tuple[str, str]] | None:
-    valid = valid_attachments(decode(json.dumps(config).encode()))
+    valid = decode(json.dumps(config).encode()).valid_attachments
     return None if valid is None else set(valid)
 
 

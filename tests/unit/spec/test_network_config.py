@@ -9,10 +9,14 @@ import pytest
 
 from cni.spec import network_config
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
-from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.limits import MAX_DEPTH, MAX_TEXT
-from cni.spec.network_config import NetworkConfig, decode, decode_for_removal, decode_leniently
+from cni.spec.network_config import (
+    IpamConfig,
+    NetworkConfig,
+    decode,
+    decode_for_removal,
+    decode_leniently,
+)
 from cni.spec.request import Request
 
 FILLER = {"x": "x" * (MAX_TEXT + 1)}
@@ -46,9 +50,8 @@ def test_removal_reads_what_it_needs_of_a_configuration_beyond_the_limits() -> N
     assert (config.raw, config.whole, config.version) == (raw, False, "1.1.0")
     assert config.text("name", "") == "n1"
     assert set(config.device_ids().values()) == {"0000:af:06.1"}
-    assert valid_attachments(config) == frozenset({("c", "i")})
-    ipam = ipam_of(Request(command="DEL", config=config))
-    assert ipam == IpamConfig("whereabouts", ambiguous="ipam")
+    assert config.valid_attachments == frozenset({("c", "i")})
+    assert config.ipam == IpamConfig("whereabouts", ambiguous="ipam")
     assert config.keys["ipam"] == {"type": "whereabouts", "log_file": "/x"}
     assert "x" not in config.keys
 
@@ -60,8 +63,8 @@ def test_part_of_another_shape_does_not_keep_a_removal_from_the_rest(
 ) -> None:
     config = decode_for_removal(large(**{key: value}))
     assert config.text("name", "") == "n1"
-    assert valid_attachments(config) == frozenset({("c", "i")})
-    assert ipam_of(Request(command="DEL", config=config)).type in ("", "whereabouts")
+    assert config.valid_attachments == frozenset({("c", "i")})
+    assert config.ipam.type in ("", "whereabouts")
     config.device_ids()
 
 
