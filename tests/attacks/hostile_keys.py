@@ -34,10 +34,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 
 # Keys that are first decoded as plain objects, and the type each is then read as.
 SECTIONS = {
-    "ipam": ipam._IpamSection,
+    "ipam": ipam.IpamKeys,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
-    "addresses": ipam._StaticAddress,
+    "addresses": ipam.StaticAddress,
     "routes": Route,
     "dns": DNS,
 }
@@ -48,11 +48,11 @@ FREE: Mapping[Key, tuple[str, ...]] = {
 }
 SHAPES: Mapping[str, Mapping[Key, type]] = {
     "podfabric-ipam": {
-        ("ipam",): ipam._IpamSection,
-        ("runtimeConfig",): ipam._RuntimeIPs,
-        ("args", "cni"): ipam._ArgumentIPs,
+        ("ipam",): ipam.IpamKeys,
+        ("runtimeConfig",): ipam.RuntimeIPs,
+        ("args", "cni"): ipam.ArgumentIPs,
     },
-    "ipoib": {(): ipoib._IpoibConfig},
+    "ipoib": {(): ipoib.IpoibKeys},
     "sriov": {(): sriov._SriovConfig},
     "rdma": {},
 }
