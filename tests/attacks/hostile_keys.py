@@ -15,7 +15,6 @@ from msgspec import inspect
 
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -34,10 +33,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 
 # Keys that are first decoded as plain objects, and the type each is then read as.
 SECTIONS = {
-    "ipam": ipam._IpamSection,
+    "ipam": ipam.IpamKeys,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
-    "addresses": ipam._StaticAddress,
+    "addresses": ipam.StaticAddress,
     "routes": Route,
     "dns": DNS,
 }
@@ -48,11 +47,11 @@ FREE: Mapping[Key, tuple[str, ...]] = {
 }
 SHAPES: Mapping[str, Mapping[Key, type]] = {
     "podfabric-ipam": {
-        ("ipam",): ipam._IpamSection,
-        ("runtimeConfig",): ipam._RuntimeIPs,
-        ("args", "cni"): ipam._ArgumentIPs,
+        ("ipam",): ipam.IpamKeys,
+        ("runtimeConfig",): ipam.RuntimeIPs,
+        ("args", "cni"): ipam.ArgumentIPs,
     },
-    "ipoib": {(): ipoib._IpoibConfig},
+    "ipoib": {(): ipoib.IpoibKeys},
     "sriov": {(): sriov._SriovConfig},
     "rdma": {},
 }
@@ -69,7 +68,16 @@ def keys_of(plugin: str) -> list[Key]:
     for place, keys in FREE.items():
         found |= {place, place[:1], *((*place, key) for key in keys)}
     found |= {("ipam",), ("ipam", "type")}
-    found |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel", "mac")}
+    found |= {
+        (key,)
+        for key in (
+            *spec.RUNTIME_KEYS,
+            *spec.VALID_ATTACHMENTS,
+            "logFile",
+            "logLevel",
+            "mac",
+        )
+    }
     if plugin == "podfabric-ipam":
         found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):
