@@ -1,6 +1,5 @@
 """Clients of an agent: over its socket, because a process for each call would be too slow."""
 
-import http.client
 import json
 import os
 import socket
@@ -68,19 +67,6 @@ class Caller:
             timeout=PATIENCE,
             check=False,
         )
-
-
-class Endpoint(http.client.HTTPConnection):
-    """An HTTP client of the agent's health and metrics, over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(self._path))
 
 
 @dataclass

@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.attacks.agent_clients import Caller, Endpoint, network
+from tests.attacks.agent_clients import Caller, network
 from tests.plugins.service import Service, install_launchers
+from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE, until
 
 WORKERS = 4
@@ -36,7 +37,7 @@ class Node(Caller):
         os.close(os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK))
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = Endpoint(self.service.root / "http")
+        connection = UnixHTTPConnection(self.service.root / "http")
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -14,8 +14,8 @@ from deviceplugin import checkpoint
 from host import pci
 from host.namespaces import NetworkNamespace
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
-from tests.conformance.node import namespace
 from tests.kubelet import Kubelet
+from tests.netns import namespace
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 

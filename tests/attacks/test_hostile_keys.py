@@ -22,7 +22,7 @@ from tests.attacks.hostile_keys import (
     values,
     with_value,
 )
-from tests.conformance.node import namespace
+from tests.netns import namespace
 
 VERBS = ("ADD", "DEL", "CHECK", "STATUS")
 EVERY = [

@@ -25,9 +25,10 @@ from tests.conformance.fabric import (
     routes,
     unchanged_host,
 )
-from tests.conformance.node import Delegate, Node, inhabitants, ip
+from tests.conformance.node import Delegate, Node, inhabitants
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, IPOIB, Subject
+from tests.netns import ip
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]
 

@@ -4,25 +4,22 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 from host import events
 from host.events import Events
 from host.namespaces import NetworkNamespace
+from tests.netns import IP, namespace
 from tests.waiting import PATIENCE
 
-IP = "/usr/sbin/ip"
 SHORT = 0.3  # for what must not come
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = f"t{uuid4().hex[:10]}"
-    subprocess.run([IP, "netns", "add", name], check=True)
-    yield name
-    subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+    with namespace() as path:
+        yield path.name
 
 
 @pytest.fixture
@@ -70,13 +67,9 @@ def test_nothing_is_told_when_nothing_happens(told: Events, name: str) -> None:
 
 
 def test_events_of_another_namespace_are_not_told(told: Events) -> None:
-    other = f"t{uuid4().hex[:10]}"
-    subprocess.run([IP, "netns", "add", other], check=True)
-    try:
-        _ip(other, "link", "add", "one", "type", "veth", "peer", "two")
+    with namespace() as other:
+        _ip(other.name, "link", "add", "one", "type", "veth", "peer", "two")
         assert not told.wait(SHORT)
-    finally:
-        subprocess.run([IP, "netns", "delete", other], check=True)
 
 
 def test_what_comes_in_one_burst_is_told_once(

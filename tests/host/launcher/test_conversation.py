@@ -166,9 +166,7 @@ def test_configuration_has_a_limit(
     assert recorder.request.config == config[:MAX_CONFIG]
 
 
-def test_closed_standard_input_is_reported_to_the_agent(
-    launcher: Launcher, recorder: Recorder
-) -> None:
+def test_closed_standard_input_is_reported(launcher: Launcher, recorder: Recorder) -> None:
     with Agent(launcher.socket, recorder):
         launcher.run(stdin=None, preexec_fn=lambda: os.close(0))
     assert recorder.request is not None
@@ -178,7 +176,7 @@ def test_closed_standard_input_is_reported_to_the_agent(
 @pytest.mark.parametrize(
     ("path", "flags", "number"), [("/", os.O_RDONLY, errno.EISDIR), (os.devnull, 1, errno.EBADF)]
 )
-def test_unreadable_standard_input_is_reported_to_the_agent(
+def test_unreadable_standard_input_is_reported(
     launcher: Launcher, recorder: Recorder, path: str, flags: int, number: int
 ) -> None:
     descriptor = os.open(path, flags)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.host.podman.machine import links, machine
-from tests.host.podman.node import Node, namespace
+from tests.host.podman.node import Node
 from tests.host.podman.runtime import Podman, configured, root_file_system
+from tests.netns import namespace
 from tests.runtime import CNI_BIN, REFERENCE_PLUGINS
 
 
