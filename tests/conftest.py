@@ -10,8 +10,18 @@ import pytest
 pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
 
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
-LONGEST_TMPDIR = 12
+LONGEST_TMPDIR = 12  # characters
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
+
+
+if not IN_VM:  # in it the import takes seconds, and no test needs it
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine an example may take any time.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
