@@ -63,29 +63,31 @@ class Watched:
 
     def _add(self, container_id: str) -> None:
         result = self.calls.addresses(RANGES, container_id)
-        for address in (one.partition("/")[0] for one in result):
+        for address in (cidr.partition("/")[0] for cidr in result):
             assert address not in self.said, "it has an owner"
             self.said[address] = container_id
 
     def _delete(self, container_id: str) -> None:
         self.calls.delete(RANGES, container_id)
-        self.said = {address: one for address, one in self.said.items() if one != container_id}
+        self.said = {
+            address: holder for address, holder in self.said.items() if holder != container_id
+        }
 
     def _check(self, container_id: str) -> None:
         ips = [
             {"address": f"{address}/{64 if ':' in address else 24}"}
-            for address, one in self.said.items()
-            if one == container_id
+            for address, holder in self.said.items()
+            if holder == container_id
         ]
         previous = {"cniVersion": "1.0.0", "ips": ips}
         self.calls.check(RANGES, container_id, config={"prevResult": previous})
 
     def _gc(self, container_id: str) -> None:
         """Everything but the container's is valid."""
-        valid = {one for one in self.said.values() if one != container_id}
-        listed = [{"containerID": one, "ifname": "eth0"} for one in sorted(valid)]
+        valid = {holder for holder in self.said.values() if holder != container_id}
+        listed = [{"containerID": holder, "ifname": "eth0"} for holder in sorted(valid)]
         self.calls.gc(RANGES, config={"cni.dev/valid-attachments": listed})
-        self.said = {address: one for address, one in self.said.items() if one in valid}
+        self.said = {address: holder for address, holder in self.said.items() if holder in valid}
 
     def _status(self, _: str) -> None:
         self.calls.status(RANGES)

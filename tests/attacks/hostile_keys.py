@@ -82,8 +82,8 @@ def _keys(shape: inspect.Type, place: Key) -> Iterator[Key]:
         for field in shape.fields:
             yield from _keys(field.type, (*place, field.encode_name))
     elif isinstance(shape, inspect.UnionType):
-        for one in shape.types:
-            yield from _keys(one, place)
+        for member in shape.types:
+            yield from _keys(member, place)
     elif isinstance(shape, inspect.ListType | inspect.VarTupleType):
         yield from _keys(shape.item_type, (*place, 0))
     elif isinstance(shape, inspect.DictType):

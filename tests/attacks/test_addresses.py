@@ -157,7 +157,9 @@ def test_the_link_that_our_own_plugins_pass_overrides_the_configuration(node: Ca
     second = InProcess(asked, node.plugin)
     assert error_of(lambda: second.add("ib0 0x8001")).code == Code.NOT_ALLOWED
     assert [ip.address for ip in second.add("ib0 0x8002").ips] == ["10.0.0.1/24"]
-    segments = {one.container_id: one.segment for one in node.store.reservations()}
+    segments = {
+        reservation.container_id: reservation.segment for reservation in node.store.reservations()
+    }
     assert segments == {"c1": "ib0 0x8001", "c2": "ib0 0x8002"}
 
 
@@ -228,17 +230,17 @@ def test_one_attachment_reserves_at_most_64_addresses(node: Calls, key: str, cou
     ipam: dict[str, object] = {}
     how: How = {}
     if key == "ipam.addresses":
-        ipam["addresses"] = [{"address": one} for one in given]
+        ipam["addresses"] = [{"address": address} for address in given]
     elif key == "ipam.ipRanges":
-        ipam["ipRanges"] = [{"range": one} for one in given]
+        ipam["ipRanges"] = [{"range": address} for address in given]
     elif key == "ipam.ranges":
-        ipam["ranges"] = [[{"subnet": one}] for one in given]
+        ipam["ranges"] = [[{"subnet": address}] for address in given]
     elif key == "CNI_ARGS IP":
         how["args"] = "IP=" + ",".join(given)
     elif key == "args.cni.ips":
         how["config"] = {"args": {"cni": {"ips": given}}}
     else:
-        ranges = [[{"subnet": one}] for one in given]
+        ranges = [[{"subnet": address}] for address in given]
         value = given if key.endswith("ips") else ranges
         how["config"] = {"runtimeConfig": {key.partition(".")[2]: value}}
     error = error_of(lambda: node.add(ipam, **how))

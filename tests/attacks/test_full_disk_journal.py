@@ -55,7 +55,7 @@ def remove(journal: Journal) -> None:
 def held(journal: Journal) -> list[JournalEntry]:
     """Every entry. An unreadable entry fails the test."""
     found = list(journal.entries())
-    entries = [one for one in found if isinstance(one, JournalEntry)]
+    entries = [entry for entry in found if isinstance(entry, JournalEntry)]
     assert entries == found
     return sorted(entries, key=msgspec.json.encode)
 

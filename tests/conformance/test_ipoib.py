@@ -78,7 +78,7 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
 
         present = addresses(netns)
         assert set(present) == {"10.9.0.1/24", "fd00:9::1/64"}
-        assert not any(one.get("tentative") for one in present.values())
+        assert not any(address.get("tentative") for address in present.values())
         assert routes(netns)["default"]["gateway"] == "10.9.0.254"
         assert routes(netns)["10.8.0.0/16"]["gateway"] == "10.9.0.253"
         assert inhabitants(netns) == []

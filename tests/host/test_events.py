@@ -167,7 +167,9 @@ def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
     found = events._received(uevents)
     assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
-    assert all(events._is_of_devices(one) for one in found if b"SUBSYSTEM=net\0" in one)
+    assert all(
+        events._is_of_devices(datagram) for datagram in found if b"SUBSYSTEM=net\0" in datagram
+    )
 
 
 def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -> None:
@@ -183,4 +185,4 @@ def test_descriptors_are_given_back() -> None:
     made = Events()
     sockets: tuple[socket.socket, ...] = made._sockets
     made.close()
-    assert [one.fileno() for one in sockets] == [-1, -1]
+    assert [closed.fileno() for closed in sockets] == [-1, -1]

@@ -68,7 +68,9 @@ def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
 
 
 def left(paths: Paths) -> set[str]:
-    return {one.container_id for one in Journal(paths).entries() if isinstance(one, JournalEntry)}
+    return {
+        entry.container_id for entry in Journal(paths).entries() if isinstance(entry, JournalEntry)
+    }
 
 
 def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(

@@ -131,7 +131,7 @@ def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.Monke
     send = Rtnetlink.send
 
     def counted(self: Rtnetlink, *requests: bytearray) -> None:
-        asked.extend(int.from_bytes(one[4:6], sys.byteorder) for one in requests)
+        asked.extend(int.from_bytes(request[4:6], sys.byteorder) for request in requests)
         send(self, *requests)
 
     monkeypatch.setattr(Rtnetlink, "send", counted)

@@ -73,7 +73,7 @@ class PoolNode:
 
     def held(self) -> list[tuple[str, str]]:
         """The allocations in the checkpoint."""
-        return [one.key for one in checkpoint.read(self.paths).allocations]
+        return [allocation.key for allocation in checkpoint.read(self.paths).allocations]
 
     def forget_young_too(self) -> None:
         """Compare with the kubelet now, whatever an allocation's age.
@@ -106,7 +106,7 @@ def arguments(pod: Pod) -> str:
     )
 
 
-def given(pod: Pod) -> list[str]:
+def uverbs_numbers(pod: Pod) -> list[str]:
     """The numbers of the uverbs nodes that a pod's containers were given: "231:192", sorted.
 
     Of the nodes themselves, as a runtime sees them when it makes the container.

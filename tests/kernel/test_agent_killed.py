@@ -37,7 +37,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def links(*where: str) -> set[str]:
     shown = subprocess.run([IP, *where, "-json", "link"], check=True, capture_output=True)
-    return {one["ifname"] for one in json.loads(shown.stdout)}
+    return {link["ifname"] for link in json.loads(shown.stdout)}
 
 
 def ipoib(

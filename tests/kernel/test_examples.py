@@ -74,8 +74,8 @@ def test_example_attaches_and_detaches_without_an_agent(
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.stem))
 def test_pods_of_an_example_name_its_definitions(file: Path) -> None:
     names = {definition.name for definition in definitions(file)}
-    for one in pods(file):
-        asked = one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+    for each in pods(file):
+        asked = each["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
         assert {name.strip() for name in asked.split(",")} == names
 
 
@@ -99,7 +99,7 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
 def _give_hca(paths: Paths) -> None:
     """Write the files of the kubelet and the device plugin as if the pod had the HCA."""
     rdma = _rdma(GIVEN)
-    (hca,) = (one for one in discovery.hcas(paths) if rdma in {each.name for each in one.rdma})
+    (hca,) = (hca for hca in discovery.hcas(paths) if rdma in {each.name for each in hca.rdma})
     device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())
     given = Allocation(
         resource="rdma/hca",

@@ -319,5 +319,5 @@ def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
         with connection:
             Recorder()(Peer(connection))
         assert process.wait(PATIENCE) == 0
-    for one in (*others, listener):
-        one.close()
+    for opened in (*others, listener):
+        opened.close()

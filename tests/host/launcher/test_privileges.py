@@ -80,7 +80,7 @@ def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
     # With another default socket, because this machine may have a real agent.
     ours, theirs = open_place / "default.sock", open_place / "caller.sock"
     executable = open_place / "ipoib"
-    sources = [str(one) for one in sorted(SOURCES.glob("*.c"))]
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
     define = f'-DDEFAULT_SOCKET="{ours}"'
     subprocess.run(["gcc", *FLAGS, define, *sources, "-o", str(executable)], check=True)
     (open_place / ".podfabric").mkdir()
