@@ -76,8 +76,8 @@ class Attacked(Holding):
         stdin = raw or json.dumps(document).encode()
         kind = Sriov if plugin == "sriov" else IPoIB
         with collected() as notes:
-            given = answer(lambda: kind(self.paths), environ, lambda: stdin)
-        error = json.loads(given.document or b"{}")
+            reply = answer(lambda: kind(self.paths), environ, lambda: stdin)
+        error = json.loads(reply.document or b"{}")
         return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
 
     def has_attached(self, ipam: str) -> None:

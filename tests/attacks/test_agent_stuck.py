@@ -46,8 +46,8 @@ class Node(Caller):
             connection.close()
 
     def count(self, metric: str) -> int:
-        found = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
-        return int(float(found[1])) if found else -1
+        sample = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
+        return int(float(sample[1])) if sample else -1
 
     def until_stuck(self, count: int) -> None:
         until(lambda: self.count("workers_stuck") == count)

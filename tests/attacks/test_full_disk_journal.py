@@ -54,9 +54,9 @@ def remove(journal: Journal) -> None:
 
 def held(journal: Journal) -> list[JournalEntry]:
     """Every entry. An unreadable entry fails the test."""
-    found = list(journal.entries())
-    entries = [entry for entry in found if isinstance(entry, JournalEntry)]
-    assert entries == found
+    read = list(journal.entries())
+    entries = [entry for entry in read if isinstance(entry, JournalEntry)]
+    assert entries == read
     return sorted(entries, key=msgspec.json.encode)
 
 

@@ -65,7 +65,9 @@ class PoolNode:
 
     def listed(self, resource: str) -> Mapping[str, bool]:
         """Every device id that the kubelet knows, and whether it is healthy."""
-        return {known: well for known, (well, _) in self.kubelet.devices(resource).items()}
+        return {
+            device_id: healthy for device_id, (healthy, _) in self.kubelet.devices(resource).items()
+        }
 
     def await_healthy(self, resource: str, number: int) -> None:
         """Wait until that many devices can be allocated."""

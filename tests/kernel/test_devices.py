@@ -225,7 +225,9 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
         assert number_of("rxe9") == "231:192"
         # All but the device whose holder has the old number.
         shared.await_healthy(HCA, 7)
-        assert [known for known, well in shared.listed(HCA).items() if not well] == [held]
+        assert [device_id for device_id, healthy in shared.listed(HCA).items() if not healthy] == [
+            held
+        ]
         new = shared.admit(NAMES[1], HCA)
         assert set(uverbs_numbers(new)) <= {number_of(f"ibloop{n}") for n in (0, 1)}
         shared.add(shared.ipoib, new)

@@ -83,15 +83,15 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
     if definition.config["master"] == "auto":
         _give_hca(Paths.from_environ(runtime.environ))
     with pod("example") as netns:
-        place = {"container_id": "c1", "netns": f"/var/run/netns/{netns}", "args": POD}
-        added = runtime.call("ADD", definition.config, **place)  # type: ignore[arg-type]
+        options = {"container_id": "c1", "netns": f"/var/run/netns/{netns}", "args": POD}
+        added = runtime.call("ADD", definition.config, **options)  # type: ignore[arg-type]
         assert (added.exit_code, added.stderr) == (0, "")
         assert added.document["cniVersion"] == definition.config["cniVersion"]
         assert added.document["ips"]
         if definition.config["master"] == "auto":
             assert added.document["interfaces"][0]["rdmaDevice"] == _rdma(GIVEN)
         assert link_names(netns) == {"lo", "net1"}
-        removed = runtime.call("DEL", definition.config, **place)  # type: ignore[arg-type]
+        removed = runtime.call("DEL", definition.config, **options)  # type: ignore[arg-type]
         assert (removed.exit_code, removed.stdout, removed.stderr) == (0, "", "")
         assert link_names(netns) == {"lo"}
 
@@ -101,19 +101,19 @@ def _give_hca(paths: Paths) -> None:
     rdma = _rdma(GIVEN)
     (hca,) = (hca for hca in discovery.hcas(paths) if rdma in {each.name for each in hca.rdma})
     device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())
-    given = Allocation(
+    allocation = Allocation(
         resource="rdma/hca",
         id=f"{hca.id}-0",
         devices=(device,),
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),
     )
-    checkpoint.write(paths, [given.resource], [msgspec.Raw(msgspec.json.encode(given))])
+    checkpoint.write(paths, [allocation.resource], [msgspec.Raw(msgspec.json.encode(allocation))])
     entry = {
         "PodUID": "uid-1",
         "ContainerName": "worker",
-        "ResourceName": given.resource,
-        "DeviceIDs": {"-1": [given.id]},
+        "ResourceName": allocation.resource,
+        "DeviceIDs": {"-1": [allocation.id]},
     }
     paths.device_plugins.mkdir(parents=True)
     (paths.device_plugins / "kubelet_internal_checkpoint").write_text(

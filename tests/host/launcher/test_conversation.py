@@ -50,8 +50,8 @@ def test_request_is_name_environment_and_configuration(
     assert b"STRANGE=\xff=\xc3\0" in recorder.peer.body
 
 
-def test_name_is_that_of_the_link(launcher: Launcher, recorder: Recorder, place: Path) -> None:
-    link = place / "podfabric-ipam"
+def test_name_is_that_of_the_link(launcher: Launcher, recorder: Recorder, directory: Path) -> None:
+    link = directory / "podfabric-ipam"
     link.symlink_to(launcher.executable)
     with Agent(launcher.socket, recorder):
         assert Launcher(link, launcher.socket).run().exit_code == 0
@@ -132,11 +132,11 @@ def test_namespace_that_cannot_be_opened_is_not_passed(
 
 
 def test_pipe_in_the_place_of_a_namespace_does_not_block(
-    launcher: Launcher, recorder: Recorder, place: Path
+    launcher: Launcher, recorder: Recorder, directory: Path
 ) -> None:
-    os.mkfifo(place / "fifo")
+    os.mkfifo(directory / "fifo")
     with Agent(launcher.socket, recorder):
-        assert launcher.run(launcher.environ(CNI_NETNS=str(place / "fifo"))).exit_code == 0
+        assert launcher.run(launcher.environ(CNI_NETNS=str(directory / "fifo"))).exit_code == 0
 
 
 # Standard input.

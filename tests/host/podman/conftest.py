@@ -23,8 +23,8 @@ def plugins(tmp_path: Path) -> Path:
 def podman(tmp_path: Path, plugins: Path) -> Iterator[Podman]:
     """podman on a fresh machine."""
     root_file_system(tmp_path / "rootfs")
-    with machine(configured(tmp_path, plugins)) as found:
-        yield Podman(found, tmp_path)
+    with machine(configured(tmp_path, plugins)) as made:
+        yield Podman(made, tmp_path)
 
 
 @pytest.fixture
