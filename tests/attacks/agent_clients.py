@@ -71,7 +71,7 @@ class Caller:
 
 @dataclass
 class Tally:
-    """How many calls were answered, and what was wrong with the others."""
+    """The number of answered calls, and the errors of the others."""
 
     answered: int = 0
     broken: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A node whose address store is short of something, held against what its answers said."""
+"""A node whose address store lacks space, descriptors or memory, compared with its answers."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        # Not by `calls`, whose files are to be opened by the call under test.
+        # Not with `calls`: the call under test must open its files itself.
         before = Calls(PerCall(calls.directory, report=silent))
         self.said = before.held() if any(calls.directory.glob("*")) else {}
         self.failures: list[CNIError] = []
@@ -112,7 +112,7 @@ def node_on(directory: Path, way: str, idle: float = 60.0) -> Iterator[Watched]:
 
 @contextmanager
 def disk_with_store() -> Iterator[SmallDisk]:
-    """A disk whose base is a store in which three pods hold addresses."""
+    """A disk; its base is a store with addresses of three pods."""
     with small_disk() as disk:
         calls = Calls(PerCall(disk.base, report=silent))
         for number in range(3):
@@ -121,4 +121,4 @@ def disk_with_store() -> Iterator[SmallDisk]:
 
 
 def silent(line: str) -> None:
-    """Nobody reads it."""
+    """Discard a log line."""

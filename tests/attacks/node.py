@@ -59,7 +59,7 @@ class Attacked(Holding):
         **config: Any,  # noqa: ANN401
     ) -> Reply:
         """A call for a pod; without a pod, as cnitool calls. `raw` replaces the whole input."""
-        whose = (
+        args = (
             f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
             if pod is not None
             else ""
@@ -69,7 +69,7 @@ class Attacked(Holding):
             "CNI_CONTAINERID": container,
             "CNI_NETNS": str(self._netns),
             "CNI_IFNAME": "net1",
-            "CNI_ARGS": whose,
+            "CNI_ARGS": args,
             "CNI_PATH": path,
         }
         document = {"cniVersion": "1.1.0", "name": "fabric", "type": plugin, **config}

@@ -1,4 +1,4 @@
-"""Calls that hang where nobody can end them: others are served, and the health endpoints tell."""
+"""Calls that hang in the kernel: others are served, and the health endpoints report it."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Node(Caller):
         return self.service.root / "fifo"
 
     def hang(self, container: str, verb: str = "ADD") -> socket.socket:
-        """A call that does not end before somebody writes into the FIFO."""
+        """A call that does not end before another process writes into the FIFO."""
         script = json.dumps({"waits_for": str(self.fifo)})
         return self.start("noop", verb, container, network("blue", "noop"), NOOP=script)
 

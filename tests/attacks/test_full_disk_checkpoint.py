@@ -1,4 +1,4 @@
-"""The checkpoint of allocations where a disk or descriptors are lacking: it has what was answered.
+"""The checkpoint on a full disk, or without descriptors: it has every answered allocation.
 
 A log has room for few lines here, so that its writing fits on a small disk.
 """

@@ -1,4 +1,4 @@
-"""A failed call whose change could not be taken back: it says so, and what it says to do helps.
+"""A failed call that could not undo its change says so, and its remedy works.
 
 The disk is full when SQLite commits, and the log cannot be cut any more (it is append-only).
 """

@@ -63,7 +63,7 @@ class Installed:
         ]
 
     def call(self, command: str, container: str = "c1", **more: str) -> Outcome:
-        """What a runtime does whose environment knows nothing of the agent's."""
+        """A runtime's call, without the variables of the agent."""
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container,
@@ -93,7 +93,7 @@ class Installed:
 
 
 def install(root: Path) -> None:
-    """`podfabric install --fallback`, by somebody who has the agent's environment."""
+    """Run `podfabric install --fallback` with the agent's environment."""
     (root / "bin").mkdir(parents=True, exist_ok=True)
     podfabric = Path(sys.executable).with_name("podfabric")
     options = ("--fallback", "--launcher", LAUNCHER, "--bin-dir", root / "bin")

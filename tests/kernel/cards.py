@@ -97,7 +97,7 @@ def at_vfio(address: str, *, back: bool = True) -> Iterator[None]:
                 run(IP, "link", "set", made, "name", name)
 
 
-def setting(address: str, name: str) -> Any:  # noqa: ANN401 - whatever ip(8) prints
+def setting(address: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
     """A setting of a VF at its PF, by the name that ip(8) uses."""
     pf = (DEVICES / address / "physfn").resolve()
     index = next(i for i in range(8) if (pf / f"virtfn{i}").resolve().name == address)

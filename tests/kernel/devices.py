@@ -78,7 +78,7 @@ class PoolNode:
         return [allocation.key for allocation in checkpoint.read(self.paths).allocations]
 
     def forget_young_too(self) -> None:
-        """Compare with the kubelet now, whatever an allocation's age.
+        """Compare with the kubelet now, also allocations that are new.
 
         The kubelet forgets a pod with the next allocation only.
         """

@@ -1,4 +1,4 @@
-"""The journal: what is read is what was written, or it is called damaged."""
+"""The journal: an entry is read as it was written, or reported as damaged."""
 
 import multiprocessing
 import random
