@@ -1,4 +1,4 @@
-"""Calls that hang where nobody can end them: others are served, and the health endpoints tell."""
+"""Calls that hang in the kernel: others are served, and the health endpoints report it."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.attacks.agent_clients import Caller, Endpoint, network
+from tests.attacks.agent_clients import Caller, network
 from tests.plugins.service import Service, install_launchers
+from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE, until
 
 WORKERS = 4
@@ -27,7 +28,7 @@ class Node(Caller):
         return self.service.root / "fifo"
 
     def hang(self, container: str, verb: str = "ADD") -> socket.socket:
-        """A call that does not end before somebody writes into the FIFO."""
+        """A call that does not end before another process writes into the FIFO."""
         script = json.dumps({"waits_for": str(self.fifo)})
         return self.start("noop", verb, container, network("blue", "noop"), NOOP=script)
 
@@ -36,7 +37,7 @@ class Node(Caller):
         os.close(os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK))
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = Endpoint(self.service.root / "http")
+        connection = UnixHTTPConnection(self.service.root / "http")
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -45,8 +46,8 @@ class Node(Caller):
             connection.close()
 
     def count(self, metric: str) -> int:
-        found = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
-        return int(float(found[1])) if found else -1
+        sample = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
+        return int(float(sample[1])) if sample else -1
 
     def until_stuck(self, count: int) -> None:
         until(lambda: self.count("workers_stuck") == count)

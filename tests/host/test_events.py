@@ -4,25 +4,22 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 from host import events
 from host.events import Events
 from host.namespaces import NetworkNamespace
+from tests.netns import IP, namespace
 from tests.waiting import PATIENCE
 
-IP = "/usr/sbin/ip"
 SHORT = 0.3  # for what must not come
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = f"t{uuid4().hex[:10]}"
-    subprocess.run([IP, "netns", "add", name], check=True)
-    yield name
-    subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+    with namespace() as path:
+        yield path.name
 
 
 @pytest.fixture
@@ -72,13 +69,9 @@ def test_no_event_without_a_change(subscribed: Events, name: str) -> None:
 
 
 def test_events_of_another_namespace_are_ignored(subscribed: Events) -> None:
-    other = f"t{uuid4().hex[:10]}"
-    subprocess.run([IP, "netns", "add", other], check=True)
-    try:
-        _ip(other, "link", "add", "one", "type", "veth", "peer", "two")
+    with namespace() as other:
+        _ip(other.name, "link", "add", "one", "type", "veth", "peer", "two")
         assert not subscribed.wait(SHORT)
-    finally:
-        subprocess.run([IP, "netns", "delete", other], check=True)
 
 
 def test_burst_of_events_counts_once(
@@ -176,7 +169,9 @@ def test_uevents_come_over_the_socket(subscribed: Events, name: str) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
     datagrams = events.received(uevents)
     assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in datagrams)
-    assert all(events.concerns_device(each) for each in datagrams if b"SUBSYSTEM=net\0" in each)
+    assert all(
+        events.concerns_device(datagram) for datagram in datagrams if b"SUBSYSTEM=net\0" in datagram
+    )
 
 
 def test_messages_from_programs_are_ignored(subscribed: Events, name: str) -> None:
@@ -192,4 +187,4 @@ def test_descriptors_are_closed() -> None:
     made = Events()
     sockets: tuple[socket.socket, ...] = made.sockets
     made.close()
-    assert [each.fileno() for each in sockets] == [-1, -1]
+    assert [closed.fileno() for closed in sockets] == [-1, -1]

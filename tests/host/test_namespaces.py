@@ -3,7 +3,6 @@
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -11,17 +10,14 @@ from host import links
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netlink import netlink
+from tests.netns import IP, namespace
 from tests.waiting import until
-
-IP = "/usr/sbin/ip"
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = f"t{uuid4().hex[:10]}"
-    subprocess.run([IP, "netns", "add", name], check=True)
-    yield name
-    subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+    with namespace() as path:
+        yield path.name
 
 
 def _path(name: str) -> str:

@@ -75,8 +75,8 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
 ) -> None:
     lives = [True]
     environ = {**os.environ, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+    started = time.monotonic()
     with closing(Watchdog(lambda: lives[0], environ)):
-        started = time.monotonic()
         assert [manager.recv(99) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         assert time.monotonic() - started > 0.15
         lives[0] = False

@@ -85,11 +85,16 @@ def _running(paths: Paths, shell: Shell) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Shell:
+def root() -> Iterator[Path]:
+    """The server's directory, with a path short enough for a socket."""
+    with short_path() as directory:
+        yield directory
+
+
+@pytest.fixture
+def shell(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     """A server on which nothing runs."""
-    paths = servers.dgx(tmp_path)
+    paths = servers.dgx(root)
     _prepared(paths, "pools:\n- {name: rdma/hca}\n- {name: rdma/all, mode: all, overlap: true}")
     return Shell(paths, monkeypatch, capsys)
 
@@ -240,8 +245,8 @@ def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:
     assert printed.out == ""
 
 
-def test_what_could_not_be_asked_is_said(shell: Shell, tmp_path: Path) -> None:
-    paths = Paths.from_environ({"PODFABRIC_STATE": str(tmp_path / "state")})
+def test_what_could_not_be_asked_is_said(shell: Shell, root: Path) -> None:
+    paths = Paths.from_environ({"PODFABRIC_STATE": str(root / "state")})
     _attached(paths, "worker-0", "net1", parent="ib3", pkey=0x8001)
 
     printed = shell("explain", "ml/worker-0", "-o", "json")
@@ -289,8 +294,8 @@ def test_a_dry_run_tells_what_would_be_chosen(
     assert found["available"] == 8 * 64
 
 
-def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "sys")
+def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, root: Path) -> None:
+    tree = Tree(root / "sys")
     for name in ("mlx5_0", "mlx5_1"):
         tree.port(name, state="1: DOWN", physical_state="2: Polling")
 
@@ -303,9 +308,9 @@ def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, tmp_path: Path) -> 
     assert "at the least sum of distances" in out
 
 
-def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, tmp_path: Path) -> None:
+def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, root: Path) -> None:
     """In another network namespace: the HCA's port says nothing."""
-    (tmp_path / "sys/class/infiniband/mlx5_0").unlink()
+    (root / "sys/class/infiniband/mlx5_0").unlink()
 
     found = shell(
         "explain", "--dry-run", "--resource", "rdma/hca", "--size", "8", "-o", "json"
@@ -353,8 +358,8 @@ def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> Non
     assert shell("explain", *given).code == 2
 
 
-def test_no_wait_for_a_silent_kubelet(shell: Shell, tmp_path: Path) -> None:
-    directory = tmp_path / "kubelet/pod-resources"
+def test_no_wait_for_a_silent_kubelet(shell: Shell, root: Path) -> None:
+    directory = root / "kubelet/pod-resources"
     directory.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(directory / "kubelet.sock"))
