@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if some check failed."""
-    found = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
+    findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
-        output.document(found, arguments.output)
+        output.document(findings, arguments.output)
     else:
-        _show(found)
-    return 1 if any(one.status == "failed" for one in found) else 0
+        _show(findings)
+    return 1 if any(finding.status == "failed" for finding in findings) else 0
 
 
 def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
@@ -74,12 +74,18 @@ def _findings(name: str, check: Check, node: ThisNode) -> Iterator[Finding]:
         )
 
 
-def _show(found: list[Finding]) -> None:
+def _show(findings: list[Finding]) -> None:
     rows = []
-    for one in found:
-        remedy = f"\n-> {one.remedy}" if one.remedy else ""
-        rows.append((one.check, Cell(one.status, _STYLES[one.status]), f"{one.seen}{remedy}"))
-    counts = {status: sum(one.status == status for one in found) for status in _STYLES}
+    for finding in findings:
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        rows.append(
+            (
+                finding.check,
+                Cell(finding.status, _STYLES[finding.status]),
+                f"{finding.seen}{remedy}",
+            )
+        )
+    counts = {status: sum(finding.status == status for finding in findings) for status in _STYLES}
     output.show(
         Table(("CHECK", "STATUS", "SEEN, AND WHAT TO DO"), rows, folded=True),
         f"{counts['failed']} failed, {counts['warning']} warnings, {counts['ok']} ok, "

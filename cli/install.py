@@ -126,12 +126,12 @@ def _describe(bin_dir: Path) -> bytes:
         ) from None
 
 
-def _plugins(given: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(given.split(",")))
+def _plugins(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in PLUGINS:
-            known = ", ".join(PLUGINS)
-            raise argparse.ArgumentTypeError(f'there is no plugin "{name}": choose of {known}')
+            plugins = ", ".join(PLUGINS)
+            raise argparse.ArgumentTypeError(f'there is no plugin "{name}": choose of {plugins}')
     return names
 
 

@@ -22,9 +22,9 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
     """
     offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
-    found = _ports(node)
+    rows = _ports(node)
     active = waiting = 0
-    for hca, name, port in found:
+    for hca, name, port in rows:
         where = f"port {port.number} of {name} ({hca.id})"
         width = _WIDTH.search(port.rate)
         if port.state != "ACTIVE" and hca.id in later:
@@ -40,17 +40,17 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
             )
         else:
             active += 1
-    if not found:
+    if not rows:
         yield not_applicable("no port of an RDMA device is seen here")
     elif active or waiting:
         more = f", {waiting} are set up with the pods that get them" if waiting else ""
-        yield ok(f"{active} of {len(found)} ports are ACTIVE{more}")
+        yield ok(f"{active} of {len(rows)} ports are ACTIVE{more}")
 
 
 def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
     """InfiniBand ports get their address, and become ACTIVE, by a subnet manager."""
-    found = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
-    linked = [row for row in found if row[2].state in ("ACTIVE", "INIT", "ARMED")]
+    rows = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
+    linked = [row for row in rows if row[2].state in ("ACTIVE", "INIT", "ARMED")]
     without = [
         f"port {port.number} of {name} is {port.state}"
         for _, name, port in linked
@@ -71,8 +71,8 @@ def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
     """An IPoIB interface that is down gives no carrier to its children."""
     later = _set_up_with_pods(node)
-    parents = (one for one in node.hcas if "infiniband" in one.link_types)
-    names = [netdev for one in parents if one.id not in later for netdev in one.netdevs]
+    parents = (hca for hca in node.hcas if "infiniband" in hca.link_types)
+    names = [netdev for hca in parents if hca.id not in later for netdev in hca.netdevs]
     states = {name: _is_up(node.paths, name) for name in names}
     down = sorted(name for name, up in states.items() if up is False)
     if not names:
@@ -88,9 +88,9 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
 
 def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
     """VFs carry nothing while their PF's interface is down."""
-    names = [name for one in node.hcas if one.num_vfs for name in one.netdevs]
+    names = [name for hca in node.hcas if hca.num_vfs for name in hca.netdevs]
     down = [name for name in names if _is_up(node.paths, name) is False]
-    if not any(one.num_vfs for one in node.hcas):
+    if not any(hca.num_vfs for hca in node.hcas):
         yield not_applicable("no PF has VFs")
     elif down:
         commands = "; ".join(f"ip link set {name} up" for name in down)
@@ -101,13 +101,13 @@ def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
     """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
-    hcas = [one for one in node.hcas if one.address and (one.rdma or one.rdma_names)]
+    hcas = [hca for hca in node.hcas if hca.address and (hca.rdma or hca.rdma_names)]
     if not node.gpus or not hcas:
         yield not_applicable("there are not both GPUs and HCAs")
         return
     far: dict[Distance, list[str]] = {}
     for gpu in node.gpus:
-        near = min(node.topology.distance(gpu.address, one.address) for one in hcas)
+        near = min(node.topology.distance(gpu.address, hca.address) for hca in hcas)
         if near > Distance.PXB:
             far.setdefault(near, []).append(gpu_label(node.gpus, gpu.address))
     for distance, labels in sorted(far.items()):
@@ -124,15 +124,15 @@ def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
 
 def _set_up_with_pods(node: ThisNode) -> set[str]:
     """The VFs and SFs on offer whose own ports say nothing until a pod has them."""
-    offered = [(pool, one) for pool in node.pools for one in pool.hcas]
-    ids = {one.id for _, one in offered if one.pf in node.reports}
+    offered = [(pool, hca) for pool in node.pools for hca in pool.hcas]
+    ids = {hca.id for _, hca in offered if hca.pf in node.reports}
     return ids.difference(
-        one.id for pool, one in offered if availability.own_ports_count(pool, one, node.reports)
+        hca.id for pool, hca in offered if availability.own_ports_count(pool, hca, node.reports)
     )
 
 
 def _ports(node: ThisNode) -> list[tuple[HCA, str, Port]]:
-    return [(one, rdma.name, port) for one in node.hcas for rdma in one.rdma for port in rdma.ports]
+    return [(hca, rdma.name, port) for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
 
 
 def _why_down(hca: HCA, port: Port) -> str:

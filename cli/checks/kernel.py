@@ -20,8 +20,8 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 def verbs_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_uverbs: without it no program of user space gets at an HCA."""
-    devices = [rdma for one in node.hcas for rdma in one.rdma]
-    if not devices and not any(one.rdma_names for one in node.hcas):
+    devices = [rdma for hca in node.hcas for rdma in hca.rdma]
+    if not devices and not any(hca.rdma_names for hca in node.hcas):
         yield not_applicable("no RDMA device is there")
     elif (node.paths.sys / "class/infiniband_verbs").is_dir():
         without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
@@ -53,14 +53,14 @@ def connection_manager(node: ThisNode) -> Iterator[Outcome]:
 def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_ipoib: the interfaces that the plugin `ipoib` makes children of."""
     hcas = [
-        one
-        for one in node.hcas
-        if any(port.link_layer == "InfiniBand" for rdma in one.rdma for port in rdma.ports)
+        hca
+        for hca in node.hcas
+        if any(port.link_layer == "InfiniBand" for rdma in hca.rdma for port in rdma.ports)
     ]
     if not hcas:
         yield not_applicable("no InfiniBand HCA is there")
         return
-    there = any("infiniband" in one.link_types for one in hcas)
+    there = any("infiniband" in hca.link_types for hca in hcas)
     if there or (node.paths.sys / "module/ib_ipoib").is_dir():
         yield ok("ib_ipoib is there")
     else:
@@ -80,27 +80,27 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
     """/dev/infiniband against sysfs: udev may be behind, or /dev another one than the host's."""
-    nodes = [rdma.uverbs for one in node.hcas for rdma in one.rdma]
-    ports = [port for one in node.hcas for rdma in one.rdma for port in rdma.ports]
+    nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
+    ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
         nodes += [port.umad for port in ports]
     if any(pool.config.issm for pool in node.pools):
         nodes += [port.issm for port in ports]
-    known = [one for one in (*nodes, sysfs.rdma_cm(node.paths)) if one is not None]
+    devices = [device for device in (*nodes, sysfs.rdma_cm(node.paths)) if device is not None]
     wrong = []
-    for one in known:
+    for device in devices:
         try:
-            sysfs.verify(node.paths, one)
+            sysfs.verify(node.paths, device)
         except HostError as error:
             wrong.append(str(error))
     for text in wrong[:_TOLD]:
         yield failed(text, "containers are refused it until then: `udevadm trigger`")
     if len(wrong) > _TOLD:
         yield failed(f"{len(wrong) - _TOLD} more nodes are like that", "as above")
-    if not known:
+    if not devices:
         yield not_applicable("sysfs knows no device that would have a node")
     elif not wrong:
-        yield ok(f"{len(known)} nodes in {node.paths.dev / 'infiniband'} are as sysfs says")
+        yield ok(f"{len(devices)} nodes in {node.paths.dev / 'infiniband'} are as sysfs says")
 
 
 def rdma_mode() -> str:
@@ -148,20 +148,20 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
     """RLIMIT_MEMLOCK of the runtimes, which containers inherit: registered memory is locked."""
-    found: dict[str, set[str]] = {}
+    by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):
             name = (directory / "comm").read_text().strip()
             limit = _LOCKED.search((directory / "limits").read_text()) if name in RUNTIMES else None
             if limit:
-                found.setdefault(name, set()).add(limit[1])
-    if not found:
+                by_runtime.setdefault(name, set()).add(limit[1])
+    if not by_runtime:
         yield not_applicable(
             f"no {', '.join(RUNTIMES[:3])} or {RUNTIMES[-1]} is seen in {node.paths.proc}: is it "
             "the host's?"
         )
-    for name, limits in sorted(found.items()):
-        low = sorted(int(one) for one in limits if one.isdecimal())
+    for name, limits in sorted(by_runtime.items()):
+        low = sorted(int(limit) for limit in limits if limit.isdecimal())
         if not low:
             yield ok(f"{name}: unlimited")
         elif name == _ONLY_MANAGES:
@@ -196,7 +196,7 @@ def _movable(mode: str) -> bool:
 
 
 def _with_rdma(node: ThisNode) -> bool:
-    return any(one.rdma or one.rdma_names for one in node.hcas)
+    return any(hca.rdma or hca.rdma_names for hca in node.hcas)
 
 
 def _load(module: str) -> str:

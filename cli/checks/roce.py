@@ -22,18 +22,18 @@ def gid_tables(node: ThisNode) -> Iterator[Outcome]:
     resources: dict[str, list[str]] = {}
     for pool in node.pools:
         if pool.config.mode != "exclusive" and pool.config.rdma:
-            holders.update(known for slot in pool.slots for known in slot.hcas)
+            holders.update(hca_id for slot in pool.slots for hca_id in slot.hcas)
             for hca in pool.hcas:
                 resources.setdefault(hca.id, []).append(pool.config.resource)
     short: dict[tuple[str, int, int], list[str]] = {}
     enough = 0
-    for known, where, size in _tables(node):
-        if not holders[known] or size < _OWN + _PER_ADDRESS:
+    for hca_id, where, size in _tables(node):
+        if not holders[hca_id] or size < _OWN + _PER_ADDRESS:
             continue
-        if holders[known] <= (size - _OWN) // _PER_ADDRESS:
+        if holders[hca_id] <= (size - _OWN) // _PER_ADDRESS:
             enough += 1
             continue
-        key = ", ".join(resources[known]), holders[known], size
+        key = ", ".join(resources[hca_id]), holders[hca_id], size
         short.setdefault(key, []).append(where)
     for (names, count, size), ports in sorted(short.items()):
         most = (size - _OWN) // _PER_ADDRESS
