@@ -298,7 +298,7 @@ def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, tmp_path: Path) -> 
     assert "* unhealthy: port 1 of mlx5_0 is DOWN (Polling) (64 ids)" in out
     assert "no GPUDirect RDMA; no container holds it" in out
     assert "would not work for GPU0" in out
-    assert "at the least sum of distances" in out
+    assert "with the least sum of distances" in out
 
 
 def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, tmp_path: Path) -> None:
