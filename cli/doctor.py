@@ -1,4 +1,4 @@
-"""`podfabric doctor`: everything that has to be in place, what was seen of it, and what to do."""
+"""`podfabric doctor`: checks of the node's setup, with what to do about failures."""
 
 import argparse
 import os
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
-    """The findings of all checks, in their order. One that breaks off has failed."""
+    """The findings of all checks, in their order. A check that raises an error has failed."""
     return [finding for name, check in checks for finding in _findings(name, check, node)]
 
 
@@ -64,13 +64,13 @@ def _findings(name: str, check: Check, node: ThisNode) -> Iterator[Finding]:
     try:
         for status, seen, remedy in check(node):
             yield Finding(check=name, status=status, seen=seen, remedy=remedy)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are worth having
+    except Exception as error:  # noqa: BLE001 - the other checks must run
         text = str(error) or type(error).__name__
         yield Finding(
             check=name,
             status="failed",
-            seen=f"it could not be checked: {text}",
-            remedy="see to that first, and run doctor again",
+            seen=f"the check failed: {text}",
+            remedy="correct that first, and run doctor again",
         )
 
 

@@ -110,7 +110,7 @@ def _show(explanation: "Explained") -> None:
 def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
     if not devices:
         return "the kubelet gave it no device"
-    headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "VERBS", "NETDEVS", "SINCE")
+    headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "UVERBS", "NETDEVS", "SINCE")
     rows = []
     for device in devices:
         verbs = (

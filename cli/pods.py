@@ -240,5 +240,6 @@ def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
         if interface.matches is False:
             yield (
                 f"{interface.ifname} is {interface.verdict}: the pod's RDMA devices and this "
-                'interface use different HCAs; set "master": "auto", or check why "match_device" is false'
+                'interface use different HCAs; set "master": "auto", or check why '
+                '"match_device" is false'
             )

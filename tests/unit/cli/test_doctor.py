@@ -315,7 +315,7 @@ def test_vfs_that_are_set_up_with_their_pods_are_no_failure(tmp_path: Path) -> N
 
     for check in ("ports", "pools", "IPoIB parents"):
         assert [one.status for one in _found(paths, check)] == ["ok"], check
-    assert "9 are set up with the pods" in _found(paths, "ports")[0].seen
+    assert "9 become active with the pods" in _found(paths, "ports")[0].seen
 
     Tree(paths.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
     (found,) = _found(paths, "pools")
