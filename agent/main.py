@@ -40,7 +40,7 @@ from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
-from deviceplugin.pools import config as pools
+from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
@@ -91,7 +91,7 @@ class Agent:
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
-        self._devices = Service(paths, lambda: pools.load(paths.config), paths.config)
+        self._devices = Service(paths, lambda: formats.load(paths.config), paths.config)
         stack.callback(self._devices.close)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(

@@ -112,7 +112,7 @@ def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
         first = threads.submit(connection.list, 1.0)
         time.sleep(0.2)
         started = time.monotonic()
-        with pytest.raises(KubeletUnreadable, match="is being asked already"):
+        with pytest.raises(KubeletUnreadable, match="another call is still waiting"):
             connection.list(0.2)
         assert time.monotonic() - started < 0.7
         with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):

@@ -15,7 +15,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.pools import config
+from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from tests.host.deviceplugin.processes import configure, made_server, running, until
 from tests.kubelet import Kubelet, PodRejected
@@ -43,7 +43,7 @@ def kubelet(server: Paths) -> Iterator[Kubelet]:
 @pytest.fixture
 def service(server: Paths) -> Iterator[Service]:
     """The service, not started."""
-    one = Service(server, lambda: config.load(server.config), server.config)
+    one = Service(server, lambda: formats.load(server.config), server.config)
     yield one
     one.close()
 

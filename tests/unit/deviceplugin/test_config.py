@@ -12,10 +12,9 @@ from deviceplugin.pools.config import (
     DevicePluginConfig,
     PoolConfig,
     Selector,
-    load,
-    parse,
     resource_problem,
 )
+from deviceplugin.pools.formats import load, parse
 from tests.plugins import CHECKOUT
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector, parse
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools.formats import parse
 
 
 def mellanox(**changed: object) -> dict[str, object]:
