@@ -111,13 +111,13 @@ def resource_problem(resource: str) -> str | None:
         return f'names that begin with "{_QUOTA}" are reserved for quotas: use another domain'
     if not _SUBDOMAIN.fullmatch(prefix) or len(_QUOTA + prefix) > 253:
         return (
-            f'"{prefix}" is not a domain: use small letters, digits, "-" and ".", a letter or digit '
-            "first and last, at most 244 characters"
+            f'"{prefix}" is not a domain: use small letters, digits, "-" and ".", a letter or '
+            "digit first and last, at most 244 characters"
         )
     if not _QUALIFIED.fullmatch(name) or len(name) > 63:
         return (
-            f'"{name}" contains invalid characters or too many: use letters, digits, "-", "_" and "."'
-            ", a letter or digit first and last, at most 63 characters"
+            f'"{name}" contains invalid characters or too many: use letters, digits, "-", "_" '
+            'and ".", a letter or digit first and last, at most 63 characters'
         )
     return None
 
