@@ -28,7 +28,7 @@ from deviceplugin.api import (
 from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
-from deviceplugin.kubelet.waker import Wakes
+from deviceplugin.kubelet.waker import Waker
 
 Mode = Literal["legacy", "watcher"]
 
@@ -86,7 +86,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._closing = False
         self._call: grpc.Future[v1beta1_pb2.Empty] | None = None
-        self._wakes = Wakes()
+        self._waker = Waker()
         self._thread: threading.Thread | None = None
 
     @property
@@ -109,7 +109,7 @@ class Keeper:
 
     def wake(self) -> None:
         """Look at everything now."""
-        self._wakes.wake()
+        self._waker.wake()
 
     def close(self) -> None:
         """Neither serve nor register any more. Again is fine."""
@@ -122,7 +122,7 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
         self._stop_listening()
-        self._wakes.close()
+        self._waker.close()
 
     def serve(self, server: grpc.Server) -> None:
         """Add what the kubelet's plugin watcher calls to a server."""
@@ -135,13 +135,13 @@ class Keeper:
             for path in sockets.remove_leftovers(self._directory):
                 _log.info("%s: removed: nobody listens on it", path)
         while not self._closing:
-            self._wakes.follow((self._directory, self._directory.parent))
+            self._waker.follow((self._directory, self._directory.parent))
             try:
                 pause = self._step()
             except Exception:  # noqa: BLE001 - the pool would be lost without a word
                 _log.exception("%s: its registration", self._resource)
                 pause = LOOK_EVERY
-            self._wakes.wait(min(pause, LOOK_EVERY))
+            self._waker.wait(min(pause, LOOK_EVERY))
 
     def _step(self) -> float:
         """Do what is missing now. How many seconds there is nothing to do is returned."""

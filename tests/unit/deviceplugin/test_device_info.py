@@ -160,7 +160,7 @@ def test_what_is_no_copy_is_left_alone(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "cni/copy"
     file.parent.mkdir()
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="is no device information"):
+    with pytest.raises(ValueError, match="is not device information"):
         device_info.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
     assert file.read_bytes() == content
 
@@ -229,7 +229,7 @@ def test_large_file_is_left_alone(tmp_path: Path) -> None:
     file.parent.mkdir()
     content = json.dumps({"type": "pci", "version": "1.1.0", "x": "x" * (1 << 20)})
     file.write_text(content)
-    with pytest.raises(ValueError, match="is no device information"):
+    with pytest.raises(ValueError, match="is not device information"):
         device_info.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
     assert file.read_text() == content
 
