@@ -88,7 +88,7 @@ def test_a_kubelet_that_is_not_there_is_waited_for(
     if made == "the directory":
         (root / "device-plugins").mkdir(parents=True)
     server = serve(Pool())
-    kubelet.wait(lambda: "waited for" in server.state().problem)
+    kubelet.wait(lambda: "waiting for the kubelet" in server.state().problem)
     assert not server.state().registered
     server.changed()
     kubelet.start()
