@@ -39,7 +39,7 @@ from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
-from deviceplugin.pools import config as pools
+from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
@@ -92,7 +92,7 @@ class Agent:
         self._rdma = Rdma(paths)
         self._devices = Service(
             paths,
-            lambda: pools.load(paths.config),
+            lambda: formats.load(paths.config),
             paths.config,
             pods_known=partial(pod_choices.prune, paths),
         )

@@ -10,7 +10,8 @@ from deviceplugin import availability, checkpoint
 from deviceplugin.checkpoint import Allocation, CheckpointDamaged
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, load
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig
+from deviceplugin.pools.formats import load
 from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
 from host.discovery import HCA
 from host.gpus import GPU, gpus

@@ -13,7 +13,7 @@ from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import YOUNG
-from deviceplugin.pools import config
+from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
 
 _LOOK_AT_AGENT = "look at `systemctl status podfabric-agent` and its log"
@@ -31,7 +31,7 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
     except settings.SettingsError as error:
         problems.append(str(error))
     try:
-        shown = ", ".join(f"{pool.resource} ({pool.mode})" for pool in config.load(path).pools)
+        shown = ", ".join(f"{pool.resource} ({pool.mode})" for pool in formats.load(path).pools)
     except ConfigError as error:
         problems.append(str(error))
     for text in dict.fromkeys(problems):

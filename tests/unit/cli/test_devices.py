@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from base.paths import Paths
@@ -48,15 +47,13 @@ def _allocated(
         paths,
         ["rdma/hca"],
         [
-            msgspec.Raw(
-                msgspec.json.encode(
-                    Allocation(
-                        resource=resource,
-                        id=known,
-                        devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
-                        time="2026-11-21T19:12:56Z",
-                        boot_id="b",
-                    )
+            checkpoint.encode(
+                Allocation(
+                    resource=resource,
+                    id=known,
+                    devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
+                    time="2026-11-21T19:12:56Z",
+                    boot_id="b",
                 )
             )
             for resource, known, hca in keys

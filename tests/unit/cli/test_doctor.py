@@ -336,7 +336,7 @@ def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
 def _allocated(paths: Paths, known: str, time: str) -> None:
     device = AllocatedHCA(id=FIRST, address=FIRST, netdevs=(), rdma=())
     one = Allocation(resource="rdma/hca", id=known, devices=(device,), time=time, boot_id="a-boot")
-    checkpoint.write(paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one))])
+    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one)])
 
 
 @pytest.mark.parametrize(
