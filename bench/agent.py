@@ -19,7 +19,7 @@ from base.paths import Paths
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LAUNCHER = CHECKOUT / "build/cni/launcher"
-NAMES = ("podfabric-ipam", "moved", "sriov")
+NAMES = ("podfabric-ipam", "moved", "ipoib", "sriov")
 START_TIME = 30.0
 
 
