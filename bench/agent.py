@@ -20,7 +20,7 @@ from base.paths import Paths
 CHECKOUT = Path(__file__).resolve().parent.parent
 LAUNCHER = CHECKOUT / "build/cni/launcher"
 NAMES = ("podfabric-ipam", "moved", "ipoib", "sriov")
-START_TIME = 30.0
+START_TIME = 300.0  # seconds: an emulated CPU needs 10 to 60
 
 
 class Agent:

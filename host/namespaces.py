@@ -21,16 +21,20 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h, _IO(0xb7, 3)
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
+_OWN = "/proc/thread-self/ns/net"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkNamespace:
     """An open network namespace; a context manager that closes it."""
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, seen_from: str | None = None) -> None:
         self.descriptor = descriptor
         self.path = path
-        self.seen_from = view() if self._leads_here() else ""
+        if seen_from is None:
+            seen_from = view() if self._leads_here() else ""
+        self.seen_from = seen_from
         """The view in which the path leads here, "" if it does not in ours (a container's)."""
 
     @classmethod
@@ -61,6 +65,11 @@ class NetworkNamespace:
             raise NamespaceGone(f'failed to open netns "{path}": a namespace of another type')
         return cls(descriptor, path)
 
+    @classmethod
+    def own(cls) -> "NetworkNamespace":
+        """The one that the calling thread is in."""
+        return cls(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC), _OWN, seen_from="")
+
     @property
     def inode(self) -> int:
         """What tells this namespace from others while it is open: the kernel reuses numbers."""
@@ -82,11 +91,10 @@ class NetworkNamespace:
 
     def _leads_here(self) -> bool:
         try:
-            there = Path(self.path).stat()
+            there = os.stat(self.path)  # noqa: PTH116 - a Path costs more than the call
         except OSError:
             return False
-        here = os.fstat(self.descriptor)
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        return os.path.samestat(there, os.fstat(self.descriptor))
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
@@ -136,7 +144,7 @@ class NetworkNamespace:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """The calling thread is inside; every way out leads back."""
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _setns(self.descriptor, f'cannot enter netns "{self.path}"')
             try:
@@ -165,20 +173,20 @@ def _setns(descriptor: int, what: str) -> None:
 
 def view() -> str:
     """What tells one set of mounts from another: in the same one, a path means the same."""
-    return str(Path("/proc/thread-self/ns/mnt").readlink())
+    return os.readlink("/proc/thread-self/ns/mnt")  # noqa: PTH115
 
 
 class Home:
     """The network namespace that a process works for, and that its threads come back to."""
 
     def __init__(self) -> None:
-        self._descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
 
     def bring_back(self) -> bool:
         """Put the calling thread into it if it is elsewhere. False if that cannot be done."""
         try:
-            if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:
+            if os.stat(_OWN).st_ino != self._inode:  # noqa: PTH116
                 _setns(self._descriptor, "cannot return to the host's network namespace")
         except (OSError, HostError):
             return False

@@ -69,7 +69,7 @@ def send_home(paths: Paths, record: DeviceRecord, place: NetworkNamespace) -> No
     with rdma.rdma(place) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
-                with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
+                with NetworkNamespace.own() as home:
                     if home.identity != place.identity:
                         rdma.move(pod, device, home)
 
