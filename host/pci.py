@@ -23,6 +23,7 @@ _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 
 _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
+_last_index: dict[str, int] = {}  # by a VF's address: never believed without a look
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 # phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0" and, of a split port,
@@ -83,8 +84,7 @@ def find(paths: Paths, address: str) -> Function | None:
     if known is None:
         return None
     pf = sysfs.target(f"{_device(paths, known)}/physfn")
-    index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == known), None) if pf else None
-    return _read(paths, known, pf, index, None)
+    return _read(paths, known, pf, _index(_device(paths, pf), known) if pf else None, None)
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
@@ -287,6 +287,16 @@ def _rdma(paths: Paths, name: str) -> str:
 
 def _driver(paths: Paths, address: str) -> str:
     return sysfs.target(f"{_device(paths, address)}/driver")
+
+
+def _index(pf_device: str, vf: str) -> int | None:
+    """Which VF of its PF this is. Where it was last is asked first: a PF may have 127 VFs."""
+    last = _last_index.get(vf)
+    if last is None or sysfs.target(f"{pf_device}/virtfn{last}") != vf:
+        last = next((index for index, address in _virtual(pf_device) if address == vf), None)
+        if last is not None:
+            _last_index[vf] = last
+    return last
 
 
 def _virtual(pf_device: str) -> list[tuple[int, str]]:
