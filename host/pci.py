@@ -11,6 +11,7 @@ drivers/base/bus.c.
 import errno
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
 _last_index: dict[str, int] = {}  # by a VF's address: never believed without a look
+_NAME_MAX = 256  # bytes of a file's name and its end
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 # phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0" and, of a split port,
@@ -73,6 +75,11 @@ def is_representor(phys_port_name: str) -> bool:
 
 def canonical(text: str) -> str | None:
     """An address as sysfs writes it: "AF:06.0" is "0000:af:06.0"; None if it can be none."""
+    return _canonical(text) if len(text) < _NAME_MAX else None
+
+
+@lru_cache(8192)  # one ADD asks for every id that the node's device plugins offer
+def _canonical(text: str) -> str | None:
     if bdf := _BDF.fullmatch(text):
         return f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}"
     return text if _AUXILIARY.fullmatch(text) else None
