@@ -183,7 +183,7 @@ def configure(
 
 
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
-    """Find an attachment's interface in a namespace, whatever its name is there.
+    """Find an attachment's interface in a namespace, under any name.
 
     Args:
         route: a socket in the namespace.

@@ -1,7 +1,7 @@
 """Distances between PCI devices, read from sysfs, in the classes of nvidia-smi(1).
 
 GPUDirect RDMA works up to PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough. A virtual
-machine shows its devices side by side, whatever the topology of the host is. There an
+machine shows its devices side by side and hides the topology of the host. There an
 administrator can describe it in /etc/podfabric/topology.xml, in the format of NCCL_TOPO_FILE.
 
 Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{xml,topo,paths}.cc; the kernel's

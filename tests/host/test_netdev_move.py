@@ -291,7 +291,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
                     moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
                     netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
                     assert netdev_move.restore(host, pod, name, origin, mark)
-        except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             failures.append(error)
 
     for number in range(8):

@@ -62,7 +62,7 @@ def test_devices_of_two_pods_are_not_created_at_the_same_time(tree: Tree) -> Non
     thread.start()
     with soft_roce.exclusively(tree.paths, RECORD):
         inside.set()
-        with soft_roce.exclusively(tree.paths, NONE):  # one without any waits for nobody
+        with soft_roce.exclusively(tree.paths, NONE):  # a record without any does not wait
             order.append("without")
         thread.join(0.3)
         order.append("first")
