@@ -235,7 +235,7 @@ class Agent:
         """Remove what a kill or a reboot left behind."""
         started = time.monotonic()
         try:
-            outcomes = sweep_all(self._ipoib.sweep, self._sriov.sweep)
+            outcomes = sweep_all(self._ipoib, self._sriov)
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))

@@ -13,9 +13,8 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry
-from cni.attachments.lifecycle import sandbox_of
+from cni.attachments.lifecycle import Undo, explained, sandbox_of
 from cni.attachments.results import hops
-from cni.attachments.undo import Undo, explained
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.config import convert

@@ -95,7 +95,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
         for hca in pool.hcas:
             known = hca.id
             has = Offered(resource, ids[known], held[resource, known], unfit.get(known, {}))
-            faults[known] = of_pool[known] or (faults[known] if known in offered else "")
+            faults[known] = of_pool[known] or (faults[known] if known in offered else None)
             offered.setdefault(known, []).append(has)
     left: dict[str, list[NotOffered]] = {}
     for one in node.left_out:
@@ -105,7 +105,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
         ListedHCA(
             hca=hca,
             present=hca.id not in gone,
-            fault=faults[hca.id],
+            fault=faults[hca.id] or "",
             offered=tuple(offered.get(hca.id, ())),
             not_offered=tuple(left.get(hca.id, ())),
         )
@@ -114,7 +114,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
 
 
 def _reasons(
-    pool: Pool, faults: Mapping[str, str], unfit: Mapping[str, str]
+    pool: Pool, faults: Mapping[str, str | None], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
     """By HCA, how many of its ids cannot be handed out, or not with it, for which reason."""
     found: dict[str, dict[str, int]] = {}

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Remove the attachments of dead sandboxes; the exit code."""
     try:
         paths = Paths.from_environ(os.environ)
-        done = sweep_all(IPoIB(paths).sweep, Sriov(paths).sweep)
+        done = sweep_all(IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

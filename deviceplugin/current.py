@@ -55,3 +55,9 @@ def uverbs_now(hca: HCA) -> dict[str, Uverbs]:
         for rdma in hca.rdma
         if rdma.uverbs is not None
     }
+
+
+def is_as_recorded(allocated: AllocatedHCA, hca: HCA) -> bool:
+    """Whether the HCA has every uverbs device that the checkpoint's entry names, by its number."""
+    now = set(uverbs_now(hca).values())
+    return all(uverbs_of(rdma) in now for rdma in allocated.rdma if rdma.uverbs is not None)

@@ -19,9 +19,9 @@ from base.watching import WatchedFile
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.comparison import PodsKnown
     from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
+    from deviceplugin.reconcile import PodsKnown
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds, after the pools could not be served

@@ -11,8 +11,8 @@ from typing import Protocol
 from base import interrupts
 from cni.policy import rules
 from cni.spec import delegate
+from cni.spec.config import IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.network_config import IpamConfig
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result

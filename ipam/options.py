@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from cni.spec import limits
-from cni.spec.config import convert
+from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import invalid_config
-from cni.spec.network_config import NetworkConfig
 from cni.spec.result import DNS, Route
 from ipam.addresses import Network, family, parse, parse_interface, text
 from ipam.messages import LEVELS

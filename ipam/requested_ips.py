@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cni.spec.arguments import Arguments
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Arguments
 from ipam.addresses import Network, family, parse, parse_interface, text
 from ipam.options import IpamOptions, fixed_set, require_few
 from ipam.ranges import Range, RangeSet

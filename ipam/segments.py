@@ -7,7 +7,7 @@ and "vlanId" name the link.
 
 import re
 
-from cni.spec.network_config import NetworkConfig
+from cni.spec.config import NetworkConfig
 
 BEFORE = " any"
 """The segment of a reservation that version 1 of the store made, whose link is unknown.

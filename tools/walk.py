@@ -3,10 +3,10 @@
 `python -m tools.walk ADD|DEL ipoib|sriov`, as root where the drivers are: in the virtual machine,
 `python -m tests.kernel.vm run -- .venv/bin/python -m tools.walk ADD ipoib`.
 
-A file counts if a function of it runs between the verb's start and its end. A stay is a run of
-calls within one file, as a reader meets them who follows each function once; a return is a stay in
-a file that was left before. A climb is a call into a layer above the caller's. Generated methods
-(msgspec, NamedTuple) and lambdas that only pass a call on have no body to read and do not count.
+A file counts if a function of it runs between the start and the end of the verb. Functions are
+listed in the order of their first call, as a reader follows them. A stay is a run of them in one
+file, a return is a stay in a file that was left before, a climb is a call into a layer above the
+caller's. Generated methods (msgspec, NamedTuple) and lambdas have nothing to read and do not count.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LAYERS = (  # from above; a call from a later into an earlier one is a climb
 
 
 class Walk:
-    """What ran between `start` and `stop`."""
+    """The functions that run between `start` and `stop`, in this thread."""
 
     def __init__(self) -> None:
         self.files: list[str] = []  # of each function, in the order of its first call
@@ -41,11 +41,11 @@ class Walk:
         self._seen: set[CodeType] = set()
 
     def start(self) -> None:
-        """Follow this thread."""
+        """Begin to record."""
         sys.setprofile(self._on_event)
 
     def stop(self) -> None:
-        """Follow it no more."""
+        """End recording."""
         sys.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:  # noqa: ANN401
@@ -98,7 +98,7 @@ def _layer(file: str) -> int:
 
 
 def main() -> None:
-    """Attach a pod on this machine, follow the verb that was asked for, and detach."""
+    """Attach and detach a pod on this machine, and follow one of the two calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("verb", choices=("ADD", "DEL"))
     parser.add_argument("plugin", choices=("ipoib", "sriov"))
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def follow(walk: Walk, verb: str, plugin: str, root: Path, stack: ExitStack) -> None:
-    """One warm-up, so that nothing is imported or built meanwhile, then the call."""
+    """Record the call, after another one that has imported and built everything."""
     from tests.kernel.cards import cards
     from tests.kernel.igb import with_addressed_vfs
     from tests.kernel.pods import Node, SriovNode, pod

@@ -22,7 +22,7 @@ from base import files, interrupts, locks
 from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
-from cni.spec.network_config import IpamConfig, decode_leniently
+from cni.spec.config import IpamConfig, decode_leniently
 from cni.spec.request import Request
 from host.namespaces import NetworkNamespace
 
@@ -64,7 +64,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     pod_name: str = ""
     pod_uid: str = ""
     since: str = ""  # of the ADD: RFC 3339, UTC
-    leaving_since: str = ""  # likewise, of the phase LEAVING
+    leaving_since: str = ""  # start of the phase LEAVING, in the same form
     config: str = "{}"
     args: str = ""
     path: tuple[str, ...] = ()

@@ -1,46 +1,121 @@
 """The life of an attachment, as the plugins `ipoib` and `sriov` share it.
 
 A plugin has its own ADD and says how one of its interfaces is detached and compared. Everything
-that can end an attachment is here: DEL, GC, the sweep, and the ADD that follows a killed one. The
-interface goes before its addresses, which another pod may get at once, and the journal's entry
-goes last. An error does not stop a removal, it keeps the entry.
+that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `sweep`) remove, and
+an ADD that follows a killed one removes what that left. The interface goes before its addresses,
+which another pod may get at once, and the journal's entry goes last. An error does not stop a
+removal, it keeps the entry.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import ClassVar
 
 import msgspec
 
+from base import interrupts
 from base.locks import Busy
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.sandbox import lives
-from cni.attachments.sweep import (
-    DamagedFile,
-    Outcome,
-    RemovedAttachment,
-    RemovedStray,
-    SweepFailure,
-)
-from cni.attachments.undo import ERRORS, Failures, explained
 from cni.policy import rules
 from cni.spec.attachment import Attachment
+from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
-from cni.spec.network_config import IpamConfig
+from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
 from host import netdev_move
+from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
 from ipam.plugin import AddressPlugin
+
+ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
+"""What a step of an ADD or a removal raises on purpose."""
+
+
+class Undo:
+    """Undoes the registered steps, the latest first, if the block is left by an exception.
+
+    The first step that fails ends it, because an address must not be released while an interface
+    has it. The journal's entry goes `last`: what could not be undone stays there for the DEL.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], object]]] = []
+        self._last: Callable[[], object] = lambda: None
+
+    def register(self, what: str, step: Callable[[], object]) -> None:
+        """Undo `what` by `step`, before everything that was registered earlier."""
+        self._steps.append((what, step))
+
+    def last(self, step: Callable[[], object]) -> None:
+        """Undo the journal's entry by `step`, once everything else is undone."""
+        self._last = step
+
+    def __enter__(self) -> "Undo":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            return
+        with interrupts.held():
+            for what, step in (*reversed(self._steps), ("the journal's entry", self._last)):
+                try:
+                    step()
+                except ERRORS as error:
+                    note(f"undoing {what}: {error}")
+                    return
+
+
+class Failures:
+    """The errors of steps that are all tried."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def of(self, step: Callable[[], object]) -> None:
+        """Try a step."""
+        try:
+            step()
+        except ERRORS as error:
+            self._texts.append(str(error))
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def __str__(self) -> str:
+        return "; ".join(self._texts)
+
+    def report(self) -> None:
+        """Raise HostError if a step failed."""
+        if self._texts:
+            raise HostError(str(self))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors from below become the runtime's: CNIError 100, 11 or 5."""
+    try:
+        yield
+    except HostError as error:
+        raise CNIError(Code.KERNEL, str(error)) from None
+    except Busy as error:
+        raise CNIError(Code.TRY_AGAIN, str(error)) from None
+    except OSError as error:
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
+            "is mounted, writable and not full, and that the process may open more files",
+        ) from None
 
 
 class Sandbox(msgspec.Struct, frozen=True):
@@ -82,13 +157,13 @@ class InterfacePlugin(ABC):
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
     ) -> None:
-        self._paths = paths
+        self.paths = paths
         self._policy = policy or rules.on_node(paths.config)
         self._addresses = addresses or AddressPlugin.on_node(
             paths.ipam, paths.boot_id, self._policy
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
-        self._journal = Journal(paths)
+        self.journal = Journal(paths)
 
     @abstractmethod
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
@@ -113,13 +188,13 @@ class InterfacePlugin(ABC):
     def delete(self, request: Request) -> None:
         """Detach the interface and release its addresses, as far as that is still to be done."""
         attachment = Attachment.of(request)
-        with explained(), self._journal.locked(attachment):
+        with explained(), self.journal.locked(attachment):
             self._remove(attachment, request)
 
     def check(self, request: Request) -> None:
         """Compare everything that ADD set with what the kernel shows, and ask the IPAM plugin."""
         attachment = Attachment.of(request)
-        with explained(), self._journal.locked(attachment):
+        with explained(), self.journal.locked(attachment):
             self.compare(attachment, request)
             ipam = self._ipam.of(request, added=self._recorded_ipam(attachment))
             if ipam is not None:
@@ -130,20 +205,20 @@ class InterfacePlugin(ABC):
 
         Every removal is tried; CNIError 104 reports the failures at the end.
         """
-        valid = request.config.valid_attachments
+        valid = valid_attachments(request.config)
         if valid is None:
             note("GC without cni.dev/valid-attachments: nothing is removed")
             return
         failures = Failures()
         ipam_of_adds = []
         with explained():
-            for entry in self._journal.entries():
+            for entry in self.journal.entries():
                 if isinstance(entry, JournalDamaged):
                     note(f"{entry}")  # its attachment is unknown: a DEL will name it
                 elif entry.plugin == self.name and entry.network == request.network:
                     ipam_of_adds.append(entry.ipam)
                     if (entry.container_id, entry.ifname) not in valid:
-                        failures.of(lambda entry=entry: self._remove_locked(entry))  # type: ignore[misc]
+                        failures.of(lambda entry=entry: self.remove_locked(entry))  # type: ignore[misc]
             failures.of(self.remove_strays)
             ipam = self._ipam.of_removal(request, request.config.ipam in ipam_of_adds)
             if ipam is not None:
@@ -151,26 +226,12 @@ class InterfacePlugin(ABC):
         if failures:
             raise CNIError(Code.CLEANUP_INCOMPLETE, str(failures))
 
-    def sweep(self) -> tuple[Outcome, ...]:
-        """Remove what belongs to no living sandbox, after a reboot or a kill. Raises CNIError."""
-        outcomes: list[Outcome] = []
-        with explained():
-            boot_id = self._paths.boot_id()
-            for entry in self._journal.entries():
-                if isinstance(entry, JournalDamaged):
-                    outcomes.append(DamagedFile(str(entry)))
-                elif entry.plugin == self.name:
-                    outcome = self._sweep_entry(entry, boot_id)
-                    outcomes += [outcome] if outcome is not None else []
-            outcomes += map(RemovedStray, self.remove_strays())
-        return tuple(outcomes)
-
     def status(self, request: Request) -> None:
         """Raise CNIError 50 if an ADD could not succeed now; 50 or 51 from the IPAM plugin."""
         try:
             with explained():
-                self.require_ready(request)
                 ipam = self._ipam.of(request)
+                self.require_ready(request)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
         if ipam is not None:
@@ -197,7 +258,7 @@ class InterfacePlugin(ABC):
         Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name, 113 if
         the address store was lost.
         """
-        with explained(), self._journal.locked(attachment), sandbox_of(request) as sandbox:
+        with explained(), self.journal.locked(attachment), sandbox_of(request) as sandbox:
             self._settle_earlier_attempt(attachment, request)
             try:
                 netdev_move.require_free(sandbox.pod, request.ifname)
@@ -216,14 +277,14 @@ class InterfacePlugin(ABC):
         runtime does not know of it.
         """
         try:
-            entry = self._journal.read(attachment)
+            entry = self.journal.read(attachment)
         except JournalDamaged as damage:
             raise CNIError(
                 Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
             ) from None
         if entry is None:
             return
-        living = entry.phase is Phase.ATTACHED and lives(entry, self._paths.boot_id())
+        living = entry.phase is Phase.ATTACHED and lives(entry, self.paths.boot_id())
         if living and not _was_made_for(entry, request):
             raise CNIError(
                 Code.ALREADY_ATTACHED,
@@ -237,14 +298,14 @@ class InterfacePlugin(ABC):
 
         Raises CNIError.
         """
-        if any(self._paths.ipam.glob("*.db")):
+        if any(self.paths.ipam.glob("*.db")):
             return
-        for entry in self._journal.entries():
+        for entry in self.journal.entries():
             if isinstance(entry, JournalEntry) and entry.addresses:
                 note(f"the journal has {entry.addresses[0]} of {entry.attachment}")
                 raise CNIError(
                     Code.STORE_DAMAGED,
-                    f"the address store in {self._paths.ipam} is gone, but the journal has "
+                    f"the address store in {self.paths.ipam} is gone, but the journal has "
                     "addresses of attachments (the agent's log names one): no address was handed "
                     "out; run `podfabric ipam fsck`",
                 )
@@ -254,7 +315,7 @@ class InterfacePlugin(ABC):
         failures = Failures()
         entry, damage = self._read(attachment)
         # No kernel state outlives a boot.
-        if entry is None or entry.boot_id == self._paths.boot_id():
+        if entry is None or entry.boot_id == self.paths.boot_id():
             failures.of(lambda: self.detach(attachment, request, entry))
         if not failures:  # an address that an interface still has must not go to another pod
             failures.of(lambda: self._release_addresses(request, entry, damage))
@@ -266,26 +327,15 @@ class InterfacePlugin(ABC):
                 f"{attachment} is not wholly removed, DEL again: {failures}",
             )
 
-    def _remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
+    def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
         """`_remove` from the journal alone, unless another call has changed the entry meanwhile."""
-        with self._journal.locked(entry.attachment, timeout):
-            if self._journal.read(entry.attachment) == entry:
+        with self.journal.locked(entry.attachment, timeout):
+            if self.journal.read(entry.attachment) == entry:
                 self._remove(entry.attachment, entry.delete_request())
-
-    def _sweep_entry(self, entry: JournalEntry, boot_id: str) -> Outcome | None:
-        try:
-            if entry.phase is not Phase.ADDING and lives(entry, boot_id):
-                return None
-            self._remove_locked(entry, timeout=0.0)
-        except Busy:
-            return None  # an ADD or DEL of it is running
-        except ERRORS as error:
-            return SweepFailure(entry.attachment, str(error))
-        return RemovedAttachment(entry.attachment)
 
     def _read(self, attachment: Attachment) -> tuple[JournalEntry | None, JournalDamaged | None]:
         try:
-            return self._journal.read(attachment), None
+            return self.journal.read(attachment), None
         except JournalDamaged as damage:
             note(f"{damage}: going by the request and the interface's mark")
             return None, damage
@@ -303,14 +353,14 @@ class InterfacePlugin(ABC):
 
     def _forget(self, attachment: Attachment, damage: JournalDamaged | None) -> None:
         if damage is not None:
-            aside = self._journal.set_aside(attachment)
+            aside = self.journal.set_aside(attachment)
             note(f"the damaged journal file is kept as {aside}")
-        self._journal.remove(attachment)
+        self.journal.remove(attachment)
 
     def _recorded_ipam(self, attachment: Attachment) -> IpamConfig:
         """The IPAM plugin that the ADD ran; none where the journal cannot tell."""
         try:
-            entry = self._journal.read(attachment)
+            entry = self.journal.read(attachment)
         except JournalDamaged:
             return IpamConfig()
         return entry.ipam if entry is not None else IpamConfig()

@@ -33,7 +33,7 @@ from cni.spec.request import Request
 from deviceplugin import pod_devices
 from deviceplugin.assigned import OfOtherPods, assigned, others
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.pod_devices import GivenToPod, PodDevice, Stale, Unknown
+from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
 from host import pci
 
 OPT_OUT = '"match_device": false if that is meant'
@@ -101,9 +101,9 @@ class Match:
     """The HCAs that a pod holds, for the choice of one of its attachments."""
 
     def __init__(
-        self, paths: Paths, given: GivenToPod, key: str, entitlement: Entitlement | None = None
+        self, paths: Paths, holdings: PodHoldings, key: str, entitlement: Entitlement | None = None
     ) -> None:
-        self.given = given
+        self.holdings = holdings
         self.entitlement = entitlement or Entitlement()
         self._paths = paths
         self._choices: PodChoices | None = None
@@ -112,10 +112,10 @@ class Match:
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """One attachment of the pod at a time chooses and takes. Raises Busy."""
-        if not self.given.faces:
+        if not self.holdings.hcas:
             yield
             return
-        pod = self.given.pod
+        pod = self.holdings.pod
         with locked(lock_of(self._paths, pod), f"pod {pod}"):
             self._choices = PodChoices(self._paths, pod)
             yield
@@ -126,15 +126,15 @@ class Match:
         CNIError 120 if the pod does not hold that device.
         """
         if not device_id:
-            return self._ordered(self.given.faces)
-        held = self.given.faces_of(device_id)
+            return self._ordered(self.holdings.hcas)
+        held = self.holdings.hcas_of(device_id)
         if held:
             return self._ordered(held)
         hca = pod_devices.hca_of(device_id)
-        if self.given.faces and self.given.ids.isdisjoint((device_id, hca)):
+        if self.holdings.hcas and self.holdings.ids.isdisjoint((device_id, hca)):
             raise mismatch(
-                f'"deviceID" is "{device_id}", but pod {self.given.pod} was given '
-                f"{self.given.shown()}: let both come from one resource: the annotation "
+                f'"deviceID" is "{device_id}", but pod {self.holdings.pod} was given '
+                f"{self.holdings.shown()}: let both come from one resource: the annotation "
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
         # It comes from another device plugin: the runtime says that the pod has it.
@@ -145,7 +145,7 @@ class Match:
 
     def take(self, hca: str) -> None:
         """Record that the attachment is on this HCA, now and when it comes again."""
-        if self._choices is not None and self.given.face(hca) is not None:
+        if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
     def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
@@ -154,17 +154,17 @@ class Match:
         `rdma` are the names of the HCA's RDMA devices now. A pod that holds no HCA has none to
         differ from, and an HCA that it holds by another device plugin's resource is right.
         """
-        if not self.given.faces:
+        if not self.holdings.hcas:
             return None
-        held = self.given.face(hca)
+        held = self.holdings.hca(hca)
         if held is not None:
             return self._staleness(held, rdma)
-        if hca in self.given.ids:
+        if hca in self.holdings.ids:
             return None
         names = ", ".join(sorted(rdma)) or "no verbs device"
         return (
-            f"{what} is on HCA {hca} ({names}), but pod {self.given.pod} was given "
-            f"{self.given.shown()}: {remedy}, or {OPT_OUT}"
+            f"{what} is on HCA {hca} ({names}), but pod {self.holdings.pod} was given "
+            f"{self.holdings.shown()}: {remedy}, or {OPT_OUT}"
         )
 
     def _ordered(self, held: Iterable[PodDevice]) -> list[PodDevice]:
@@ -197,14 +197,14 @@ def matched(
     """
     try:
         every = assigned(paths)
-        given = pod_devices.given_to(paths, pod, needed=needed or bool(every.pooled))
+        holdings = pod_devices.given_to(paths, pod, needed=needed or bool(every.pooled))
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
     return Match(
         paths,
-        given if wanted else GivenToPod(pod),
+        holdings if wanted else PodHoldings(pod),
         f"{request.network}/{request.ifname}",
-        Entitlement(others(paths, every, given), policy, match_device=wanted),
+        Entitlement(others(paths, every, holdings), policy, match_device=wanted),
     )
 
 

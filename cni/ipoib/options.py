@@ -8,8 +8,8 @@ from msgspec import Meta
 from base.pod import Pod
 from base.types import DeviceId, PKey
 from cni.spec import config, limits
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.network_config import NetworkConfig
 from cni.spec.request import Request
 from cni.spec.result import DNS
 
@@ -17,7 +17,7 @@ DATAGRAM, CONNECTED = "datagram", "connected"
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
-AUTO = "auto"  # as `master`: the parent on the HCA that the pod was given
+AUTO = "auto"  # as `master`: the parent on the HCA that the pod holds
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
 

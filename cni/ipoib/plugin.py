@@ -12,10 +12,9 @@ from base import interrupts
 from base.waiting import wait_until
 from cni.attachments import results
 from cni.attachments.journal import JournalDamaged, JournalEntry
-from cni.attachments.lifecycle import InterfacePlugin, Sandbox
+from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_allowed, require_records
 from cni.attachments.sandbox import await_return
-from cni.attachments.undo import Undo
 from cni.ipoib import check, child, options, parents
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
@@ -50,10 +49,10 @@ class IPoIB(InterfacePlugin):
             plan = self._choose(host, request, wanted, policy)
             record = child.record_of(plan, wanted)
             entry = JournalEntry.begun(
-                self.name, request, namespace, self._paths.boot_id(), record, wanted.pod
+                self.name, request, namespace, self.paths.boot_id(), record, wanted.pod
             )
-            self._journal.write(entry)
-            undo.last(lambda: self._journal.remove(attachment))
+            self.journal.write(entry)
+            undo.last(lambda: self.journal.remove(attachment))
             answer = Result()
             if ipam is not None:
                 undo.register("the addresses", ipam.undo)
@@ -69,13 +68,13 @@ class IPoIB(InterfacePlugin):
                 announce.announce(namespace, ready, addresses)
             sandbox.require_still_there()
             interface = results.interface_of(
-                self._paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
+                self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
             )
-            results.write_device_information(self._paths, request, interface)
+            results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
             record = msgspec.structs.replace(record, mac=ready.mac)
-            self._journal.write(entry.attached(record, cidrs))
+            self.journal.write(entry.attached(record, cidrs))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
@@ -105,7 +104,7 @@ class IPoIB(InterfacePlugin):
             elif not _removed_from_nameless(attachment, entry, mac) and not wait_until(
                 lambda: child.remove_from_host(host, attachment, mac), child.RETURN_TIME, 0.05
             ):
-                await_return(self._journal, entry, f'"{entry.ifname}"')
+                await_return(self.journal, entry, f'"{entry.ifname}"')
 
     def remove_strays(self) -> list[str]:
         """Delete the children that dead namespaces gave back; their names."""
@@ -115,18 +114,18 @@ class IPoIB(InterfacePlugin):
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the child with the record and prevResult. CNIError 102 for a difference."""
         options.read(request)
-        check.check(self._journal, attachment, request)
+        check.check(self.journal, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a child could be made now: a parent that is up, an active port."""
         wanted = options.read(request)
         require_allowed(self._policy(), match_device=wanted.match_device)
-        require_records(self._paths)
+        require_records(self.paths)
         with netlink() as host:
-            plan = parents.choose(host, self._paths, wanted)
-            port = infiniband.port_of(self._paths, plan.parent)
+            plan = parents.choose(host, self.paths, wanted)
+            port = infiniband.port_of(self.paths, plan.parent)
         if port is not None and port.state != "ACTIVE":
-            reason = parents.why_no_carrier(self._paths, plan, plan.parent)
+            reason = parents.why_no_carrier(self.paths, plan, plan.parent)
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
 
     def _choose(
@@ -134,7 +133,7 @@ class IPoIB(InterfacePlugin):
     ) -> ChildPlan:
         """The parent, on an HCA that the pod holds if it holds any."""
         match = matched(
-            self._paths,
+            self.paths,
             request,
             wanted.pod,
             needed=not wanted.masters,
@@ -142,7 +141,7 @@ class IPoIB(InterfacePlugin):
             policy=policy,
         )
         with match.choosing():
-            plan = parents.choose(host, self._paths, wanted, match)
+            plan = parents.choose(host, self.paths, wanted, match)
             match.take(plan.hca)
         return plan
 
@@ -154,7 +153,7 @@ class IPoIB(InterfacePlugin):
         if ready.carrier or not seconds:
             return ready
         parent = links.by_index(sandbox.host, plan.parent.index)
-        reason = parents.why_no_carrier(self._paths, plan, parent)
+        reason = parents.why_no_carrier(self.paths, plan, parent)
         raise CNIError(
             Code.TRY_AGAIN,
             f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '

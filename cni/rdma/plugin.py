@@ -11,7 +11,7 @@ from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
-from cni.attachments.undo import Undo, explained
+from cni.attachments.lifecycle import Undo, explained
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -26,7 +26,7 @@ from host.namespaces import NetworkNamespace
 
 
 class Rdma:
-    """The plugin on one node, whose files are where `paths` says."""
+    """The plugin on one node, with the files that `paths` names."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -96,8 +96,8 @@ class Rdma:
             ) from None
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" completes what "sriov" of podfabric has attached, and there is no such '
-                f"attachment {attachment}: put it behind that plugin"
+                f'"rdma" completes what "sriov" of podfabric has attached, and the journal '
+                f"has no attachment {attachment}: put it behind that plugin"
             )
         device = device_of(request)
         if device and device != entry.device:

@@ -12,10 +12,11 @@ from functools import cached_property
 
 import msgspec
 
-from cni.spec import arguments, network_config, result
-from cni.spec.arguments import Arguments
+from base.pod import Pod
+from cni.spec import result
+from cni.spec.config import NetworkConfig, decode, decode_for_removal
 from cni.spec.errors import CNIError, Code
-from cni.spec.network_config import NetworkConfig
+from cni.spec.limits import MAX_ARGS
 from cni.spec.result import Result
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -29,6 +30,23 @@ _SPACE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | 
 )
 
 _ATTACHMENT = ("ADD", "CHECK", "DEL")
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """CNI_ARGS as typed values; "" is missing. `ip` and `gateway` may be lists with commas."""
+
+    pod: Pod = Pod()
+    ip: str = ""
+    gateway: str = ""
+    mac: str = ""
+
+
+_KEYS = frozenset(
+    (
+        *("IP", "GATEWAY", "MAC"),
+        *("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"),
+    )
+)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -56,7 +74,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def arguments(self) -> Arguments:
         """CNI_ARGS. Raises CNIError 4; a DEL, which must not fail for them, does not ask."""
-        return arguments.parse(self.args)
+        return parse_arguments(self.args)
 
     @cached_property
     def previous_result(self) -> Result | None:
@@ -81,10 +99,7 @@ def read(
         raw = read_config()
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"error reading from stdin: {error}") from None
-    if command in ("DEL", "GC"):
-        config = network_config.decode_for_removal(raw)
-    else:
-        config = network_config.decode(raw)
+    config = decode_for_removal(raw) if command in ("DEL", "GC") else decode(raw)
     return Request(
         command=command,
         container_id=environ.get("CNI_CONTAINERID", ""),
@@ -170,3 +185,55 @@ def _deadline(environ: Mapping[str, str]) -> float:
             f'PODFABRIC_DELEGATE_DEADLINE is "{text}": give seconds, more than 0, at most 3600',
         )
     return seconds
+
+
+def parse_arguments(args: str) -> Arguments:
+    """The value of CNI_ARGS: `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
+
+    Keys are case-sensitive. An unknown key is an error unless IgnoreUnknown is true, which may
+    stand anywhere in the list. Raises CNIError 4, also for a broken pair, a value of IgnoreUnknown
+    that is not a boolean, and a text that is too long.
+    """
+    if args == "":
+        return Arguments()
+    if len(args) > MAX_ARGS:
+        raise CNIError(
+            Code.INVALID_ENVIRONMENT,
+            f"ARGS: {len(args)} characters, at most {MAX_ARGS} are allowed: shorten CNI_ARGS",
+        )
+    pairs: dict[str, str] = {}
+    unknown = []
+    ignore_unknown = False
+    for pair in args.split(";"):
+        key, separator, value = pair.partition("=")
+        if not separator or "=" in value:
+            raise CNIError(Code.INVALID_ENVIRONMENT, f'ARGS: invalid pair "{pair}"')
+        if key == "IgnoreUnknown":
+            ignore_unknown = _boolean(value)
+        elif key in _KEYS:
+            pairs[key] = value
+        else:
+            unknown.append(pair)
+    if unknown and not ignore_unknown:
+        listed = " ".join(f'"{pair}"' for pair in unknown)
+        raise CNIError(Code.INVALID_ENVIRONMENT, f"ARGS: unknown args [{listed}]")
+    return Arguments(
+        pod=Pod(
+            namespace=pairs.get("K8S_POD_NAMESPACE", ""),
+            name=pairs.get("K8S_POD_NAME", ""),
+            uid=pairs.get("K8S_POD_UID", ""),
+        ),
+        ip=pairs.get("IP", ""),
+        gateway=pairs.get("GATEWAY", ""),
+        mac=pairs.get("MAC", ""),
+    )
+
+
+def _boolean(value: str) -> bool:
+    if value == "1" or value.lower() == "true":
+        return True
+    if value == "0" or value.lower() == "false":
+        return False
+    raise CNIError(
+        Code.INVALID_ENVIRONMENT, f"ARGS: boolean unmarshal error: invalid input {value}"
+    )

@@ -25,17 +25,17 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
     if options.device:
         yield options.device
         return
-    if options.device_id and match.given.face(options.device_id) is None:
+    if options.device_id and match.holdings.hca(options.device_id) is None:
         raise no_such_device(options.device_id)
     given = _given(paths, options, match)
     if given:
         yield from given
         return
     if not options.masters:
-        if not match.given.ids:
+        if not match.holdings.ids:
             raise no_device()
         raise mismatch(
-            f"pod {match.given.pod} was given {match.given.shown()}, of which none is "
+            f"pod {match.holdings.pod} was given {match.holdings.shown()}, of which none is "
             f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
             'a resource of such devices, or set "master"'
         )
@@ -65,9 +65,9 @@ def _given(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
     """The devices that the pod was given and that `options` can be about, in order."""
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
     found = []
-    for face in match.candidates(options.device_id):
+    for hca in match.candidates(options.device_id):
         # A software device is on the function that its interface is of.
-        address = face.device.address or pci.holder_of_rdma(paths, face.device.id)
+        address = hca.device.address or pci.holder_of_rdma(paths, hca.device.id)
         function = pci.find(paths, address) if address else None
         if function is None or (function.is_vf or ":" not in function.address) is options.pf_only:
             continue
@@ -79,9 +79,9 @@ def _given(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
 def hca_of(paths: Paths, function: Function, match: Match) -> str:
     """The id by which pools know a device: a software device's name, where it is of that one."""
     address = function.address
-    if match.given.face(address) is not None or pci.rdma_of(paths, address):
+    if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
         return address
-    return next((one for one in function.rdma if match.given.face(one) is not None), address)
+    return next((one for one in function.rdma if match.holdings.hca(one) is not None), address)
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
@@ -90,7 +90,7 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
     The numbers of the pod's own may be others until an attachment that is dead has given it back.
     """
     function = pci.find(paths, address)
-    if function is not None and match.given.face(hca_of(paths, function, match)) is None:
+    if function is not None and match.holdings.hca(hca_of(paths, function, match)) is None:
         require_match(paths, function, options, match)
 
 

@@ -13,9 +13,8 @@ from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import JournalEntry
-from cni.attachments.lifecycle import InterfacePlugin
+from cni.attachments.lifecycle import InterfacePlugin, Undo
 from cni.attachments.matching import Match, matched, require_allowed, require_records
-from cni.attachments.undo import Undo
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
@@ -45,7 +44,7 @@ class Sriov(InterfacePlugin):
         policy: rules.Source | None = None,
     ) -> None:
         super().__init__(paths, addresses, policy)
-        self._claimer = Claimer(self._journal, paths)
+        self._claimer = Claimer(self.journal, paths)
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
@@ -56,7 +55,7 @@ class Sriov(InterfacePlugin):
         attachment = Attachment.of(request)
         with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
-            undo.last(lambda: self._journal.remove(attachment))
+            undo.last(lambda: self.journal.remove(attachment))
             match = self._match(request, wanted, policy)
             claim = self._claimer.claim(request, wanted, namespace, host, match)
             entry, record, plan = claim.entry, claim.record, claim.plan
@@ -70,10 +69,10 @@ class Sriov(InterfacePlugin):
             undo.register("the device", lambda: self.detach(attachment, inside, entry))
             self._apply_settings(host, record)
             if guids.needs_binding(plan.link, record):
-                plan, record = guids.rebind(host, self._paths, plan, record)
+                plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
-                self._journal.write(entry)
-            placed = place(host, pod, namespace, self._paths, attachment, plan, record, answer)
+                self.journal.write(entry)
+            placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer)
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
                 answer = ipam.add(record.segment)
@@ -81,35 +80,35 @@ class Sriov(InterfacePlugin):
                     give_addresses(pod, namespace, request.ifname, answer)
             sandbox.require_still_there()
             interface = self._interface(request, placed, plan)
-            results.write_device_information(self._paths, request, interface)
+            results.write_device_information(self.paths, request, interface)
             document = results.document(request, interface, answer, wanted.dns)
             interrupts.hold()  # from here on the call is answered as attached
-            self._journal.write(entry.attached(record, [ip.address for ip in answer.ips]))
+            self.journal.write(entry.attached(record, [ip.address for ip in answer.ips]))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
         """Restore the attachment's device, unless that was done already. HostError, Busy."""
-        release.release(self._journal, self._paths, attachment, request, entry)
+        release.release(self.journal, self.paths, attachment, request, entry)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
         """Compare the device with the record and prevResult. CNIError 102 for a difference."""
         options.read(request)
-        check.check(self._journal, self._paths, attachment, request)
+        check.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a device could be attached now: PFs with VFs, RDMA's mode."""
         wanted = options.read(request, needs_device=False)
         require_allowed(self._policy(), match_device=wanted.match_device, pf_only=wanted.pf_only)
-        require_records(self._paths)
+        require_records(self.paths)
         with netlink() as host:
-            missing = devices.missing(host, self._paths, wanted)
+            missing = devices.missing(host, self.paths, wanted)
         if missing:
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
     def _match(self, request: Request, wanted: SriovOptions, policy: Policy) -> Match:
         """The devices that the pod holds, if it holds any."""
         return matched(
-            self._paths,
+            self.paths,
             request,
             wanted.pod,
             needed=not wanted.device and not wanted.masters,
@@ -121,16 +120,16 @@ class Sriov(InterfacePlugin):
         """Have the PF set what the configuration asks for its VF."""
         if record.before is None or record.applied in (None, record.before):
             return
-        function = pci.find(self._paths, record.device)
+        function = pci.find(self.paths, record.device)
         if function is None or function.index != record.before.index:
             raise CNIError(
                 Code.TRY_AGAIN, f"the VFs of {record.pf} were created again meanwhile: try again"
             )
-        with settings.pf_of(self._paths, host, record.pf) as pf:
+        with settings.pf_of(self.paths, host, record.pf) as pf:
             settings.apply(host, pf, record.before, record.applied)
 
     def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
-        names = pci.rdma_of(self._paths, plan.function.address) or plan.function.rdma
+        names = pci.rdma_of(self.paths, plan.function.address) or plan.function.rdma
         return results.interface_of(
-            self._paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
+            self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )

@@ -13,8 +13,8 @@ import msgspec
 from base.paths import Paths
 from base.waiting import wait_until
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.attachments.lifecycle import Failures
 from cni.attachments.sandbox import await_return
-from cni.attachments.undo import Failures
 from cni.spec.attachment import Attachment
 from cni.spec.notes import note
 from cni.spec.request import Request

@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import network_config
+from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -73,7 +73,7 @@ def keys_of(plugin: str) -> list[Key]:
         (key,)
         for key in (
             *spec.RUNTIME_KEYS,
-            *network_config.VALID_ATTACHMENTS,
+            *gc.KEYS,
             "logFile",
             "logLevel",
             "mac",

@@ -10,7 +10,7 @@ import pytest
 from base.paths import Paths
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.sandbox import PATIENCE
-from cni.attachments.sweep import RemovedAttachment
+from cni.attachments.sweep import RemovedAttachment, sweep
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
 from cni.spec.attachment import Attachment
@@ -106,7 +106,7 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
         entry_of(paths, "d-earlier", boot_id="earlier"),
     ):
         journal.write(entry)
-    outcomes = plugin.sweep()
+    outcomes = sweep(plugin)
     assert left(paths) == {"a-loop", "b-elsewhere", "c-never-seen"}
     assert any("a-loop" in str(outcome) for outcome in outcomes)
     assert RemovedAttachment(Attachment("fabric", "d-earlier", "net1")) in outcomes
@@ -122,5 +122,5 @@ def test_sweep_spares_what_may_live_where_it_cannot_look(
         raise HostError("cannot look into process 1")
 
     monkeypatch.setattr(NetworkNamespace, "find", blind)
-    IPoIB(paths).sweep()
+    sweep(IPoIB(paths))
     assert left(paths) == {"c1"}

@@ -358,7 +358,7 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
             assert beside(one.name) == given(one)
             shown = run(IP, "netns", "exec", one.name, RDMA, "dev").splitlines()
             assert [number_of(line.split()[1].rstrip(":")) for line in shown] == given(one)
-        node.plugin._look()
+        node.plugin.look()
         assert not node.plugin._health.pending
         assert all(node.listed(VF).values())
         node.restart()

@@ -14,8 +14,8 @@ from cni.attachments.matching import Match, matched, require_allowed
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
 from cni.policy.rules import Policy
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import devices
 from cni.sriov import options as sriov_options

@@ -1,4 +1,4 @@
-"""Claims: one HCA for each attachment of a pod, the same one again."""
+"""Choices: an HCA for each attachment of a pod, and the same HCA when it comes again."""
 
 import os
 import time
@@ -43,7 +43,7 @@ def test_again_gives_the_same(paths: Paths, order: tuple[int, ...]) -> None:
     assert {n: attach(paths, f"fabric/net{n}", held=held) for n in order} == first
 
 
-def test_claim_of_what_the_pod_no_longer_holds_does_not_count(paths: Paths) -> None:
+def test_choice_of_an_hca_that_the_pod_no_longer_holds_does_not_count(paths: Paths) -> None:
     assert attach(paths, "fabric/net1", held=(A,)) == A
     assert attach(paths, "fabric/net1", held=(B, C)) == B
 
@@ -75,7 +75,7 @@ def test_no_uid_leads_out_of_the_directory(paths: Paths, uid: str) -> None:
     assert lock_of(paths, pod).parent == paths.locks
 
 
-def test_all_pods_claims_are_read_while_somebody_chooses(paths: Paths) -> None:
+def test_choices_of_all_pods_are_read_while_another_call_chooses(paths: Paths) -> None:
     other = Pod("ml", "worker-1", "another-uid")
     attach(paths, "fabric/net1")
     attach(paths, "fabric/net1", other)
@@ -116,7 +116,7 @@ def test_files_of_a_name_that_came_again_are_removed(paths: Paths) -> None:
     assert {one.uid for one in pod_choices.every(paths)} == {"uid-4", "by-name"}
 
 
-def test_claims_are_told_the_latest_last(paths: Paths) -> None:
+def test_choices_are_listed_the_latest_last(paths: Paths) -> None:
     for number in (2, 0, 1):
         attach(paths, "fabric/net1", Pod("ml", "worker-0", f"uid-{number}"))
         (file,) = (

@@ -198,7 +198,7 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
     found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
 
-    assert any("its driver was loaded anew" in note for note in found["notes"])
+    assert any("its driver was loaded again" in note for note in found["notes"])
 
 
 def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
@@ -249,7 +249,7 @@ def test_what_could_not_be_asked_is_said(shell: Shell, tmp_path: Path) -> None:
     found = printed.document()
     assert printed.code == 0
     assert found["answered"] is False
-    assert any("pod-resources/kubelet.sock: is not there" in note for note in found["notes"])
+    assert any("pod-resources/kubelet.sock: does not exist" in note for note in found["notes"])
     assert found["attachments"][0]["rdma"] == "mlx5_3"
     assert found["attachments"][0]["matches"] is None
     assert "not known" in shell("explain", "ml/worker-0").out

@@ -103,8 +103,9 @@ def test_a_list_too_long_for_the_kubelet_has_fewer_slots_of_each_and_says_so() -
     many = [card(f"{n:04x}:00:00.0", rdma("mlx5_0")) for n in range(1, 101)]
     made = one(PoolConfig(resource="a/b", slots=1000), many)
     assert len(made.slots) == MOST_IDS // 100 * 100 <= MOST_IDS
+    assert made.problem is not None
     assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more than the kubelet")
-    assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem == ""
+    assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem is None
 
 
 def test_the_first_pool_that_selects_an_hca_has_it() -> None:

@@ -11,8 +11,8 @@ from base.pod import Pod
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode_for_removal
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode_for_removal
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam.addresses import parse, parse_interface

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
-from cni.spec.network_config import decode
 from ipam.addresses import text
 from ipam.options import WITHOUT_EFFECT, IpamOptions, read
 from ipam.resolv_conf import read as read_resolv_conf

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cni.policy.rules import Policy
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import Code
-from cni.spec.network_config import NetworkConfig
 from ipam import fsck, upgrade
 from ipam.log import Log, records_of
 from ipam.recovery import DATABASE, LOG

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cni.ipoib import options
+from cni.spec.config import decode, decode_leniently
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode, decode_leniently
 from cni.spec.request import Request
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from base.interrupts import Call, Terminated, serving
 from cni.spec import delegate
+from cni.spec.config import NetworkConfig, decode
 from cni.spec.errors import CNIError, Code
-from cni.spec.network_config import NetworkConfig, decode
 from cni.spec.request import Request
 from tests.waiting import until
 

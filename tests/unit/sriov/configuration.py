@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions

@@ -22,15 +22,15 @@ from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.pod_choices import every, lock_of
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from cni.sriov import options, release
 from cni.sriov.claim import Claimer
 from cni.sriov.record import DeviceRecord
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.pod_devices import GivenToPod, PodDevice
+from deviceplugin.pod_devices import PodDevice, PodHoldings
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 from tests.waiting import PATIENCE
@@ -48,7 +48,7 @@ class Claims:
         self.journal = Journal(node.paths)
         self.claimer = Claimer(self.journal, node.paths)
         self.released: list[str] = []
-        self.given = GivenToPod(Pod("", ""))
+        self.given = PodHoldings(Pod("", ""))
         monkeypatch.setattr(release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
@@ -288,7 +288,7 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
 def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
     held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
-    claims.given = GivenToPod(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
+    claims.given = PodHoldings(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")

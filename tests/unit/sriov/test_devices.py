@@ -7,17 +7,17 @@ import pytest
 
 from base.pod import Pod
 from cni.attachments.matching import Match
-from cni.spec.network_config import decode
+from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
-from deviceplugin.pod_devices import GivenToPod
+from deviceplugin.pod_devices import PodHoldings
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import HOST, PF, VF0, VF1, Node, link
 
 
 def _candidates(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    nothing = Match(node.paths, GivenToPod(Pod("", "")), "fabric/net1")
+    nothing = Match(node.paths, PodHoldings(Pod("", "")), "fabric/net1")
     wanted = read(**{"deviceID": None} | config)
     return list(devices.candidates(node.paths, wanted, nothing))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.spec.network_config import decode
+from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions

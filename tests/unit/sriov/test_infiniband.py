@@ -13,8 +13,8 @@ import pytest
 
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.spec.result import Result
 from cni.sriov import guids, interface, options, release, soft_roce

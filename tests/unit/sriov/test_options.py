@@ -7,8 +7,8 @@ import pytest
 
 from base.pod import Pod
 from base.types import Bdf, DeviceId
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
-from cni.spec.network_config import decode
 from cni.spec.request import Request
 from cni.spec.result import DNS
 from cni.sriov import options

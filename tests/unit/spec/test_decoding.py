@@ -7,16 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.spec import network_config
-from cni.spec.errors import CNIError, Code
-from cni.spec.limits import MAX_DEPTH, MAX_TEXT
-from cni.spec.network_config import (
+from cni.spec.config import (
+    DEVICE_ID_PATHS,
     IpamConfig,
     NetworkConfig,
     decode,
     decode_for_removal,
     decode_leniently,
 )
+from cni.spec.errors import CNIError, Code
+from cni.spec.gc import valid_attachments
+from cni.spec.limits import MAX_DEPTH, MAX_TEXT
 from cni.spec.request import Request
 
 FILLER = {"x": "x" * (MAX_TEXT + 1)}
@@ -50,8 +51,9 @@ def test_removal_reads_what_it_needs_of_a_configuration_beyond_the_limits() -> N
     assert (config.raw, config.whole, config.version) == (raw, False, "1.1.0")
     assert config.text("name", "") == "n1"
     assert set(config.device_ids().values()) == {"0000:af:06.1"}
-    assert config.valid_attachments == frozenset({("c", "i")})
-    assert config.ipam == IpamConfig("whereabouts", ambiguous="ipam")
+    assert valid_attachments(config) == frozenset({("c", "i")})
+    ipam = config.ipam
+    assert ipam == IpamConfig("whereabouts", ambiguous="ipam")
     assert config.keys["ipam"] == {"type": "whereabouts", "log_file": "/x"}
     assert "x" not in config.keys
 
@@ -63,7 +65,7 @@ def test_part_of_another_shape_does_not_keep_a_removal_from_the_rest(
 ) -> None:
     config = decode_for_removal(large(**{key: value}))
     assert config.text("name", "") == "n1"
-    assert config.valid_attachments == frozenset({("c", "i")})
+    assert valid_attachments(config) == frozenset({("c", "i")})
     assert config.ipam.type in ("", "whereabouts")
     config.device_ids()
 
@@ -137,5 +139,5 @@ def test_nesting_beyond_an_adds_limit_is_read_for_a_removal() -> None:
 def test_device_id_paths_are_those_that_removals_read() -> None:
     keys = {"deviceID": "1", "runtimeConfig": {"deviceID": "2"}, "pciBusID": "3"}
     ids = decode_for_removal(large(**keys)).device_ids()
-    assert tuple(ids) == network_config.DEVICE_ID_PATHS
+    assert tuple(ids) == DEVICE_ID_PATHS
     assert list(ids.values()) == ["1", "2", "3"]
