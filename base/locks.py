@@ -23,7 +23,7 @@ class Busy(Exception):
 @contextmanager
 def locked(
     path: Path,
-    whose: str,
+    what: str,
     timeout: float = TIMEOUT,
     *,
     keep: bool = False,
@@ -34,7 +34,7 @@ def locked(
 
     Args:
         path: the lock file; missing directories above it are created (0700).
-        whose: what the file stands for, for the error text.
+        what: what the file stands for, for the error text.
         timeout: seconds to wait for another holder; with 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and a waiter opens a new one.
@@ -47,7 +47,7 @@ def locked(
     lock = FileLock(path, mode=0o600, thread_local=False)
     if not wait_until(lambda: _acquired(lock), timeout, pause, longest_pause):
         raise Busy(
-            f"another call for {whose} is still running after {timeout:g} s "
+            f"another call for {what} is still running after {timeout:g} s "
             f"(it holds {path}): try again later"
         )
     try:

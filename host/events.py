@@ -28,7 +28,7 @@ SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 _SUBSYSTEMS = frozenset(
     (b"infiniband", b"infiniband_verbs", b"infiniband_mad", b"pci", b"net", b"auxiliary", b"misc")
 )
-_QUEUE = 1 << 20  # bytes
+QUEUE = 1 << 20  # bytes
 _SETTLED, _LONGEST = 0.05, 0.2  # seconds
 
 
@@ -41,7 +41,7 @@ class Events:
     def __init__(self) -> None:
         with contextlib.ExitStack() as made:
             try:
-                self._sockets = tuple(
+                self.sockets = tuple(
                     made.enter_context(_subscribed(protocol, group))
                     for protocol, group in (
                         (socket.NETLINK_ROUTE, RTMGRP_LINK),
@@ -55,7 +55,7 @@ class Events:
             made.callback(os.close, self._woken)
             # poll(2), because select(2) takes no descriptor above 1023.
             self._events, self._events_or_wake = select.poll(), select.poll()
-            for source in self._sockets:
+            for source in self.sockets:
                 self._events.register(source, select.POLLIN)
                 self._events_or_wake.register(source, select.POLLIN)
             self._events_or_wake.register(self._woken, select.POLLIN)
@@ -107,9 +107,9 @@ class Events:
 
     def _changed(self) -> bool:
         """Read all pending events. Whether one of them matters."""
-        routes, uevents = self._sockets
-        links = [_is_of_links(datagram) for datagram in _received(routes)]
-        devices = [_is_of_devices(datagram) for datagram in _received(uevents)]
+        routes, uevents = self.sockets
+        links = [concerns_link(datagram) for datagram in received(routes)]
+        devices = [concerns_device(datagram) for datagram in received(uevents)]
         return any(links) or any(devices)
 
 
@@ -122,7 +122,7 @@ def _subscribed(protocol: int, group: int) -> socket.socket:
     subscribed = socket.socket(socket.AF_NETLINK, flags, protocol)
     try:
         with contextlib.suppress(PermissionError):  # the default of 200 KiB will do
-            subscribed.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, _QUEUE)
+            subscribed.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, QUEUE)
         subscribed.bind((0, group))
     except BaseException:
         subscribed.close()
@@ -130,7 +130,7 @@ def _subscribed(protocol: int, group: int) -> socket.socket:
     return subscribed
 
 
-def _received(source: socket.socket) -> list[bytes]:
+def received(source: socket.socket) -> list[bytes]:
     """All pending datagrams from the kernel; b"" stands for lost ones."""
     datagrams: list[bytes] = []
     while len(datagrams) < 10_000:  # return even during a flood
@@ -148,13 +148,14 @@ def _received(source: socket.socket) -> list[bytes]:
     return datagrams
 
 
-def _is_of_links(datagram: bytes) -> bool:
+def concerns_link(datagram: bytes) -> bool:
+    """Whether a datagram is about a link, or was lost."""
     if len(datagram) < HEADER.size:
         return True
     return HEADER.unpack_from(datagram)[1] in (RTM_NEWLINK, RTM_DELLINK)
 
 
-def _is_of_devices(datagram: bytes) -> bool:
+def concerns_device(datagram: bytes) -> bool:
     """Whether a uevent is about a device of interest: "add@/devices/…\\0KEY=value\\0…"."""
     if not datagram:
         return True

@@ -66,31 +66,31 @@ class NetlinkSocket:
 
     def __init__(self, protocol: int) -> None:
         self._first = self._sequence = 0
-        self._socket = socket.socket(
+        self.socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
         )
         try:
             # Ask for the kernel's words with refusals, and for filtered dumps.
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+            self.socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+            self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             timeout = struct.pack("@ll", TIMEOUT, 0)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-            self._socket.bind((0, 0))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self.socket.bind((0, 0))
         except BaseException:
-            self._socket.close()
+            self.socket.close()
             raise
 
     def fileno(self) -> int:
         """The descriptor, for ioctl(2), which also works in the socket's namespace."""
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     def bind_to_device(self, name: bytes) -> None:
         """Bind the socket to an interface, b"" for none; netlink ignores this. Raises OSError."""
-        self._socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
         """Close the socket."""
-        self._socket.close()
+        self.socket.close()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class NetlinkSocket:
             self._sequence += 1
             struct.pack_into("=I", request, 8, self._sequence)
         try:
-            self._socket.send(b"".join(requests))
+            self.socket.send(b"".join(requests))
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO) from None
 
@@ -199,7 +199,7 @@ class NetlinkSocket:
         Answers to earlier requests, whose reading a signal or timeout interrupted, are skipped.
         """
         while True:
-            datagram = self._receive()
+            datagram = self.receive()
             offset = 0
             while offset + HEADER.size <= len(datagram):
                 length, kind, flags, number, _ = HEADER.unpack_from(datagram, offset)
@@ -209,9 +209,9 @@ class NetlinkSocket:
                     yield number, kind, flags, datagram[offset : offset + length]
                 offset += length + 3 & ~3
 
-    def _receive(self) -> bytes:
+    def receive(self) -> bytes:
         try:
-            datagram, _, flags, _ = self._socket.recvmsg(BUFFER)
+            datagram, _, flags, _ = self.socket.recvmsg(BUFFER)
         except BlockingIOError:
             raise NetlinkError(errno.ETIMEDOUT, f"no answer within {TIMEOUT} s") from None
         except OSError as error:

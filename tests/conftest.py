@@ -1,6 +1,7 @@
 """Tests marked `kernel` run in the virtual machine, all others on the host."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,24 @@ import pytest
 pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
 
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
+LONGEST_TMPDIR = 12  # characters
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
+
+
+if not IN_VM:  # in it the import takes seconds, and no test needs it
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine an example may take any time.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Many tests make sockets, whose paths have at most 107 bytes: a long TMPDIR is not used."""
+    if len(tempfile.gettempdir()) > LONGEST_TMPDIR:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

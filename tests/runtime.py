@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from tests.printed import Printed
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin"))
 REFERENCE_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
@@ -30,20 +32,13 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Printed):
     """One call of one executable."""
 
     exit_code: int
     stdout: str
     stderr: str
     seconds: float
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Standard output, which must be one JSON object."""
-        document = json.loads(self.stdout)
-        assert isinstance(document, dict)
-        return document
 
 
 @dataclass

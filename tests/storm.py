@@ -1,6 +1,6 @@
 """Clients that attach and detach while the agent is killed, and what must hold during that.
 
-Every client does what a runtime does: after an ADD that failed, or whose answer was an error, it
+Every client does what a runtime does: after an ADD that failed or was answered by an error, it
 calls DEL until that succeeds. With `Kills` it also kills launchers.
 """
 

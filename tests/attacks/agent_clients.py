@@ -1,6 +1,5 @@
 """Clients of an agent: over its socket, because a process for each call would be too slow."""
 
-import http.client
 import json
 import os
 import socket
@@ -70,22 +69,9 @@ class Caller:
         )
 
 
-class Endpoint(http.client.HTTPConnection):
-    """An HTTP client of the agent's health and metrics, over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(self._path))
-
-
 @dataclass
 class Tally:
-    """How many calls were answered, and what was wrong with the others."""
+    """The number of answered calls, and the errors of the others."""
 
     answered: int = 0
     broken: list[str] = field(default_factory=list)

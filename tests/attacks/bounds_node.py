@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.attacks.agent_clients import Caller, network
 from tests.host.agent.serving import read
 from tests.plugins.service import Service, install_launchers
+from tests.printed import Printed
 from tests.waiting import until
 
 __all__ = ["Answer", "Node", "network", "node"]
@@ -22,7 +22,7 @@ PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
 
 
 @dataclass
-class Answer:
+class Answer(Printed):
     """What a launcher would have printed, and the cost of the call.
 
     `cpu` are the seconds of CPU that all threads of the agent used during the call. On a busy
@@ -34,13 +34,6 @@ class Answer:
     stderr: bytes
     seconds: float
     cpu: float
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Standard output, which must be exactly one JSON object."""
-        document = json.loads(self.stdout)
-        assert isinstance(document, dict)
-        return document
 
     @property
     def code(self) -> int:

@@ -1,4 +1,4 @@
-"""A node whose address store is short of something, held against what its answers said."""
+"""A node whose address store lacks space, descriptors or memory, compared with its answers."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        # Not by `calls`, whose files are to be opened by the call under test.
+        # Not with `calls`: the call under test must open its files itself.
         before = Calls(PerCall(calls.directory, report=silent))
         self.said = before.held() if any(calls.directory.glob("*")) else {}
         self.failures: list[CNIError] = []
@@ -63,29 +63,31 @@ class Watched:
 
     def _add(self, container_id: str) -> None:
         result = self.calls.addresses(RANGES, container_id)
-        for address in (one.partition("/")[0] for one in result):
+        for address in (cidr.partition("/")[0] for cidr in result):
             assert address not in self.said, "it has an owner"
             self.said[address] = container_id
 
     def _delete(self, container_id: str) -> None:
         self.calls.delete(RANGES, container_id)
-        self.said = {address: one for address, one in self.said.items() if one != container_id}
+        self.said = {
+            address: holder for address, holder in self.said.items() if holder != container_id
+        }
 
     def _check(self, container_id: str) -> None:
         ips = [
             {"address": f"{address}/{64 if ':' in address else 24}"}
-            for address, one in self.said.items()
-            if one == container_id
+            for address, holder in self.said.items()
+            if holder == container_id
         ]
         previous = {"cniVersion": "1.0.0", "ips": ips}
         self.calls.check(RANGES, container_id, config={"prevResult": previous})
 
     def _gc(self, container_id: str) -> None:
         """Everything but the container's is valid."""
-        valid = {one for one in self.said.values() if one != container_id}
-        listed = [{"containerID": one, "ifname": "eth0"} for one in sorted(valid)]
+        valid = {holder for holder in self.said.values() if holder != container_id}
+        listed = [{"containerID": holder, "ifname": "eth0"} for holder in sorted(valid)]
         self.calls.gc(RANGES, config={"cni.dev/valid-attachments": listed})
-        self.said = {address: one for address, one in self.said.items() if one in valid}
+        self.said = {address: holder for address, holder in self.said.items() if holder in valid}
 
     def _status(self, _: str) -> None:
         self.calls.status(RANGES)
@@ -110,7 +112,7 @@ def node_on(directory: Path, way: str, idle: float = 60.0) -> Iterator[Watched]:
 
 @contextmanager
 def disk_with_store() -> Iterator[SmallDisk]:
-    """A disk whose base is a store in which three pods hold addresses."""
+    """A disk; its base is a store with addresses of three pods."""
     with small_disk() as disk:
         calls = Calls(PerCall(disk.base, report=silent))
         for number in range(3):
@@ -119,4 +121,4 @@ def disk_with_store() -> Iterator[SmallDisk]:
 
 
 def silent(line: str) -> None:
-    """Nobody reads it."""
+    """Discard a log line."""

@@ -15,7 +15,6 @@ from msgspec import inspect
 
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -63,53 +62,53 @@ PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 
 def keys_of(plugin: str) -> list[Key]:
     """Every key of a configuration of that plugin."""
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for place, shape in SHAPES[plugin].items():
-        found |= set(_keys(inspect.type_info(shape), place))
-    for place, keys in FREE.items():
-        found |= {place, place[:1], *((*place, key) for key in keys)}
-    found |= {("ipam",), ("ipam", "type")}
-    found |= {
+        keys |= set(_keys(inspect.type_info(shape), place))
+    for place, names in FREE.items():
+        keys |= {place, place[:1], *((*place, key) for key in names)}
+    keys |= {("ipam",), ("ipam", "type")}
+    keys |= {
         (key,)
         for key in (
             *spec.RUNTIME_KEYS,
-            *gc.KEYS,
+            *spec.VALID_ATTACHMENTS,
             "logFile",
             "logLevel",
             "mac",
         )
     }
     if plugin == "podfabric-ipam":
-        found |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
+        keys |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):
-        found |= {("prevResult", name), *_keys(inspect.type_info(entry), ("prevResult", name, 0))}
-    found |= set(_keys(inspect.type_info(DNS), ("prevResult", "dns")))
-    return sorted(found, key=str)
+        keys |= {("prevResult", name), *_keys(inspect.type_info(entry), ("prevResult", name, 0))}
+    keys |= set(_keys(inspect.type_info(DNS), ("prevResult", "dns")))
+    return sorted(keys, key=str)
 
 
-def _keys(shape: inspect.Type, place: Key) -> Iterator[Key]:
+def _keys(shape: inspect.Type, at: Key) -> Iterator[Key]:
     """The key of a value of this type, then the keys inside it."""
-    if place:
-        yield place
+    if at:
+        yield at
     if isinstance(shape, inspect.StructType):
         for field in shape.fields:
-            yield from _keys(field.type, (*place, field.encode_name))
+            yield from _keys(field.type, (*at, field.encode_name))
     elif isinstance(shape, inspect.UnionType):
-        for one in shape.types:
-            yield from _keys(one, place)
+        for member in shape.types:
+            yield from _keys(member, at)
     elif isinstance(shape, inspect.ListType | inspect.VarTupleType):
-        yield from _keys(shape.item_type, (*place, 0))
+        yield from _keys(shape.item_type, (*at, 0))
     elif isinstance(shape, inspect.DictType):
-        yield from _of_object(place)
+        yield from _of_object(at)
 
 
-def _of_object(place: Key) -> Iterator[Key]:
-    if place in FREE:
-        yield from ((*place, key) for key in FREE[place])
+def _of_object(at: Key) -> Iterator[Key]:
+    if at in FREE:
+        yield from ((*at, key) for key in FREE[at])
         return
-    name = next(step for step in reversed(place) if isinstance(step, str))
+    name = next(step for step in reversed(at) if isinstance(step, str))
     section = SECTIONS[name]  # on a KeyError: add the type of this object above
-    yield from _keys(inspect.type_info(section), place)
+    yield from _keys(inspect.type_info(section), at)
 
 
 @dataclass(frozen=True)
@@ -170,16 +169,16 @@ def with_value(plugin: str, key: Key, value: bytes) -> bytes:
     mark = "@hostile@"
     whole: dict[str, Any] = {"cniVersion": "1.1.0", "name": "hostile", "type": plugin}
     whole |= deepcopy(dict(BASES[plugin]))
-    place: Any = whole
+    holder: Any = whole
     for step, following in zip(key, (*key[1:], ""), strict=True):
         inner: Any = mark if following == "" else ([] if isinstance(following, int) else {})
-        if isinstance(place, list):
-            place.append(inner)
-        elif following == "" or not isinstance(place.get(step), type(inner)):
-            place[step] = inner
+        if isinstance(holder, list):
+            holder.append(inner)
+        elif following == "" or not isinstance(holder.get(step), type(inner)):
+            holder[step] = inner
         else:
-            inner = place[step]
-        place = inner
+            inner = holder[step]
+        holder = inner
     if plugin == "podfabric-ipam" and key[:2] in (("ipam", "subnet"), ("ipam", "addresses")):
         del whole["ipam"]["range"]
     if key == ("ipam", "log_file"):

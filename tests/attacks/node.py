@@ -58,7 +58,7 @@ class Attacked(Holding):
         **config: Any,  # noqa: ANN401
     ) -> Reply:
         """A call for a pod; without a pod, as cnitool calls. `raw` replaces the whole input."""
-        whose = (
+        args = (
             f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
             if pod is not None
             else ""
@@ -68,15 +68,15 @@ class Attacked(Holding):
             "CNI_CONTAINERID": container,
             "CNI_NETNS": str(self._netns),
             "CNI_IFNAME": "net1",
-            "CNI_ARGS": whose,
+            "CNI_ARGS": args,
             "CNI_PATH": path,
         }
         document = {"cniVersion": "1.1.0", "name": "fabric", "type": plugin, **config}
         stdin = raw or json.dumps(document).encode()
         kind = Sriov if plugin == "sriov" else IPoIB
         with collected() as notes:
-            given = answer(lambda: kind(self.paths), environ, lambda: stdin)
-        error = json.loads(given.document or b"{}")
+            reply = answer(lambda: kind(self.paths), environ, lambda: stdin)
+        error = json.loads(reply.document or b"{}")
         return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
 
     def has_attached(self, ipam: str) -> None:

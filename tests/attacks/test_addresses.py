@@ -157,7 +157,9 @@ def test_the_link_that_our_own_plugins_pass_overrides_the_configuration(node: Ca
     second = InProcess(asked, node.plugin)
     assert error_of(lambda: second.add("ib0 0x8001")).code == Code.NOT_ALLOWED
     assert [ip.address for ip in second.add("ib0 0x8002").ips] == ["10.0.0.1/24"]
-    segments = {one.container_id: one.segment for one in node.store.reservations()}
+    segments = {
+        reservation.container_id: reservation.segment for reservation in node.store.reservations()
+    }
     assert segments == {"c1": "ib0 0x8001", "c2": "ib0 0x8002"}
 
 
@@ -224,22 +226,22 @@ def many(count: int) -> list[str]:
      "runtimeConfig.ips", "args.cni.ips", "CNI_ARGS IP"],
 )  # fmt: skip
 def test_one_attachment_reserves_at_most_64_addresses(node: Calls, key: str, count: int) -> None:
-    given = many(count)
+    addresses = many(count)
     ipam: dict[str, object] = {}
     how: How = {}
     if key == "ipam.addresses":
-        ipam["addresses"] = [{"address": one} for one in given]
+        ipam["addresses"] = [{"address": address} for address in addresses]
     elif key == "ipam.ipRanges":
-        ipam["ipRanges"] = [{"range": one} for one in given]
+        ipam["ipRanges"] = [{"range": address} for address in addresses]
     elif key == "ipam.ranges":
-        ipam["ranges"] = [[{"subnet": one}] for one in given]
+        ipam["ranges"] = [[{"subnet": address}] for address in addresses]
     elif key == "CNI_ARGS IP":
-        how["args"] = "IP=" + ",".join(given)
+        how["args"] = "IP=" + ",".join(addresses)
     elif key == "args.cni.ips":
-        how["config"] = {"args": {"cni": {"ips": given}}}
+        how["config"] = {"args": {"cni": {"ips": addresses}}}
     else:
-        ranges = [[{"subnet": one}] for one in given]
-        value = given if key.endswith("ips") else ranges
+        ranges = [[{"subnet": address}] for address in addresses]
+        value = addresses if key.endswith("ips") else ranges
         how["config"] = {"runtimeConfig": {key.partition(".")[2]: value}}
     error = error_of(lambda: node.add(ipam, **how))
     if key == "CNI_ARGS IP" and count == MANY:  # its text is already too long
@@ -263,6 +265,6 @@ def test_the_limit_counts_all_of_them_together(node: Calls) -> None:
 
 def test_addresses_that_are_listed_twice_count_once(node: Calls) -> None:
     """Multus writes one request into two keys."""
-    given = [f"10.0.0.{n}/24" for n in range(1, 65)]
-    config = {"runtimeConfig": {"ips": given}, "args": {"cni": {"ips": given}}}
-    assert node.addresses({}, config=config) == given
+    addresses = [f"10.0.0.{n}/24" for n in range(1, 65)]
+    config = {"runtimeConfig": {"ips": addresses}, "args": {"cni": {"ips": addresses}}}
+    assert node.addresses({}, config=config) == addresses

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.attacks.agent_clients import Caller, Endpoint, network
+from tests.attacks.agent_clients import Caller, network
 from tests.plugins.service import Service, install_launchers
+from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE, until
 
 NETWORKS = 40
@@ -59,9 +60,9 @@ def scrape(connection: http.client.HTTPConnection) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -80,6 +81,6 @@ def test_unix_socket_is_for_root_and_tells_of_each_range(tmp_path: Path) -> None
     with running(tmp_path, f"unix:{path}") as caller:
         attach_tenants(caller)
         assert path.stat().st_mode & 0o777 == 0o600
-        text = scrape(Endpoint(path))
+        text = scrape(UnixHTTPConnection(path))
     assert len(re.findall("^podfabric_ipam_range_addresses{", text, re.M)) == 2 * NETWORKS
     assert re.search(r'\{domain=".*secret.*",range="10\.77\.0\.0/24",state="used"\} 1\.0', text)

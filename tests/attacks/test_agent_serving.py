@@ -73,12 +73,12 @@ def test_executables_that_are_started_all_the_time_break_no_other_call(caller: C
         clients = [pool.submit(call) for _ in range(CLIENTS)]
         clients += [pool.submit(launch) for _ in range(LAUNCHING)]
         try:
-            for one in clients:
-                one.result()
+            for future in clients:
+                future.result()
         finally:
             over.set()
-        for one in delegating_clients:
-            one.result()
+        for future in delegating_clients:
+            future.result()
 
     assert others.broken == []
     assert others.answered == CALLS

@@ -1,4 +1,4 @@
-"""Calls that hang where nobody can end them: others are served, and the health endpoints tell."""
+"""Calls that hang in the kernel: others are served, and the health endpoints report it."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.attacks.agent_clients import Caller, Endpoint, network
+from tests.attacks.agent_clients import Caller, network
 from tests.plugins.service import Service, install_launchers
+from tests.unix_http import UnixHTTPConnection
 from tests.waiting import PATIENCE, until
 
 WORKERS = 4
@@ -27,7 +28,7 @@ class Node(Caller):
         return self.service.root / "fifo"
 
     def hang(self, container: str, verb: str = "ADD") -> socket.socket:
-        """A call that does not end before somebody writes into the FIFO."""
+        """A call that does not end before another process writes into the FIFO."""
         script = json.dumps({"waits_for": str(self.fifo)})
         return self.start("noop", verb, container, network("blue", "noop"), NOOP=script)
 
@@ -36,7 +37,7 @@ class Node(Caller):
         os.close(os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK))
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = Endpoint(self.service.root / "http")
+        connection = UnixHTTPConnection(self.service.root / "http")
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -45,8 +46,8 @@ class Node(Caller):
             connection.close()
 
     def count(self, metric: str) -> int:
-        found = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
-        return int(float(found[1])) if found else -1
+        sample = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
+        return int(float(sample[1])) if sample else -1
 
     def until_stuck(self, count: int) -> None:
         until(lambda: self.count("workers_stuck") == count)
@@ -90,7 +91,7 @@ def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> N
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
-    assert text.startswith("4 workers are stuck in calls that do not end, of 4 that are set: ")
+    assert text.startswith("4 of 4 workers are stuck in calls that do not end: ")
     for client in hanging:
         client.close()
 
@@ -140,7 +141,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
         status, text = node.get("/healthz")
         assert status == 503
         assert text == (
-            "no worker can take a call, 8 are stuck in calls that do not end (the log names "
+            "no worker is free, 8 are stuck in calls that do not end (the log names "
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)

@@ -18,7 +18,7 @@ from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
-from tests.conformance.node import IP, namespace
+from tests.netns import IP, namespace
 
 CIDRS = [f"10.9.{number}.1/24" for number in range(limits.ADDRESSES)]
 HOPS = [

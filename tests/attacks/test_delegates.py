@@ -10,7 +10,8 @@ import pytest
 
 from cni.attachments.journal import Journal
 from tests.attacks.node import ATTACHMENT, Attacked, Reply
-from tests.conformance.node import Delegate, namespace
+from tests.conformance.node import Delegate
+from tests.netns import namespace
 from tests.unit.host import servers
 
 VF = servers.VFS_ETHERNET[0]

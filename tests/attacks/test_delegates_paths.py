@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.attacks.node import PASSED, Attacked
-from tests.conformance.node import Delegate, namespace
+from tests.conformance.node import Delegate
+from tests.netns import namespace
 from tests.unit.host import servers
 
 VF = servers.VFS_ETHERNET[0]

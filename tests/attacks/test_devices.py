@@ -13,8 +13,8 @@ from deviceplugin import checkpoint
 from host import pci
 from host.namespaces import NetworkNamespace
 from tests.attacks.node import OTHER, PASSED, TENANT, Attacked
-from tests.conformance.node import namespace
 from tests.kubelet import Kubelet
+from tests.netns import namespace
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 
@@ -39,38 +39,38 @@ PLACES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("config", PLACES)
 def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
-    node: Attacked, place: dict[str, Any]
+    node: Attacked, config: dict[str, Any]
 ) -> None:
     node.registered = {POOL: [VF, SECOND]}
     node.write()
     for pod in (TENANT, None):  # cnitool calls for a pod without devices
-        reply = node.call(pod=pod, **place)
+        reply = node.call(pod=pod, **config)
         assert reply.code == 121
-        for told in (f'"{next(iter(place))}', VF, POOL, '"policy.unassigned_devices"'):
+        for told in (f'"{next(iter(config))}', VF, POOL, '"policy.unassigned_devices"'):
             assert told in reply.text
         assert node.touched() == []
     node.allow(unassigned_devices=True)
-    assert PASSED in node.call(**place).text
+    assert PASSED in node.call(**config).text
 
 
 @pytest.mark.parametrize(
-    "known",
+    "device_id",
     [VF, VF.upper(), f"{VF}-3", VF.replace(":", "-").replace(".", "-"), "mlx5_6", "mlx5_6-1"],
 )
-def test_other_device_plugins_ids_name_the_same_device(node: Attacked, known: str) -> None:
+def test_other_device_plugins_ids_name_the_same_device(node: Attacked, device_id: str) -> None:
     assert pci.rdma_of(node.paths, VF) == ("mlx5_6",)
-    node.registered = {"vendor.example/nic": [known]}
+    node.registered = {"vendor.example/nic": [device_id]}
     node.write()
     assert node.call(deviceID=VF).code == 121
     assert PASSED in node.call(deviceID=SECOND).text
     node.registered = {}
-    node.give(OTHER, {known: []}, resource="vendor.example/nic")
+    node.give(OTHER, {device_id: []}, resource="vendor.example/nic")
     assert node.call(deviceID=VF).code in (120, 121)
     assert node.call(master=MASTER).text.count(VF) == 0  # another VF was tried
     node.held.clear()
-    node.give(TENANT, {known: []}, resource="vendor.example/nic")
+    node.give(TENANT, {device_id: []}, resource="vendor.example/nic")
     assert PASSED in node.call(deviceID=VF).text
 
 

@@ -69,7 +69,7 @@ def ledger_on(disk: SmallDisk) -> Ledger:
 
 
 def on_disk(disk: SmallDisk) -> set[AllocationKey]:
-    return {one.key for one in checkpoint.read(paths_on(disk)).allocations}
+    return {allocation.key for allocation in checkpoint.read(paths_on(disk)).allocations}
 
 
 def keys(numbers: list[int]) -> set[AllocationKey]:

@@ -8,7 +8,7 @@ from ipam import sqlite_store
 from tests.attacks.full_disk import descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 
-ENOUGH = 24  # pages for one call, whatever it writes
+ENOUGH = 24  # pages: enough for any call
 ENOUGH_FOR_A_NEW_STORE = 48
 ENOUGH_DESCRIPTORS = 14
 

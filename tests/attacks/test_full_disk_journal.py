@@ -53,9 +53,9 @@ def remove(journal: Journal) -> None:
 
 def held(journal: Journal) -> list[JournalEntry]:
     """Every entry. An unreadable entry fails the test."""
-    found = list(journal.entries())
-    entries = [one for one in found if isinstance(one, JournalEntry)]
-    assert entries == found
+    read = list(journal.entries())
+    entries = [entry for entry in read if isinstance(entry, JournalEntry)]
+    assert entries == read
     return sorted(entries, key=msgspec.json.encode)
 
 

@@ -1,4 +1,4 @@
-"""A failed call whose change could not be taken back: it says so, and what it says to do helps.
+"""A failed call that could not undo its change says so, and its remedy works.
 
 The disk is full when SQLite commits, and the log cannot be cut any more (it is append-only).
 """
@@ -91,10 +91,10 @@ def test_add_after_a_del_that_is_not_certain_gives_no_address_to_two(
 ) -> None:
     watched, disk = node
     failure_of("DEL", "c1", watched, disk)
-    released = {address for address, one in watched.said.items() if one == "c1"}
+    released = {address for address, holder in watched.said.items() if holder == "c1"}
     kept = dict(watched.calls.held())
-    assert {address: one for address, one in watched.said.items() if one != "c1"} == {
-        address: one for address, one in kept.items() if address not in released
+    assert {address: holder for address, holder in watched.said.items() if holder != "c1"} == {
+        address: holder for address, holder in kept.items() if address not in released
     }
     watched.said = kept
     watched.require_that_all_goes_on()

@@ -1,7 +1,7 @@
 """Every key of every plugin, fed with what hurts: paths, endless lists and texts, wrong types.
 
-Whatever stands there, each call is answered by one JSON document, no file is touched, nothing of
-the node is told, and the agent has all of its workers afterwards.
+Each call is answered by one JSON document that reveals nothing about the node, no file is
+touched, and the agent has all of its workers afterwards.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.attacks.hostile_keys import (
     values,
     with_value,
 )
-from tests.conformance.node import namespace
+from tests.netns import namespace
 
 VERBS = ("ADD", "DEL", "CHECK", "STATUS")
 EVERY = [

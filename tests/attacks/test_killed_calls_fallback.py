@@ -57,10 +57,13 @@ class Installed:
         """The containers that hold an address in the state directory."""
         if not self.paths.ipam.exists():
             return []
-        return [one.container_id for one in SqliteStore(self.paths.ipam, "").reservations()]
+        return [
+            reservation.container_id
+            for reservation in SqliteStore(self.paths.ipam, "").reservations()
+        ]
 
     def call(self, command: str, container: str = "c1", **more: str) -> Outcome:
-        """What a runtime does whose environment knows nothing of the agent's."""
+        """A runtime's call, without the variables of the agent."""
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container,
@@ -90,7 +93,7 @@ class Installed:
 
 
 def install(root: Path) -> None:
-    """`podfabric install --fallback`, by somebody who has the agent's environment."""
+    """Run `podfabric install --fallback` with the agent's environment."""
     (root / "bin").mkdir(parents=True, exist_ok=True)
     podfabric = Path(sys.executable).with_name("podfabric")
     options = ("--fallback", "--launcher", LAUNCHER, "--bin-dir", root / "bin")
@@ -185,41 +188,41 @@ def test_fallback_of_an_older_podfabric_does_nothing(installed: Installed, tmp_p
     assert not (tmp_path / "other").exists()
 
 
-def _agent_of_another_state(one: Installed) -> None:
-    other = replace(one, root=one.root / "elsewhere").paths
+def _agent_of_another_state(installed: Installed) -> None:
+    other = replace(installed, root=installed.root / "elsewhere").paths
     identity = installation.identify(other.state)
-    installation.claim(Paths(run=one.paths.run, state=other.state), identity)
+    installation.claim(Paths(run=installed.paths.run, state=other.state), identity)
 
 
-def _not_mounted(one: Installed) -> None:
-    one.paths.state.rename(one.root / "kept")
-    one.paths.state.mkdir()
+def _not_mounted(installed: Installed) -> None:
+    installed.paths.state.rename(installed.root / "kept")
+    installed.paths.state.mkdir()
 
 
-def _missing(one: Installed) -> None:
-    one.paths.state.rename(one.root / "kept")
+def _missing(installed: Installed) -> None:
+    installed.paths.state.rename(installed.root / "kept")
 
 
-def _of_another_node(one: Installed) -> None:
-    _missing(one)
-    installation.identify(one.paths.state)
+def _of_another_node(installed: Installed) -> None:
+    _missing(installed)
+    installation.identify(installed.paths.state)
 
 
-def _not_installed(one: Installed) -> None:
-    (one.root / "bin/.podfabric" / installation.NAME).unlink()
+def _not_installed(installed: Installed) -> None:
+    (installed.root / "bin/.podfabric" / installation.NAME).unlink()
 
 
-def _installation_cut(one: Installed) -> None:
-    _cut(one.root / "bin/.podfabric" / installation.NAME)
+def _installation_cut(installed: Installed) -> None:
+    _cut(installed.root / "bin/.podfabric" / installation.NAME)
 
 
-def _identity_empty(one: Installed) -> None:
-    (one.paths.state / "identity").write_text("")
+def _identity_empty(installed: Installed) -> None:
+    (installed.paths.state / "identity").write_text("")
 
 
-def _claim_cut(one: Installed) -> None:
-    installation.claim(one.paths, installation.identify(one.paths.state))
-    _cut(next(one.paths.run.glob("state-*.json")))
+def _claim_cut(installed: Installed) -> None:
+    installation.claim(installed.paths, installation.identify(installed.paths.state))
+    _cut(next(installed.paths.run.glob("state-*.json")))
 
 
 def _cut(file: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import fabric
-from tests.conformance.node import CNI_BIN, Delegate, Node, ip, namespace
+from tests.conformance.node import CNI_BIN, Delegate, Node
 from tests.conformance.subject import EVERY, OURS, RDMA
 from tests.conftest import IN_VM
+from tests.netns import ip, namespace
 from tests.plugins import CHECKOUT, install_noop
 from tests.plugins.service import Service, install_launchers
 

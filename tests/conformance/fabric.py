@@ -8,8 +8,9 @@ from typing import Any
 
 from base.waiting import wait_until
 from tests.conformance.expect import OK, Added
-from tests.conformance.node import Node, ip
+from tests.conformance.node import Node
 from tests.conformance.subject import IPAM, IPOIB
+from tests.netns import ip
 from tests.waiting import PATIENCE
 
 PARENT, WITNESS = "ib0", "ib1"

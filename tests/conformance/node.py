@@ -5,36 +5,28 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from tests.conformance.subject import Subject
 from tests.plugins import CHECKOUT, install_delegate
+from tests.printed import Printed
 from tests.waiting import PATIENCE
 
 CNI_BIN = Path(os.environ.get("PODFABRIC_TEST_BIN", CHECKOUT / "build/cni/bin")).absolute()
-NETNS = Path("/var/run/netns")
-IP = "/usr/sbin/ip"  # by its path, since a busybox shell would run its own
 
 Config = Mapping[str, Any] | bytes
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Printed):
     """The answer of one process."""
 
     exit_code: int
     stdout: bytes
     stderr: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Standard output, which must be exactly one JSON object."""
-        document = json.loads(self.stdout)
-        assert isinstance(document, dict)
-        return document
 
     @property
     def addresses(self) -> list[str]:
@@ -242,24 +234,6 @@ def encoded(config: Config | str) -> bytes:
     if isinstance(config, bytes):
         return config
     return config.encode() if isinstance(config, str) else json.dumps(config).encode()
-
-
-def ip(*arguments: str) -> str:
-    """Run ip(8)."""
-    done = subprocess.run([IP, *arguments], check=True, capture_output=True, text=True)
-    return done.stdout
-
-
-@contextlib.contextmanager
-def namespace() -> Iterator[Path]:
-    """A network namespace with a unique name."""
-    name = f"pf-{uuid.uuid4().hex[:10]}"
-    ip("netns", "add", name)
-    try:
-        yield NETNS / name
-    finally:
-        if (NETNS / name).exists():
-            ip("netns", "delete", name)
 
 
 def inhabitants(netns: Path) -> list[str]:

@@ -14,7 +14,7 @@ CRI = (
 NO_PARENT = {"master": "none0"}
 
 
-def given(row_name: str, args: str | None, expected: Err, note: str = "") -> Case:
+def args_case(row_name: str, args: str | None, expected: Err, note: str = "") -> Case:
     """An error of both plugins."""
     return Case(row_name, expected, {"CNI_ARGS": args}, by=OURS, note=note)
 
@@ -32,18 +32,18 @@ def accepted(row_name: str, args: str | None, note: str = "") -> list[Case]:
 CASES = [
     *accepted("L1", "", "empty"),
     *accepted("L1", None, "unset"),
-    given("L2", "FOO=BAR", Err(4, 'ARGS: unknown args ["FOO=BAR"]')),
+    args_case("L2", "FOO=BAR", Err(4, 'ARGS: unknown args ["FOO=BAR"]')),
     *accepted("L3", "IgnoreUnknown=1;FOO=BAR", "first"),
     *accepted("L3", "FOO=BAR;IgnoreUnknown=TRUE", "last"),
-    given("L3", "IgnoreUnknown=0;FOO=BAR", Err(4, contains="unknown args"), "zero"),
-    given("L3", "FOO=BAR;IgnoreUnknown=False", Err(4, contains="unknown args"), "false"),
-    given(
+    args_case("L3", "IgnoreUnknown=0;FOO=BAR", Err(4, contains="unknown args"), "zero"),
+    args_case("L3", "FOO=BAR;IgnoreUnknown=False", Err(4, contains="unknown args"), "false"),
+    args_case(
         "L4",
         "IgnoreUnknown=yes;FOO=BAR",
         Err(4, contains="boolean unmarshal error: invalid input yes"),
     ),
-    given("L5", "IgnoreUnknown=1;", Err(4, 'ARGS: invalid pair ""')),
-    given("L6", "A=B=C;IgnoreUnknown=1", Err(4, 'ARGS: invalid pair "A=B=C"')),
+    args_case("L5", "IgnoreUnknown=1;", Err(4, 'ARGS: invalid pair ""')),
+    args_case("L6", "A=B=C;IgnoreUnknown=1", Err(4, 'ARGS: invalid pair "A=B=C"')),
     *accepted("L10", ";".join(("IgnoreUnknown=1", *CRI)), "first"),
     *accepted("L10", ";".join((*reversed(CRI), "IgnoreUnknown=1")), "last"),
 ]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.expect import ADDED, OK, Err
-from tests.conformance.node import Delegate, Node, encoded, ip
+from tests.conformance.node import Delegate, Node, encoded
 from tests.conformance.rows import row
 from tests.conformance.subject import ADDING, FIRST, IPAM, IPOIB, NOOP, OURS, Subject
+from tests.netns import ip
 from tests.waiting import PATIENCE
 
 PHRASES = ("not found", "no such file or directory")  # what go-cni takes for success

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.expect import ADDED, OK, Err
-from tests.conformance.node import Delegate, Node, encoded, ip
+from tests.conformance.node import Delegate, Node, encoded
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, IPOIB, NOOP, Subject
+from tests.netns import ip
 from tests.waiting import PATIENCE, until
 
 SMALLEST = {"type": "podfabric-ipam", "range": "10.9.0.0/30"}  # two addresses

@@ -5,7 +5,6 @@ A process takes a second or two to start there, so one ADD serves several rows.
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +24,11 @@ from tests.conformance.fabric import (
     routes,
     unchanged_host,
 )
-from tests.conformance.node import Delegate, Node, inhabitants, ip
+from tests.conformance.node import Delegate, Node, inhabitants
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, IPOIB, Subject
+from tests.netns import ip
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]
 
@@ -50,6 +51,7 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
     with unchanged_host():
         with unchanged_host(), announcements(WITNESS) as announced:
             result = add(node, netns, config)
+            until(lambda: {"10.9.0.1", "fd00:9::1"} <= announced)
         link = links(netns)["eth0"]
         assert (link["linkinfo"]["info_kind"], link["link_type"]) == ("ipoib", "infiniband")
         assert {"UP", "LOWER_UP"} <= set(link["flags"])
@@ -76,10 +78,9 @@ def test_add_answers_what_the_kernel_shows_and_del_takes_it_away(
 
         present = addresses(netns)
         assert set(present) == {"10.9.0.1/24", "fd00:9::1/64"}
-        assert not any(one.get("tentative") for one in present.values())
+        assert not any(address.get("tentative") for address in present.values())
         assert routes(netns)["default"]["gateway"] == "10.9.0.254"
         assert routes(netns)["10.8.0.0/16"]["gateway"] == "10.9.0.253"
-        assert {"10.9.0.1", "fd00:9::1"} <= announced
         assert inhabitants(netns) == []
         assert node.processes() == []
 
@@ -102,7 +103,6 @@ def announcements(interface: str) -> Iterator[set[str]]:
         listener.start()
         try:
             yield seen
-            time.sleep(1)  # for what is on its way
         finally:
             over.set()
             listener.join()

@@ -22,9 +22,10 @@ from tests.conformance.fabric import (
     links,
     unchanged_host,
 )
-from tests.conformance.node import IP, Delegate, Node, Outcome, encoded, ip
+from tests.conformance.node import Delegate, Node, Outcome, encoded
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPOIB, Subject
+from tests.netns import IP, ip
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_strays")]

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.expect import ADDED, OK, Err, NotCode
-from tests.conformance.node import NETNS, Node, inhabitants, namespace
+from tests.conformance.node import Node, inhabitants
 from tests.conformance.rows import row, variants
 from tests.conformance.subject import ADDING, FIRST, IPAM, IPOIB, OURS, Subject
+from tests.netns import NETNS, namespace
 
 OWN = "/proc/self/ns/net"
 SAME = Err(8, "plugin's netns and netns from CNI_NETNS should not be the same")

@@ -8,11 +8,12 @@ import pytest
 
 from tests.conformance.expect import OK, Added, Err
 from tests.conformance.fabric import addresses, links, unchanged_host
-from tests.conformance.node import Node, ip
+from tests.conformance.node import Node
 from tests.conformance.rows import row
 from tests.conformance.subject import FIRST, IPAM, SRIOV, Subject
 from tests.kernel import cards, igb
 from tests.kernel.cards import DEVICES, Card
+from tests.netns import ip
 
 pytestmark = pytest.mark.kernel
 

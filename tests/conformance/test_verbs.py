@@ -56,14 +56,14 @@ def filled(node: Node, filled_state: Path) -> Node:
 
 def held(node: Node) -> list[tuple[str, str, str]]:
     """Which of HELD still exist: a second ADD of a live attachment is an error (J11)."""
-    found = []
+    kept = []
     for network, container_id, ifname in HELD:
         outcome = node.call(
             IPAM, config=IPAM.config(name=network), CNI_CONTAINERID=container_id, CNI_IFNAME=ifname
         )
         if outcome.exit_code:
-            found.append((network, container_id, ifname))
-    return found
+            kept.append((network, container_id, ifname))
+    return kept
 
 
 @row("E1", by=[NOOP])

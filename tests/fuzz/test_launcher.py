@@ -56,6 +56,6 @@ def test_no_bytes_from_outside_break_the_launcher(fuzzer: Path, tmp_path: Path) 
         check=False,
     )
     said = done.stderr.decode(errors="replace")
-    found = {path.name: path.read_bytes() for path in crashes.iterdir()}
-    assert done.returncode == 0, f"{found}\n{said[-4000:]}"
+    inputs = {path.name: path.read_bytes() for path in crashes.iterdir()}
+    assert done.returncode == 0, f"{inputs}\n{said[-4000:]}"
     assert "Done " in said  # so many runs in so many seconds

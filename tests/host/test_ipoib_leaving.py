@@ -1,4 +1,4 @@
-"""The namespace is gone and the interface is nowhere: DEL waits, but not for ever."""
+"""The namespace has gone and the interface is in no namespace: DEL waits for a limited time."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -71,7 +71,7 @@ def test_leaving_entry_of_a_version_without_leaving_since_still_ends(
 
 
 def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
-    """An attachment whose namespace is nowhere to be seen."""
+    """An attachment whose namespace cannot be found."""
     entry = JournalEntry(
         plugin="ipoib",
         network="fabric",
@@ -88,7 +88,9 @@ def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
 
 
 def left(paths: Paths) -> set[str]:
-    return {one.container_id for one in Journal(paths).entries() if isinstance(one, JournalEntry)}
+    return {
+        entry.container_id for entry in Journal(paths).entries() if isinstance(entry, JournalEntry)
+    }
 
 
 def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(

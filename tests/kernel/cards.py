@@ -44,10 +44,10 @@ def cards() -> list[Card]:
     """Both PFs, up, with the VFs that they have now."""
     subprocess.run(["/sbin/modprobe", "--all", "igb", "igbvf"], check=True)
     addresses = sorted(path.name for path in Path("/sys/bus/pci/drivers/igb").glob("0*"))
-    found = [Card(address, netdev_of(address)) for address in addresses]
-    for card in found:
+    cards = [Card(address, netdev_of(address)) for address in addresses]
+    for card in cards:
         run(IP, "link", "set", card.pf, "up")
-    return found
+    return cards
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def at_vfio(address: str, *, back: bool = True) -> Iterator[None]:
                 run(IP, "link", "set", made, "name", name)
 
 
-def setting(address: str, name: str) -> Any:  # noqa: ANN401 - whatever ip(8) prints
+def setting(address: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
     """A setting of a VF at its PF, by the name that ip(8) uses."""
     pf = (DEVICES / address / "physfn").resolve()
     index = next(i for i in range(8) if (pf / f"virtfn{i}").resolve().name == address)
@@ -107,28 +107,28 @@ def setting(address: str, name: str) -> Any:  # noqa: ANN401 - whatever ip(8) pr
 def shown(pf: str, index: int) -> dict[str, Any]:
     """A VF as `ip link` shows it at its PF."""
     (link,) = json.loads(run(IP, "-d", "-j", "link", "show", pf))
-    found: dict[str, Any] = link["vfinfo_list"][index]
-    return found
+    shown: dict[str, Any] = link["vfinfo_list"][index]
+    return shown
 
 
 def snapshot() -> dict[str, str]:
     """All that must be restored: interfaces with their settings, drivers, RDMA devices."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for link in json.loads(run(IP, "-d", "-j", "link", "show")):
         vfs = link.pop("vfinfo_list", [])
         kept = {key: value for key, value in link.items() if key not in VOLATILE}
         kept["flags"] = sorted(SET_BY_USERS & set(link["flags"]))
         kept["altnames"] = sorted(link.get("altnames", ()))
-        found |= {f"{link['ifname']} {key}": str(value) for key, value in kept.items()}
+        settings |= {f"{link['ifname']} {key}": str(value) for key, value in kept.items()}
         for vf in vfs:
             at = f"{link['ifname']} VF {vf['vf']}"
-            found |= {f"{at} {key}": str(value) for key, value in vf.items() if key != "stats"}
+            settings |= {f"{at} {key}": str(value) for key, value in vf.items() if key != "stats"}
     for pf in DEVICES.glob("*/sriov_numvfs"):
         for vf in pci.vfs(Paths(), pf.parent.name):
-            found[vf.address] = f"{vf.driver} {netdev_of(vf.address)}"
+            settings[vf.address] = f"{vf.driver} {netdev_of(vf.address)}"
     for device in json.loads(run("/usr/bin/rdma", "-j", "dev")):
-        found[f"RDMA device {device['ifname']}"] = "on the host"
-    return found
+        settings[f"RDMA device {device['ifname']}"] = "on the host"
+    return settings
 
 
 def rdma_mode() -> str:

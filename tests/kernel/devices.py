@@ -65,7 +65,9 @@ class PoolNode:
 
     def listed(self, resource: str) -> Mapping[str, bool]:
         """Every device id that the kubelet knows, and whether it is healthy."""
-        return {known: well for known, (well, _) in self.kubelet.devices(resource).items()}
+        return {
+            device_id: healthy for device_id, (healthy, _) in self.kubelet.devices(resource).items()
+        }
 
     def await_healthy(self, resource: str, number: int) -> None:
         """Wait until that many devices can be allocated."""
@@ -73,10 +75,10 @@ class PoolNode:
 
     def held(self) -> list[tuple[str, str]]:
         """The allocations in the checkpoint."""
-        return [one.key for one in checkpoint.read(self.paths).allocations]
+        return [allocation.key for allocation in checkpoint.read(self.paths).allocations]
 
     def forget_young_too(self) -> None:
-        """Compare with the kubelet now, whatever an allocation's age.
+        """Compare with the kubelet now, also allocations that are new.
 
         The kubelet forgets a pod with the next allocation only.
         """
@@ -106,7 +108,7 @@ def arguments(pod: Pod) -> str:
     )
 
 
-def given(pod: Pod) -> list[str]:
+def uverbs_numbers(pod: Pod) -> list[str]:
     """The numbers of the uverbs nodes that a pod's containers were given: "231:192", sorted.
 
     Of the nodes themselves, as a runtime sees them when it makes the container.

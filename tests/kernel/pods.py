@@ -99,8 +99,8 @@ class Node:
         if previous is not None:
             document["prevResult"] = previous.document
         stdin = json.dumps(document).encode()
-        given = answer(self.plugin, environ, lambda: stdin, unanswered_since=self.unanswered_since)
-        return Reply(given.exit_code, json.loads(given.document or b"{}"))
+        reply = answer(self.plugin, environ, lambda: stdin, unanswered_since=self.unanswered_since)
+        return Reply(reply.exit_code, json.loads(reply.document or b"{}"))
 
     def add(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
         """An ADD that must succeed."""

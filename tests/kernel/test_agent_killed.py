@@ -37,7 +37,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def links(*where: str) -> set[str]:
     shown = subprocess.run([IP, *where, "-json", "link"], check=True, capture_output=True)
-    return {one["ifname"] for one in json.loads(shown.stdout)}
+    return {link["ifname"] for link in json.loads(shown.stdout)}
 
 
 def ipoib(
@@ -69,9 +69,9 @@ def environ_of(service: Service) -> dict[str, str]:
 
 def left(service: Service) -> list[str]:
     """The journal entries, locks and reservations that are left."""
-    found = [*service.root.glob("state/attachments/*"), *service.root.glob("run/lock/attach*")]
+    files = [*service.root.glob("state/attachments/*"), *service.root.glob("run/lock/attach*")]
     held = SqliteStore(service.root / "state/ipam", "").reservations()
-    return [*map(str, found), *map(str, held)]
+    return [*map(str, files), *map(str, held)]
 
 
 def test_killed_agent_leaves_nothing_behind(service: Service, tmp_path: Path) -> None:

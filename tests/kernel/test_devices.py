@@ -21,10 +21,10 @@ from tests.kernel.devices import (
     PoolNode,
     beside,
     fabric_beside,
-    given,
     number_of,
     pool_node,
     soft_beside,
+    uverbs_numbers,
 )
 from tests.kernel.igb import RDMA
 from tests.kernel.pods import IP, ipam, knob, link_names, pings, pod, run
@@ -86,7 +86,7 @@ def without_link(fresh_vfs: Card) -> Iterator[None]:
 def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
     """The interfaces of ADDs of `sriov` that run at the same time."""
     with ThreadPoolExecutor(len(pods)) as pool:
-        return [one.interface for one in pool.map(partial(node.add, node.sriov), pods)]
+        return [worker.interface for worker in pool.map(partial(node.add, node.sriov), pods)]
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_soft_roce_pods_get_the_vfs_of_their_devices(netns: None, soft: list[str
     with pool_node(PoolConfig(resource=SOFT, mode="exclusive", selectors=(selector,))) as node:
         node.await_healthy(SOFT, 2)
         pods = [node.admit(name, SOFT) for name in NAMES]
-        assert sorted(given(pods[0]) + given(pods[1])) == sorted(before.values())
+        assert sorted(uverbs_numbers(pods[0]) + uverbs_numbers(pods[1])) == sorted(before.values())
         for _ in range(3):
-            for one, interface in zip(pods, attached(node, pods), strict=True):
-                assert soft_beside(one.name) == given(one)
-                assert number_of(interface["rdmaDevice"]) == given(one)[0]
+            for worker, interface in zip(pods, attached(node, pods), strict=True):
+                assert soft_beside(worker.name) == uverbs_numbers(worker)
+                assert number_of(interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
             with ThreadPoolExecutor(2) as pool:
                 list(pool.map(partial(node.delete, node.sriov), pods))
             assert {name: number_of(name) for name in soft} == before
@@ -123,19 +123,19 @@ def test_soft_roce_pods_get_the_vfs_of_their_devices(netns: None, soft: list[str
 
 def test_ipoib_children_are_on_the_hcas_of_their_pods(shared: PoolNode) -> None:
     pods = [shared.admit(name, HCA) for name in NAMES]
-    assert given(pods[0]) != given(pods[1])  # spread over the HCAs
+    assert uverbs_numbers(pods[0]) != uverbs_numbers(pods[1])  # spread over the HCAs
     config = {"ipam": RANGE}
     with ThreadPoolExecutor(2) as pool:
-        replies = list(pool.map(lambda one: shared.add(shared.ipoib, one, **config), pods))
-    for one, reply in zip(pods, replies, strict=True):
-        assert fabric_beside(one.name) == given(one)
-        assert number_of(reply.interface["rdmaDevice"]) == given(one)[0]
-        assert reply.interface["uverbs"] in str(one.containers["main"].devices)
+        replies = list(pool.map(lambda worker: shared.add(shared.ipoib, worker, **config), pods))
+    for worker, reply in zip(pods, replies, strict=True):
+        assert fabric_beside(worker.name) == uverbs_numbers(worker)
+        assert number_of(reply.interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
+        assert reply.interface["uverbs"] in str(worker.containers["main"].devices)
     assert pings(pods[0].name, replies[1].addresses[0])
     assert pings(pods[1].name, replies[0].addresses[0])
-    for one in pods:
-        shared.delete(shared.ipoib, one, **config)
-        shared.kubelet.remove(one)
+    for worker in pods:
+        shared.delete(shared.ipoib, worker, **config)
+        shared.kubelet.remove(worker)
     assert shared.ipoib.leftovers() == []
     assert len(shared.held()) == 2
     third = shared.admit("worker-2", HCA)
@@ -144,43 +144,43 @@ def test_ipoib_children_are_on_the_hcas_of_their_pods(shared: PoolNode) -> None:
 
 
 def test_pod_with_two_hcas_has_an_interface_on_each_and_again_the_same(shared: PoolNode) -> None:
-    one = shared.admit(NAMES[0], HCA, 2)
-    assert len(given(one)) == 2
+    worker = shared.admit(NAMES[0], HCA, 2)
+    assert len(uverbs_numbers(worker)) == 2
     names = ("net1", "net2")
     for name in names:
-        shared.add(shared.ipoib, one, ifname=name)
-    first = {name: fabric_beside(one.name, name) for name in names}
-    assert sorted(first["net1"] + first["net2"]) == given(one)
+        shared.add(shared.ipoib, worker, ifname=name)
+    first = {name: fabric_beside(worker.name, name) for name in names}
+    assert sorted(first["net1"] + first["net2"]) == uverbs_numbers(worker)
     for name in names:
-        shared.delete(shared.ipoib, one, ifname=name)
+        shared.delete(shared.ipoib, worker, ifname=name)
     for name in reversed(names):
-        shared.add(shared.ipoib, one, ifname=name)
-    assert {name: fabric_beside(one.name, name) for name in names} == first
+        shared.add(shared.ipoib, worker, ifname=name)
+    assert {name: fabric_beside(worker.name, name) for name in names} == first
     for name in names:
-        shared.delete(shared.ipoib, one, ifname=name)
+        shared.delete(shared.ipoib, worker, ifname=name)
 
 
 def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> None:
-    one = shared.admit(NAMES[0], HCA)
+    worker = shared.admit(NAMES[0], HCA)
     parents = {number_of(f"ibloop{n}"): (f"ib{n}", f"ibloop{n}") for n in (0, 1)}
-    own = parents.pop(given(one)[0])
+    own = parents.pop(uverbs_numbers(worker)[0])
     ((other, rdma),) = parents.values()
     before = link_names()
-    reply = shared.refused(shared.ipoib, one, master=other)
+    reply = shared.refused(shared.ipoib, worker, master=other)
     assert reply.document["code"] == 120
-    for named in (f'"{other}"', rdma, own[1], given(one)[0]):
+    for named in (f'"{other}"', rdma, own[1], uverbs_numbers(worker)[0]):
         assert named in reply.text
     assert link_names() == before
-    shared.add(shared.ipoib, one, master=[other, own[0]])
-    assert fabric_beside(one.name) == given(one)
-    shared.delete(shared.ipoib, one, master=own[0])
-    reply = shared.refused(shared.ipoib, one, master=other, match_device=False)
+    shared.add(shared.ipoib, worker, master=[other, own[0]])
+    assert fabric_beside(worker.name) == uverbs_numbers(worker)
+    shared.delete(shared.ipoib, worker, master=own[0])
+    reply = shared.refused(shared.ipoib, worker, master=other, match_device=False)
     assert (reply.document["code"], '"policy.unmatched_devices"' in reply.text) == (121, True)
     shared.ipoib.policy = Policy(unmatched_devices=True)
-    shared.add(shared.ipoib, one, master=other, match_device=False)
-    assert fabric_beside(one.name) == [number_of(rdma)]
+    shared.add(shared.ipoib, worker, master=other, match_device=False)
+    assert fabric_beside(worker.name) == [number_of(rdma)]
     shared.ipoib.policy = Policy()
-    shared.delete(shared.ipoib, one, master=other)
+    shared.delete(shared.ipoib, worker, master=other)
 
 
 def test_port_that_goes_down_is_unhealthy_within_two_seconds_and_comes_back(
@@ -214,7 +214,7 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
     old = shared.admit(NAMES[0], HCA)
     held = shared.held()[0][1]
     hca = held.rpartition("-")[0]
-    (number,) = given(old)
+    (number,) = uverbs_numbers(old)
     pf = cards.cards()[0].pf
     subprocess.run(["/sbin/modprobe", "rdma_rxe"], check=True)
     try:
@@ -225,11 +225,13 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
         assert number_of("rxe9") == "231:192"
         # All but the device whose holder has the old number.
         shared.await_healthy(HCA, 7)
-        assert [known for known, well in shared.listed(HCA).items() if not well] == [held]
+        assert [device_id for device_id, healthy in shared.listed(HCA).items() if not healthy] == [
+            held
+        ]
         new = shared.admit(NAMES[1], HCA)
-        assert set(given(new)) <= {number_of(f"ibloop{n}") for n in (0, 1)}
+        assert set(uverbs_numbers(new)) <= {number_of(f"ibloop{n}") for n in (0, 1)}
         shared.add(shared.ipoib, new)
-        assert fabric_beside(new.name) == given(new)
+        assert fabric_beside(new.name) == uverbs_numbers(new)
         shared.delete(shared.ipoib, new)
         reply = shared.refused(shared.ipoib, old)
         assert reply.document["code"] == 120
@@ -248,30 +250,30 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
         assert set(node.listed(VF)) == set(vfs.vfs[:2])  # the third has no RDMA device
         before = cards.snapshot()
         pods = [node.admit(name, VF) for name in NAMES]
-        for one, interface in zip(pods, attached(node, pods), strict=True):
-            assert beside(one.name) == given(one)
-            assert [interface["pciID"]] == one.containers["main"].ids[VF]
-            assert number_of(interface["rdmaDevice"]) == given(one)[0]
-        for one in pods:
-            node.delete(node.sriov, one)
+        for worker, interface in zip(pods, attached(node, pods), strict=True):
+            assert beside(worker.name) == uverbs_numbers(worker)
+            assert [interface["pciID"]] == worker.containers["main"].ids[VF]
+            assert number_of(interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
+        for worker in pods:
+            node.delete(node.sriov, worker)
         assert cards.snapshot() == before
 
         refused_to_a_pod_without_an_hca(node, vfs)
         assert cards.snapshot() == before
 
         # As Multus passes the device. A device of another pod is refused.
-        ids = [one.containers["main"].ids[VF][0] for one in pods]
+        ids = [worker.containers["main"].ids[VF][0] for worker in pods]
         reply = node.refused(node.sriov, pods[0], deviceID=ids[1])
         assert (reply.document["code"], ids[0] in reply.text, ids[1] in reply.text) == (
             120,
             True,
             True,
         )
-        for one, known in zip(pods, ids, strict=True):
-            node.add(node.sriov, one, deviceID=known, runtimeConfig={"deviceID": known})
-            assert beside(one.name) == given(one)
-            node.delete(node.sriov, one, deviceID=known)
-            node.kubelet.remove(one)
+        for worker, device_id in zip(pods, ids, strict=True):
+            node.add(node.sriov, worker, deviceID=device_id, runtimeConfig={"deviceID": device_id})
+            assert beside(worker.name) == uverbs_numbers(worker)
+            node.delete(node.sriov, worker, deviceID=device_id)
+            node.kubelet.remove(worker)
         assert cards.snapshot() == before
         assert node.sriov.leftovers() == []
         third = node.admit("worker-2", VF)
@@ -301,13 +303,13 @@ def test_vfs_without_a_link_are_given_and_their_ports_come_up_later(
     with pool_node(PoolConfig(resource=VF, mode="exclusive", selectors=(selector,))) as node:
         node.await_healthy(VF, 2)
         pods = [node.admit(name, VF) for name in NAMES]
-        for one, interface in zip(pods, attached(node, pods), strict=True):
-            assert beside(one.name) == given(one)
-            assert number_of(interface["rdmaDevice"]) == given(one)[0]
+        for worker, interface in zip(pods, attached(node, pods), strict=True):
+            assert beside(worker.name) == uverbs_numbers(worker)
+            assert number_of(interface["rdmaDevice"]) == uverbs_numbers(worker)[0]
         for number in (0, 1):
             knob(number, "port").write_text("up")
-        for one in pods:
-            node.delete(node.sriov, one)
+        for worker in pods:
+            node.delete(node.sriov, worker)
         assert all(node.listed(VF).values())
         assert node.sriov.leftovers() == []
 
@@ -330,12 +332,12 @@ def test_ipoib_children_are_on_the_vfs_of_their_pods(netns: None, vfs: Card) -> 
     with pool_node(PoolConfig(resource=HCA, slots=2, selectors=(selector,))) as node:
         node.await_healthy(HCA, 4)
         pods = [node.admit(name, HCA) for name in NAMES]
-        slots = [one.containers["main"].ids[HCA][0] for one in pods]
-        for one, slot in zip(pods, slots, strict=True):
-            reply = node.add(node.ipoib, one, deviceID=slot)
-            assert fabric_beside(one.name) == given(one)
+        slots = [worker.containers["main"].ids[HCA][0] for worker in pods]
+        for worker, slot in zip(pods, slots, strict=True):
+            reply = node.add(node.ipoib, worker, deviceID=slot)
+            assert fabric_beside(worker.name) == uverbs_numbers(worker)
             assert reply.interface["pciID"] == slot.rpartition("-")[0]
-            node.delete(node.ipoib, one, deviceID=slot)
+            node.delete(node.ipoib, worker, deviceID=slot)
         reply = node.refused(node.ipoib, pods[0], deviceID=slots[1])
         assert reply.document["code"] == 120
         assert node.ipoib.leftovers() == []
@@ -352,18 +354,20 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
     ):
         node.await_healthy(VF, 2)
         pods = [node.admit(name, VF) for name in NAMES]
-        for one in pods:
-            node.add(node.sriov, one, rdmaIsolation=True)
-        for one in pods:
-            assert beside(one.name) == given(one)
-            shown = run(IP, "netns", "exec", one.name, RDMA, "dev").splitlines()
-            assert [number_of(line.split()[1].rstrip(":")) for line in shown] == given(one)
+        for worker in pods:
+            node.add(node.sriov, worker, rdmaIsolation=True)
+        for worker in pods:
+            assert beside(worker.name) == uverbs_numbers(worker)
+            shown = run(IP, "netns", "exec", worker.name, RDMA, "dev").splitlines()
+            assert [number_of(line.split()[1].rstrip(":")) for line in shown] == uverbs_numbers(
+                worker
+            )
         node.plugin.look()
         assert not node.plugin._health.pending
         assert all(node.listed(VF).values())
         node.restart()
         node.kubelet.wait(lambda: node.kubelet.count("Register", VF) == 2)
         node.await_healthy(VF, 2)
-        for one in pods:
-            node.delete(node.sriov, one, rdmaIsolation=True)
+        for worker in pods:
+            node.delete(node.sriov, worker, rdmaIsolation=True)
         assert node.sriov.leftovers() == []

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from base.paths import Paths
@@ -74,8 +73,8 @@ def test_example_attaches_and_detaches_without_an_agent(
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.stem))
 def test_pods_of_an_example_name_its_definitions(file: Path) -> None:
     names = {definition.name for definition in definitions(file)}
-    for one in pods(file):
-        asked = one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+    for each in pods(file):
+        asked = each["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
         assert {name.strip() for name in asked.split(",")} == names
 
 
@@ -83,15 +82,15 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
     if definition.config["master"] == "auto":
         _give_hca(Paths.from_environ(runtime.environ))
     with pod("example") as netns:
-        place = {"container_id": "c1", "netns": f"/var/run/netns/{netns}", "args": POD}
-        added = runtime.call("ADD", definition.config, **place)  # type: ignore[arg-type]
+        options = {"container_id": "c1", "netns": f"/var/run/netns/{netns}", "args": POD}
+        added = runtime.call("ADD", definition.config, **options)  # type: ignore[arg-type]
         assert (added.exit_code, added.stderr) == (0, "")
         assert added.document["cniVersion"] == definition.config["cniVersion"]
         assert added.document["ips"]
         if definition.config["master"] == "auto":
             assert added.document["interfaces"][0]["rdmaDevice"] == _rdma(GIVEN)
         assert link_names(netns) == {"lo", "net1"}
-        removed = runtime.call("DEL", definition.config, **place)  # type: ignore[arg-type]
+        removed = runtime.call("DEL", definition.config, **options)  # type: ignore[arg-type]
         assert (removed.exit_code, removed.stdout, removed.stderr) == (0, "", "")
         assert link_names(netns) == {"lo"}
 
@@ -99,21 +98,21 @@ def _attach_and_detach(runtime: Runtime, definition: Definition) -> None:
 def _give_hca(paths: Paths) -> None:
     """Write the files of the kubelet and the device plugin as if the pod had the HCA."""
     rdma = _rdma(GIVEN)
-    (hca,) = (one for one in discovery.hcas(paths) if rdma in {each.name for each in one.rdma})
+    (hca,) = (hca for hca in discovery.hcas(paths) if rdma in {each.name for each in hca.rdma})
     device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())
-    given = Allocation(
+    allocation = Allocation(
         resource="rdma/hca",
         id=f"{hca.id}-0",
         devices=(device,),
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),
     )
-    checkpoint.write(paths, [given.resource], [msgspec.Raw(msgspec.json.encode(given))])
+    checkpoint.write(paths, [allocation.resource], [checkpoint.encode(allocation)])
     entry = {
         "PodUID": "uid-1",
         "ContainerName": "worker",
-        "ResourceName": given.resource,
-        "DeviceIDs": {"-1": [given.id]},
+        "ResourceName": allocation.resource,
+        "DeviceIDs": {"-1": [allocation.id]},
     }
     paths.device_plugins.mkdir(parents=True)
     (paths.device_plugins / "kubelet_internal_checkpoint").write_text(

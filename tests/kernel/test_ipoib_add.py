@@ -19,14 +19,14 @@ def verbs_below(parent: str) -> tuple[str, str]:
     """The RDMA device whose port has the interface's GUID, and its character device."""
     guid = text(Path("/sys/class/net") / parent / "address").replace(":", "")[-16:]
     (hca,) = (
-        one.name
-        for one in Path("/sys/class/infiniband").iterdir()
-        if text(one / "ports/1/gids/0").replace(":", "").endswith(guid)
+        device.name
+        for device in Path("/sys/class/infiniband").iterdir()
+        if text(device / "ports/1/gids/0").replace(":", "").endswith(guid)
     )
     (uverbs,) = (
-        one.name
-        for one in Path("/sys/class/infiniband_verbs").glob("uverbs*")
-        if text(one / "ibdev") == hca
+        device.name
+        for device in Path("/sys/class/infiniband_verbs").glob("uverbs*")
+        if text(device / "ibdev") == hca
     )
     return hca, uverbs
 
@@ -125,7 +125,7 @@ def test_addresses_routes_and_result_agree_with_the_kernel(node: Node, pods: lis
     given = json.loads(run(IP, "-n", pods[0], "-j", "address", "show", "net1"))[0]["addr_info"]
     found = {f"{one['local']}/{one['prefixlen']}" for one in given if one["scope"] == "global"}
     assert found == {"10.5.0.2/24", "fd00:5::2/64"}
-    assert not [one for one in given if one.get("tentative")]
+    assert not [address for address in given if address.get("tentative")]
     routes = json.loads(run(IP, "-n", pods[0], "-j", "route"))
     via = {one["dst"]: (one.get("gateway"), one.get("metric")) for one in routes}
     assert via["10.50.0.0/16"] == ("10.5.0.1", None)
@@ -180,7 +180,7 @@ def test_children_of_one_port_have_link_local_addresses_that_differ(
     for number, netns in enumerate(pods):
         node.add(f"c{number}", netns)
         given = json.loads(run(IP, "-n", netns, "-j", "address", "show", "net1"))[0]["addr_info"]
-        (local,) = (one for one in given if one["scope"] == "link")
+        (local,) = (address for address in given if address["scope"] == "link")
         assert not local.get("tentative")
         assert not local.get("dadfailed")
         found.append(local["local"])

@@ -95,7 +95,7 @@ def test_hole_d_delete_goes_on_after_one_that_failed(
     config: dict[str, Any] = {"deviceID": card.vfs[0], "vlan": 100, "trust": "on"}
     sriov.add("c1", pods[0], **config)
 
-    def busy(*given: object) -> None:
+    def busy(*arguments: object) -> None:
         raise HostError("setting vlan 0 of VF 0: the card is busy")
 
     with monkeypatch.context() as broken:
@@ -116,9 +116,9 @@ def test_hole_s1_only_what_differs_is_restored(
     for name in ("set_mac", "set_vlan", "set_rate", "set_spoofchk", "set_trust", "set_guids"):
         original = getattr(vfs, name)
 
-        def noted(*given: Any, name: str = name, original: Any = original) -> None:  # noqa: ANN401
+        def noted(*arguments: Any, name: str = name, original: Any = original) -> None:  # noqa: ANN401
             written.append(name)
-            original(*given)
+            original(*arguments)
 
         monkeypatch.setattr(vfs, name, noted)
     config: dict[str, Any] = {"deviceID": card.vfs[0], "vlan": 100, "trust": "on"}
@@ -219,11 +219,11 @@ def test_damaged_journal_is_named_and_the_device_comes_home(
     sriov.delete("c1", pods[0], **config)
     if damage != "missing":
         assert "is damaged" in capfd.readouterr().err
-    found = cards.await_netdev(card.vfs[0])
+    netdev = cards.await_netdev(card.vfs[0])
     with netlink() as host:
-        link = links.require(host, found)
+        link = links.require(host, netdev)
         assert link.alias == ""
-        if found != name:
+        if netdev != name:
             links.rename(host, link, name)
         links.set_mtu(host, link, 1500)
     shown = cards.shown(card.pf, 0)

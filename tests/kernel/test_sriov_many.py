@@ -63,8 +63,8 @@ def test_master_gives_each_of_many_another_vf(sriov: SriovNode, both: tuple[Card
         names = [stack.enter_context(pod(f"many{number}")) for number in range(ALL)]
         adds = [partial(sriov.add, name, name, master=card.pf) for name in names]
         assert in_processes(adds) == [0] * ALL
-        given = {link.device for name in names if (link := link_in(name)) is not None}
-        assert given == set(card.vfs)
+        devices = {link.device for name in names if (link := link_in(name)) is not None}
+        assert devices == set(card.vfs)
         refused = sriov.call("ADD", "late", names[0], ifname="net2", master=card.pf)
         assert refused.document["code"] == 11, refused
         for name in names:
@@ -83,8 +83,8 @@ def test_delete_after_the_namespace_was_killed(sriov: SriovNode, card: Card, pat
     }
     with pod("shortlived") as netns:
         sriov.add("c1", netns, **config)
-    given = {"gone": "shortlived", "empty": "", "a plain file": "/etc/hostname"}[path]
-    sriov.delete("c1", given, **config)
+    netns = {"gone": "shortlived", "empty": "", "a plain file": "/etc/hostname"}[path]
+    sriov.delete("c1", netns, **config)
     assert cards.snapshot() == before
     assert sriov.leftovers() == []
 

@@ -1,10 +1,8 @@
 """The agent serves the pools of its node, and tells of them in its metrics."""
 
-import http.client
 import json
 import os
 import re
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +15,8 @@ from base.pod import Pod
 from cni.attachments.pod_choices import YOUNG, PodChoices, every
 from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet
-from tests.waiting import PATIENCE, until
+from tests.unix_http import UnixHTTPConnection
+from tests.waiting import until
 
 POOLS = (
     {"name": "rdma/hca", "slots": 4, "selectors": {"rdmaDevices": ["mlx5_0", "mlx5_1"]}},
@@ -33,20 +32,9 @@ def server() -> Iterator[Paths]:
         yield paths
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(self._path))
-
-
 def devices(server: Paths) -> dict[tuple[str, str], float]:
     """`podfabric_devices` of a scrape, by resource and state."""
-    connection = _Connection(server.kubelet.parent / "http")
+    connection = UnixHTTPConnection(server.kubelet.parent / "http")
     try:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()

@@ -17,7 +17,7 @@ directory, failed = Path(sys.argv[1]), 0
 for _ in range(40):
     listener = sockets.Listener(directory, "a/b", [], 4)
     with grpc.insecure_channel(f"unix:{listener.path}") as channel:
-        grpc.channel_ready_future(channel).result(PATIENCE)
+        grpc.channel_ready_future(channel).result(120)
         with open("/dev/null") as nothing:
             child = delegate._spawn(Path("/bin/true"), {}, nothing)
         child.communicate()

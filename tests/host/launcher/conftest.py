@@ -17,7 +17,7 @@ def built() -> Path:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """A directory that all users may enter, with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="launcher-") as name:
         Path(name).chmod(0o755)
@@ -25,8 +25,8 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def launcher(place: Path, built: Path) -> Launcher:
+def launcher(directory: Path, built: Path) -> Launcher:
     """The plugin `ipoib`, without a fallback; no agent listens at its socket yet."""
-    (place / "bin").mkdir()
-    executable = shutil.copy(built, place / "bin" / "ipoib")
-    return Launcher(Path(executable), place / "agent.sock")
+    (directory / "bin").mkdir()
+    executable = shutil.copy(built, directory / "bin" / "ipoib")
+    return Launcher(Path(executable), directory / "agent.sock")

@@ -23,13 +23,13 @@ def _start(executable: Path, command: str | None) -> Outcome:
 @pytest.mark.parametrize("command", ["VERSION", "", None])
 @pytest.mark.parametrize("name", executables.PLUGINS)
 def test_launcher_and_interpreter_say_the_same(
-    place: Path, built: Path, name: str, command: str | None
+    directory: Path, built: Path, name: str, command: str | None
 ) -> None:
-    script = place / "script"
+    script = directory / "script"
     script.write_bytes(executables.script(name))
     script.chmod(0o755)
-    (place / name).symlink_to(built)
-    assert _start(place / name, command) == _start(script, command)
+    (directory / name).symlink_to(built)
+    assert _start(directory / name, command) == _start(script, command)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_launcher_and_interpreter_say_the_same(
     ],
 )
 def test_about_of_a_name_without_a_plugin_here(
-    place: Path, built: Path, name: str, about: str
+    directory: Path, built: Path, name: str, about: str
 ) -> None:
-    (place / name).symlink_to(built)
+    (directory / name).symlink_to(built)
     versions = f"CNI protocol versions supported: {', '.join(VERSIONS)}"
-    assert _start(place / name, None) == Outcome(0, b"", f"{about}\n{versions}\n".encode())
+    assert _start(directory / name, None) == Outcome(0, b"", f"{about}\n{versions}\n".encode())
 
 
 @pytest.mark.parametrize("argv0", ["", "/", "x" * 5000, "a/b/ipoib"])
@@ -65,8 +65,8 @@ def test_any_argv_0_is_a_name(launcher: Launcher, argv0: str) -> None:
             assert len(outcome.stderr) < 500
 
 
-def test_version_reads_nothing_and_connects_to_nothing(launcher: Launcher, place: Path) -> None:
-    trace = place / "trace"
+def test_version_reads_nothing_and_connects_to_nothing(launcher: Launcher, directory: Path) -> None:
+    trace = directory / "trace"
     through = ("strace", "-f", "-o", str(trace), "-e", "trace=%file,%network,read,poll")
     with launcher.start(launcher.environ(CNI_COMMAND="VERSION"), through=through) as process:
         assert process.stdout is not None
@@ -93,9 +93,9 @@ def test_launcher_is_small(built: Path) -> None:
     assert built.stat().st_size < 1 << 20
 
 
-def test_it_starts_in_an_empty_root(launcher: Launcher, place: Path) -> None:
+def test_it_starts_in_an_empty_root(launcher: Launcher, directory: Path) -> None:
     """It is static: no loader, no library, no /proc."""
-    root = place / "root"
+    root = directory / "root"
     root.mkdir()
     shutil.copy(launcher.executable, root / "ipoib")
     for command, exit_code in (("VERSION", 0), ("ADD", 1)):

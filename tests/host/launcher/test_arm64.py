@@ -16,16 +16,16 @@ THROUGH = ("qemu-aarch64",)
 
 
 @pytest.fixture
-def arm64(place: Path) -> Launcher:
+def arm64(directory: Path) -> Launcher:
     built = build_launcher.build(TARGET)
     assert built.stat().st_size < 1 << 20
-    return Launcher(Path(shutil.copy(built, place / "ipoib")), place / "agent.sock")
+    return Launcher(Path(shutil.copy(built, directory / "ipoib")), directory / "agent.sock")
 
 
-def test_executables_are_made_for_it(place: Path) -> None:
-    make = [".venv/bin/python", "-m", "tools.make_cni", "--target", TARGET, str(place)]
+def test_executables_are_made_for_it(directory: Path) -> None:
+    make = [".venv/bin/python", "-m", "tools.make_cni", "--target", TARGET, str(directory)]
     subprocess.run(make, check=True, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
-    machine = (place / "podfabric-ipam").read_bytes()[18:20]
+    machine = (directory / "podfabric-ipam").read_bytes()[18:20]
     assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
 
 

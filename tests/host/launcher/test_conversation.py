@@ -50,8 +50,8 @@ def test_request_is_name_environment_and_configuration(
     assert b"STRANGE=\xff=\xc3\0" in recorder.peer.body
 
 
-def test_name_is_that_of_the_link(launcher: Launcher, recorder: Recorder, place: Path) -> None:
-    link = place / "podfabric-ipam"
+def test_name_is_that_of_the_link(launcher: Launcher, recorder: Recorder, directory: Path) -> None:
+    link = directory / "podfabric-ipam"
     link.symlink_to(launcher.executable)
     with Agent(launcher.socket, recorder):
         assert Launcher(link, launcher.socket).run().exit_code == 0
@@ -132,11 +132,11 @@ def test_namespace_that_cannot_be_opened_is_not_passed(
 
 
 def test_pipe_in_the_place_of_a_namespace_does_not_block(
-    launcher: Launcher, recorder: Recorder, place: Path
+    launcher: Launcher, recorder: Recorder, directory: Path
 ) -> None:
-    os.mkfifo(place / "fifo")
+    os.mkfifo(directory / "fifo")
     with Agent(launcher.socket, recorder):
-        assert launcher.run(launcher.environ(CNI_NETNS=str(place / "fifo"))).exit_code == 0
+        assert launcher.run(launcher.environ(CNI_NETNS=str(directory / "fifo"))).exit_code == 0
 
 
 # Standard input.
@@ -166,9 +166,7 @@ def test_configuration_has_a_limit(
     assert recorder.request.config == config[:MAX_CONFIG]
 
 
-def test_closed_standard_input_is_reported_to_the_agent(
-    launcher: Launcher, recorder: Recorder
-) -> None:
+def test_closed_standard_input_is_reported(launcher: Launcher, recorder: Recorder) -> None:
     with Agent(launcher.socket, recorder):
         launcher.run(stdin=None, preexec_fn=lambda: os.close(0))
     assert recorder.request is not None
@@ -178,7 +176,7 @@ def test_closed_standard_input_is_reported_to_the_agent(
 @pytest.mark.parametrize(
     ("path", "flags", "number"), [("/", os.O_RDONLY, errno.EISDIR), (os.devnull, 1, errno.EBADF)]
 )
-def test_unreadable_standard_input_is_reported_to_the_agent(
+def test_unreadable_standard_input_is_reported(
     launcher: Launcher, recorder: Recorder, path: str, flags: int, number: int
 ) -> None:
     descriptor = os.open(path, flags)
@@ -321,5 +319,5 @@ def test_full_backlog_is_waited_for(launcher: Launcher) -> None:
         with connection:
             Recorder()(Peer(connection))
         assert process.wait(PATIENCE) == 0
-    for one in (*others, listener):
-        one.close()
+    for opened in (*others, listener):
+        opened.close()

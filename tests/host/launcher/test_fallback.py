@@ -115,10 +115,10 @@ def test_fallback_serves_if_the_agent_did_not_take_the_request(launcher: Launche
     assert outcome.stdout == b"fallback\n" + config
 
 
-def test_fallback_of_a_link_is_beside_its_target(launcher: Launcher, place: Path) -> None:
+def test_fallback_of_a_link_is_beside_its_target(launcher: Launcher, directory: Path) -> None:
     _install(launcher, name="podfabric-ipam")
-    (place / "podfabric-ipam").symlink_to(launcher.executable)
-    outcome = Launcher(place / "podfabric-ipam", launcher.socket).run()
+    (directory / "podfabric-ipam").symlink_to(launcher.executable)
+    outcome = Launcher(directory / "podfabric-ipam", launcher.socket).run()
     assert outcome.stdout == b"fallback\n" + CONFIG
 
 

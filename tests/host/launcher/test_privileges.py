@@ -46,14 +46,14 @@ def _agent_of(user: int, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.fixture
-def open_place(launcher: Launcher, place: Path) -> Path:
+def open_directory(launcher: Launcher, directory: Path) -> Path:
     """A directory in which the user `nobody` may make a socket and start the launcher."""
-    place.chmod(0o777)
+    directory.chmod(0o777)
     launcher.executable.chmod(0o755)
-    return place
+    return directory
 
 
-def test_agent_of_another_user_gets_nothing(launcher: Launcher, open_place: Path) -> None:
+def test_agent_of_another_user_gets_nothing(launcher: Launcher, open_directory: Path) -> None:
     with _agent_of(NOBODY, launcher.socket) as agent:
         message = launcher.run().error["msg"]
         assert agent.stdout is not None
@@ -61,30 +61,30 @@ def test_agent_of_another_user_gets_nothing(launcher: Launcher, open_place: Path
     assert f"is run by uid {NOBODY}, not by root, and was told nothing" in message
 
 
-def test_agent_of_our_own_user_is_trusted(launcher: Launcher, open_place: Path) -> None:
+def test_agent_of_our_own_user_is_trusted(launcher: Launcher, open_directory: Path) -> None:
     with _agent_of(NOBODY, launcher.socket):
         assert launcher.run(user=NOBODY).stdout == RESULT
 
 
-def test_agent_of_root_is_trusted_by_all(launcher: Launcher, open_place: Path) -> None:
+def test_agent_of_root_is_trusted_by_all(launcher: Launcher, open_directory: Path) -> None:
     with Agent(launcher.socket, answering(WHOLE)):
         launcher.socket.chmod(0o777)
         assert launcher.run(user=NOBODY).stdout == RESULT
 
 
 def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
-    open_place: Path,
+    open_directory: Path,
 ) -> None:
-    if os.statvfs(open_place).f_flag & os.ST_NOSUID:
-        pytest.skip(f"{open_place} is on a file system without set-uid")
+    if os.statvfs(open_directory).f_flag & os.ST_NOSUID:
+        pytest.skip(f"{open_directory} is on a file system without set-uid")
     # With another default socket, because this machine may have a real agent.
-    ours, theirs = open_place / "default.sock", open_place / "caller.sock"
-    executable = open_place / "ipoib"
-    sources = [str(one) for one in sorted(SOURCES.glob("*.c"))]
+    ours, theirs = open_directory / "default.sock", open_directory / "caller.sock"
+    executable = open_directory / "ipoib"
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
     define = f'-DDEFAULT_SOCKET="{ours}"'
     subprocess.run(["gcc", *FLAGS, define, *sources, "-o", str(executable)], check=True)
-    (open_place / ".podfabric").mkdir()
-    fallback = shutil.copy("/bin/echo", open_place / ".podfabric" / "ipoib")
+    (open_directory / ".podfabric").mkdir()
+    fallback = shutil.copy("/bin/echo", open_directory / ".podfabric" / "ipoib")
     Path(fallback).chmod(0o755)
     launcher = Launcher(executable, theirs)
     environ = launcher.environ(PODFABRIC_TIMEOUT="not a number")
@@ -102,7 +102,7 @@ def test_set_uid_launcher_takes_neither_settings_nor_fallback_from_its_caller(
 
 
 def test_socket_without_permission_counts_as_an_absent_agent(
-    launcher: Launcher, open_place: Path
+    launcher: Launcher, open_directory: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(launcher.socket))

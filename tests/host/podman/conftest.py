@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.host.podman.machine import links, machine
-from tests.host.podman.node import Node, namespace
+from tests.host.podman.node import Node
 from tests.host.podman.runtime import Podman, configured, root_file_system
+from tests.netns import namespace
 from tests.runtime import CNI_BIN, REFERENCE_PLUGINS
 
 
@@ -22,8 +23,8 @@ def plugins(tmp_path: Path) -> Path:
 def podman(tmp_path: Path, plugins: Path) -> Iterator[Podman]:
     """podman on a fresh machine."""
     root_file_system(tmp_path / "rootfs")
-    with machine(configured(tmp_path, plugins)) as found:
-        yield Podman(found, tmp_path)
+    with machine(configured(tmp_path, plugins)) as made:
+        yield Podman(made, tmp_path)
 
 
 @pytest.fixture

@@ -81,14 +81,14 @@ def machine(environ: Mapping[str, str]) -> Iterator[Machine]:
     )
     assert holder.stdout is not None
     assert holder.stderr is not None
-    found = Machine(holder.pid, f"/podfabric-test-{uuid.uuid4().hex[:10]}", environ)
+    made = Machine(holder.pid, f"/podfabric-test-{uuid.uuid4().hex[:10]}", environ)
     # The first process of the machine ends at the end of its input, and all others with it.
     with holder:
         ready = holder.stdout.readline()
         assert ready == b"ready\n", f"no namespaces: {holder.stderr.read().decode()}"
-        yield found
-    _remove(CGROUPS.glob(f"*{found.cgroup}"))
-    _remove(CGROUPS.glob(found.cgroup[1:]))
+        yield made
+    _remove(CGROUPS.glob(f"*{made.cgroup}"))
+    _remove(CGROUPS.glob(made.cgroup[1:]))
 
 
 def _remove(groups: Iterable[Path]) -> None:

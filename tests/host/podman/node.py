@@ -1,11 +1,9 @@
 """A node without a runtime: `tests.runtime` starts the reference plugins in a namespace."""
 
-import contextlib
 import json
 import os
 import subprocess
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ import msgspec
 from host.namespaces import NetworkNamespace
 from ipam.store import Reservation
 from tests.host.podman.machine import PODFABRIC
+from tests.netns import ip
 from tests.runtime import Outcome, Runtime
 
-NETNS = Path("/run/netns")
 IFNAME = "eth0"
 
 
@@ -63,34 +61,20 @@ class Node:
 
     def reserved(self, pod: Path) -> list[str]:
         """The reserved addresses of the pod with that namespace."""
-        return [one.address for one in self.reservations() if one.container_id == pod.name]
-
-
-@contextlib.contextmanager
-def namespace() -> Iterator[Path]:
-    """A network namespace with a unique name."""
-    name = f"pf-{uuid.uuid4().hex[:10]}"
-    ip("netns", "add", name)
-    try:
-        yield NETNS / name
-    finally:
-        if (NETNS / name).exists():
-            ip("netns", "delete", name)
-
-
-def ip(*arguments: str) -> str:
-    """Run ip(8)."""
-    done = subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-    return done.stdout
+        return [
+            reservation.address
+            for reservation in self.reservations()
+            if reservation.container_id == pod.name
+        ]
 
 
 def addresses(pod: Path) -> list[str]:
     """The global addresses of the pod's interface, as CIDR."""
     links = json.loads(ip("-n", pod.name, "-json", "address", "show"))
     return [
-        f"{one['local']}/{one['prefixlen']}"
+        f"{address['local']}/{address['prefixlen']}"
         for link in links
         if link["ifname"] == IFNAME
-        for one in link["addr_info"]
-        if one["scope"] == "global"
+        for address in link["addr_info"]
+        if address["scope"] == "global"
     ]

@@ -109,7 +109,9 @@ class Container:
     def reserved(self) -> list[str]:
         """The addresses that `podfabric ipam list` shows for this container."""
         everything = self.podman.machine.reservations()
-        return [one.address for one in everything if one.container_id == self.id]
+        return [
+            reservation.address for reservation in everything if reservation.container_id == self.id
+        ]
 
 
 def root_file_system(target: Path) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.host.podman.node import Node, addresses, ip
+from tests.host.podman.node import Node, addresses
+from tests.netns import ip
 
 VERSIONS = ("0.3.1", "0.4.0", "1.0.0")
 ADDRESSES = {"range": "10.77.0.0/24", "gateway": "10.77.0.1"}

@@ -65,8 +65,9 @@ class Machine:
         The command's output goes to the file descriptor `output`; `wire` is a pair of connected
         datagram sockets, for frames.
         """
-        # With 35 bits the registers of virtual functions lie below 4 GiB. Above, in QEMU 10.0.2 of
-        # Debian 12's backports, nobody answers there: no mailbox, no carrier, 2.5 s for each probe.
+        # With 35 bits the registers of virtual functions lie below 4 GiB. Above that, in QEMU
+        # 10.0.2 of Debian 12's backports, no device answers: no mailbox, no carrier, 2.5 s for
+        # each probe.
         cpu = "host,arch-capabilities=off,host-phys-bits-limit=35"
         accelerator = ["-accel", "kvm", "-cpu", cpu]
         if not self.kvm:
@@ -103,7 +104,7 @@ class Machine:
             # Else CPUs that are not Intel's, or a slow host, make it read the HPET instead: a way
             # out of the translated code for each look at the clock.
             "tsc=reliable",
-            "nowatchdog",  # a slow host is no lockup of the guest
+            "nowatchdog",  # a slow host is not a lockup of the guest
             "rcupdate.rcu_cpu_stall_suppress=1",
             f"podfabric.checkout={layout.CHECKOUT}",
             f"podfabric.msize={MSIZE}",

@@ -75,8 +75,8 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
 ) -> None:
     lives = [True]
     environ = {**os.environ, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+    started = time.monotonic()
     with closing(Watchdog(lambda: lives[0], environ)):
-        started = time.monotonic()
         assert [manager.recv(99) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         assert time.monotonic() - started > 0.15
         lives[0] = False
@@ -196,7 +196,7 @@ def test_a_socket_of_another_kind_is_refused(tmp_path: Path, kind: str) -> None:
 def test_a_descriptor_that_is_no_socket_is_refused() -> None:
     code = "    os.close(3) if os.path.exists('/proc/self/fd/3') else None\n" + REFUSE
     with socket.socket(socket.AF_UNIX) as given:
-        assert "descriptor 3, handed over by systemd, is no socket" in activated(code, given)
+        assert "descriptor 3, handed over by systemd, is not a socket" in activated(code, given)
 
 
 def test_sockets_for_another_process_are_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The journal: what is read is what was written, or it is called damaged."""
+"""The journal: an entry is read as it was written, or reported as damaged."""
 
 import multiprocessing
 import random
@@ -88,7 +88,7 @@ def test_damaged_file_is_listed_and_can_be_set_aside(journal: Journal) -> None:
     path = journal.path_of(_entry("c1").attachment)
     path.write_bytes(b"")
     found = list(journal.entries())
-    assert [type(one) for one in found].count(JournalDamaged) == 1
+    assert [type(entry) for entry in found].count(JournalDamaged) == 1
     assert _entry("c2") in found
     aside = journal.set_aside(_entry("c1").attachment)
     assert aside.exists()

@@ -145,7 +145,7 @@ def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None
     for known in ("rxe1-0", "rxe1"):
         assert sriov(card, deviceID=known, pciBusID=known, master="enp59s0f1np0") == OTHER_VF
     refused = refusal(sriov, card, deviceID="rxe0-0")
-    assert (refused.code, '"deviceID": "rxe0-0" is no device' in refused.message) == (7, True)
+    assert (refused.code, '"deviceID": "rxe0-0" is not a device' in refused.message) == (7, True)
 
 
 def test_token_of_all_is_each_vf_of_the_pool_in_turn(card: Holding) -> None:
@@ -161,7 +161,7 @@ def test_device_id_that_nothing_explains_is_told_as_before(card: Holding, cni_ar
     refused = refusal(sriov, card, cni_args=cni_args, deviceID="0", master="enp59s0f1np0")
     assert (
         refused.code,
-        '"deviceID": "0" is no device: give a PCI address' in refused.message,
+        '"deviceID": "0" is not a device: give a PCI address' in refused.message,
     ) == (
         7,
         True,

@@ -1,4 +1,4 @@
-"""Where a process keeps its memory, and that what it frees goes back."""
+"""Python objects are in glibc's heaps, and freed memory returns to the kernel."""
 
 import os
 import subprocess

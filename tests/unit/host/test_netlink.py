@@ -1,4 +1,4 @@
-"""What goes over the wire, byte for byte, and what comes back in every form it may have."""
+"""Netlink requests byte for byte, and every form of answer."""
 
 import errno
 import socket
@@ -11,11 +11,11 @@ from host.errors import HostError
 from host.links import Link
 from host.netlink import Change, NetlinkError, Rtnetlink
 from host.rtnetlink import IFINFOMSG, RTM_GETLINK, RTM_NEWLINK
-from tests.unit.host.kernel import Kernel, done, message, refusal
+from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 
 ADDRESS = bytes(range(20))
 QUESTION = IFINFOMSG.pack(0, 0, 5, 0, 0)
-MULTI, INTERRUPTED, TLVS = 0x2, 0x10, 0x200
+INTERRUPTED = 0x10
 PARENT = Link(
     index=7, name="ib0", kind="ipoib", link_type=32, mac="", broadcast="", mtu=2044, flags=0
 )
@@ -45,17 +45,17 @@ def test_hardware_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:
     assert (link.index, link.name, link.mac) == (5, "ib0", ADDRESS.hex(":"))
 
 
-def test_refusal_says_what_was_tried_and_what_the_kernel_answered(kernel: Kernel) -> None:
+def test_refusal_names_the_change_and_the_kernels_answer(kernel: Kernel) -> None:
     kernel.answers(refusal(errno.EEXIST, words=b"An interface has it.\0"))
     with pytest.raises(HostError) as caught:
         kernel.route.change(_change("moving it"))
     assert str(caught.value) == "moving it: File exists (EEXIST): An interface has it"
 
 
-def test_refusal_of_an_earlier_change_is_told_though_the_later_ones_are_done(
+def test_refusal_of_an_earlier_change_is_raised_after_later_changes(
     kernel: Kernel,
 ) -> None:
-    """Only the last is acknowledged: its answer comes behind every refusal."""
+    """Only the last is acknowledged, and its answer comes after every refusal."""
     kernel.answers(refusal(errno.EEXIST, 1), refusal(errno.EINVAL, 2), refusal(0, 4))
     changes = [
         _change("first", errno.EEXIST),
@@ -116,7 +116,7 @@ def test_dump_that_the_kernel_calls_interrupted_is_read_again(kernel: Kernel) ->
     assert len(kernel.requests) == 2
 
 
-def test_dump_of_which_something_was_lost_is_taken_to_its_end_and_read_again(
+def test_incomplete_dump_is_read_to_its_end_and_repeated(
     kernel: Kernel,
 ) -> None:
     kernel.answers(
@@ -144,18 +144,18 @@ def test_dump_that_ends_with_an_error_is_an_error(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(("size", "fits"), [(100_000, True), (netlink.BUFFER + 1, False)])
 def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
-    """A PF with hundreds of VFs has more to say than any usual buffer holds."""
+    """The answer for a PF with hundreds of VFs exceeds usual buffers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with Rtnetlink() as route, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * size)
-        route._socket.close()
-        route._socket = ours
+        route.socket.close()
+        route.socket = ours
         theirs.send(bytes(size))
         if fits:
-            assert route._receive() == bytes(size)
+            assert route.receive() == bytes(size)
             return
         with pytest.raises(NetlinkError, match=f"an answer of more than {netlink.BUFFER} bytes"):
-            route._receive()
+            route.receive()
 
 
 def test_ipoib_child_request_carries_pkey_mode_and_umcast(

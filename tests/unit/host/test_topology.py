@@ -1,4 +1,4 @@
-"""Distances on made-up servers, from sysfs and from a file in NCCL's format."""
+"""Distances on artificial servers, from sysfs and from a file in NCCL's format."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -257,7 +257,7 @@ def test_unknown_numa_node_is_far(tmp_path: Path, numa: int | None) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "rxe0", "0000:99:00.0", "mlx5_core.sf.9"])
-def test_unknown_address_is_far_and_has_no_place(tmp_path: Path, other: str) -> None:
+def test_unknown_address_is_far_and_has_no_location(tmp_path: Path, other: str) -> None:
     paths = _machine(tmp_path, "pci0000:17 17:02.0")
     topology = Topology.read(paths, ("0000:17:02.0", other))
     assert topology.location(other) is None

@@ -2,14 +2,12 @@
 
 import multiprocessing
 import os
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
+from tests.waiting import PATIENCE, until
 
 SETS = sets_of(range_of("10.0.0.0/8"))
 SPAWN = multiprocessing.get_context("spawn")
@@ -29,7 +28,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def kept(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam")) as kept:
+    with closing(Resident(memory_path / "ipam", idle=10 * PATIENCE)) as kept:
         yield kept
 
 
@@ -47,15 +46,6 @@ def is_locked(directory: Path) -> bool:
     """Whether someone holds the lock. To open it would be a wish for it."""
     inode = (directory / LOCK).stat().st_ino
     return f":{inode} " in Path("/proc/locks").read_text()
-
-
-def until(condition: partial[bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 # --- keeping ---------------------------------------------------------------------------------
@@ -82,7 +72,7 @@ def test_idle_files_are_closed_and_what_is_on_disk_is_compact(memory_path: Path)
         store = SqliteStore(kept, BOOT)
         store.reserve(owner("c1"), SETS)
         assert is_kept(memory_path)
-        assert until(partial(lambda: not is_locked(memory_path)), 5)
+        until(lambda: not is_locked(memory_path))
         assert not is_kept(memory_path)
         store.reserve(owner("c2"), SETS)
         assert is_kept(memory_path)
@@ -202,21 +192,17 @@ def test_a_thread_waits_for_another_no_longer_than_the_lock_may_take(memory_path
 # --- other processes -------------------------------------------------------------------------
 
 
-def elsewhere(directory: Path, rounds: int, pause: float = 0.0) -> list[float]:
-    """Reservations by another process, each with the seconds it took."""
+def elsewhere(directory: Path, rounds: int, pause: float = 0.0) -> None:
+    """Reservations by another process. One that waits for longer than a lock may take fails."""
     with SPAWN.Pool(1) as pool:
-        return pool.apply(reserve_each, (directory, rounds, pause))
+        pool.apply(reserve_each, (directory, rounds, pause))
 
 
-def reserve_each(directory: Path, rounds: int, pause: float) -> list[float]:
+def reserve_each(directory: Path, rounds: int, pause: float) -> None:
     store = SqliteStore(directory, BOOT)
-    seconds = []
     for number in range(rounds):
-        started = time.monotonic()
         store.reserve(owner(f"other{number}"), SETS)
-        seconds.append(time.monotonic() - started)
         time.sleep(pause)
-    return seconds
 
 
 class Stream:
@@ -250,8 +236,7 @@ class Stream:
 
 def test_another_process_gets_idle_files_at_once(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
-    seconds = elsewhere(store.directory, 1)
-    assert seconds[0] < 1
+    elsewhere(store.directory, 1)
     assert not is_kept(store.directory)
     assert len(store.reservations()) == 2
     assert is_kept(store.directory)
@@ -261,11 +246,9 @@ def test_a_stream_of_transactions_gives_way_to_another_process_and_goes_on(
     store: SqliteStore,
 ) -> None:
     with Stream(store, threads=8) as stream:
-        seconds = elsewhere(store.directory, 50, pause=0.03)
-        assert statistics.median(seconds) < 0.1
-        assert max(seconds) < 2
+        elsewhere(store.directory, 50, pause=0.03)
         before = stream.done
-        assert until(partial(lambda: stream.done > before + 50), 10)
+        until(lambda: stream.done > before + 50)
     held = {one.container_id for one in store.reservations()}
     assert held == {f"other{number}" for number in range(50)}
     assert fsck.check(store.directory, print)
@@ -278,14 +261,14 @@ def test_two_that_keep_the_same_store_take_turns(memory_path: Path) -> None:
         Stream(SqliteStore(one, BOOT), 1) as left,
         Stream(SqliteStore(other, "another boot"), 1) as right,
     ):
-        assert until(partial(lambda: left.done > 20 and right.done > 20), 20)
+        until(lambda: left.done > 20 and right.done > 20)
     assert SqliteStore(memory_path, BOOT).reservations() == []
 
 
 def test_a_lock_file_that_is_removed_is_let_go_of(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     (store.directory / LOCK).unlink()
-    assert until(partial(lambda: not is_kept(store.directory)), 5)
+    until(lambda: not is_kept(store.directory))
     elsewhere(store.directory, 1)
     assert len(store.reservations()) == 2
 
@@ -372,4 +355,4 @@ def test_no_thread_is_left_after_close(memory_path: Path) -> None:
     for _ in range(5):
         with closing(Resident(memory_path)) as kept:
             SqliteStore(kept, BOOT).reservations()
-    assert until(partial(lambda: threading.active_count() <= before), 5)
+    until(lambda: threading.active_count() <= before)

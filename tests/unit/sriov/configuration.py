@@ -1,4 +1,4 @@
-"""Configurations of `sriov`, read as a runtime hands them over."""
+"""Reads configurations of `sriov` as a runtime passes them."""
 
 import json
 from typing import Any
@@ -22,13 +22,13 @@ def request(config: bytes, cni_args: str = "") -> Request:
 
 
 def read(cni_args: str = "", **config: Any) -> SriovOptions:  # noqa: ANN401
-    """What a configuration means that has `deviceID` BDF, unless `config` says another."""
+    """The options of a configuration with `deviceID` BDF, or another one in `config`."""
     document = {"cniVersion": "1.0.0", "name": "n", "type": "sriov", "deviceID": BDF} | config
     return options.read(request(json.dumps(document).encode(), cni_args))
 
 
 def refusal(cni_args: str = "", **config: Any) -> CNIError:  # noqa: ANN401
-    """The error that such a configuration is."""
+    """The error for such a configuration."""
     with pytest.raises(CNIError) as caught:
         read(cni_args, **config)
     return caught.value

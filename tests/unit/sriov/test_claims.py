@@ -1,4 +1,4 @@
-"""Whose a device is: taken, refused, waited for, or released from an attachment that is dead.
+"""Claims of a device: granted, refused, waited for, or restored from a dead attachment.
 
 The journal and its locks are real, below a directory of the test's own; devices are made up.
 """
@@ -41,7 +41,7 @@ MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}
 
 
 class Claims:
-    """The plugin on a made-up node, and what it released."""
+    """The plugin on an artificial node, and the devices that it restored."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
@@ -52,11 +52,11 @@ class Claims:
         monkeypatch.setattr(release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
-        """The device that an ADD would get; the journal says whose it is by then."""
+        """The device that an ADD gets; the journal has its owner then."""
         return self._claim(_request(container_id, **config)).device
 
     def attach(self, container_id: str, **config: Any) -> str:  # noqa: ANN401
-        """As `claim`, in the attachment's lock, and the ADD comes to its end."""
+        """As `claim`, with the attachment's lock held, and the ADD completes."""
         request = _request(container_id, **config)
         with self.journal.locked(Attachment("fabric", container_id, "net1")):
             entry = self._claim(request)
@@ -65,13 +65,13 @@ class Claims:
         return entry.device
 
     def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
-        """Why an ADD gets none."""
+        """The error of an ADD that gets no device."""
         with pytest.raises(CNIError) as caught:
             self.claim(**config)
         return caught.value
 
     def owned(self, owner: Attachment = OWNER, **more: object) -> JournalEntry:
-        """An attachment in the journal that has VF 0, in a namespace that lives."""
+        """An attachment in the journal that has VF 0, in a living namespace."""
         usual: dict[str, object] = {
             "plugin": "sriov",
             "network": owner.network,
@@ -130,7 +130,7 @@ def claims(ethernet: Node, monkeypatch: pytest.MonkeyPatch) -> Claims:
 
 @contextmanager
 def _held(journal: Journal, attachment: Attachment) -> Iterator[threading.Event]:
-    """A call is at work on the attachment until the event is set."""
+    """A call holds the attachment's lock until the event is set."""
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -155,7 +155,7 @@ GONE: dict[str, Any] = {
 }
 
 
-def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> None:
+def test_free_device_is_journaled_first(claims: Claims) -> None:
     assert claims.claim() == VF0
     (entry,) = claims.journal.holders(VF0)
     assert isinstance(entry, JournalEntry)
@@ -194,7 +194,7 @@ def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
 
 
 @pytest.mark.parametrize("phase", [Phase.ADDING, Phase.ATTACHED, Phase.LEAVING])
-def test_device_of_a_dead_pod_is_released_and_claimed(claims: Claims, phase: str) -> None:  # SP3
+def test_device_of_a_dead_pod_is_restored_and_attached(claims: Claims, phase: str) -> None:  # SP3
     claims.owned(phase=phase, **GONE)
     assert claims.claim() == VF0
     assert claims.released == [str(OWNER)]
@@ -203,7 +203,7 @@ def test_device_of_a_dead_pod_is_released_and_claimed(claims: Claims, phase: str
     assert owner.device == ""
 
 
-def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims: Claims) -> None:
+def test_device_of_an_earlier_boot_is_attached_without_a_restore(claims: Claims) -> None:
     claims.owned(boot_id="another boot")
     assert claims.claim() == VF0
     assert claims.released == []
@@ -212,22 +212,22 @@ def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims:
     assert owner.device == ""
 
 
-def test_device_of_a_killed_add_is_released_though_its_pod_lives(claims: Claims) -> None:
+def test_device_of_a_killed_add_is_restored_though_its_pod_lives(claims: Claims) -> None:
     claims.owned(phase=Phase.ADDING)
     assert claims.claim() == VF0
     assert claims.released == [str(OWNER)]
 
 
-def test_device_that_was_given_back_is_free(claims: Claims) -> None:
+def test_restored_device_is_free(claims: Claims) -> None:
     claims.owned(device="", config=msgspec.json.encode({"deviceID": VF0}).decode())
     assert claims.claim() == VF0
     assert claims.released == []
 
 
-def test_device_that_cannot_be_released_is_not_given(
+def test_device_that_cannot_be_restored_is_not_attached(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: object) -> None:
+    def fail(*arguments: object) -> None:
         raise OSError("it is stuck")
 
     monkeypatch.setattr(release, "release_locked", fail)
@@ -249,7 +249,7 @@ def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # S
     assert claims.released == []
 
 
-def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
+def test_running_add_of_the_owner_is_waited_for_and_keeps_the_device(
     claims: Claims,
 ) -> None:  # SI4
     adding = claims.owned(phase=Phase.ADDING)
@@ -274,7 +274,7 @@ def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPat
         assert 0.3 <= time.monotonic() - started < PATIENCE / 2
 
 
-def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_device_locked(claims: Claims) -> None:
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
@@ -285,7 +285,7 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
         claiming.result(PATIENCE)
 
 
-def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
     held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
     claims.given = PodHoldings(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
@@ -322,7 +322,7 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
     assert claims.refusal().code == 113
 
 
-def test_damaged_journal_of_another_device_is_no_hindrance(claims: Claims) -> None:
+def test_damaged_journal_of_another_device_does_not_matter(claims: Claims) -> None:
     entry = claims.owned(device=VF1)
     claims.journal.path_of(entry.attachment).write_bytes(b'{"device": "0000:af:06.1"')
     assert claims.claim() == VF0
@@ -349,7 +349,7 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
     assert owner.container_id not in answers[1]
 
 
-def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
+def test_calls_for_any_vf_of_a_master_get_different_vfs(claims: Claims) -> None:
     def attach(container_id: str) -> str:
         with suppress(CNIError):
             return claims.attach(container_id, **MASTER)
@@ -357,13 +357,13 @@ def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(attach, ("c1", "c2", "c3", "c4")))
-    given = [answer for answer in answers if answer]
-    assert len(given) == len(set(given))
-    assert set(given) <= {VF0, VF1}
-    assert given
+    devices = [answer for answer in answers if answer]
+    assert len(devices) == len(set(devices))
+    assert set(devices) <= {VF0, VF1}
+    assert devices
 
 
-def test_master_skips_vfs_that_are_taken(claims: Claims) -> None:
+def test_master_skips_used_vfs(claims: Claims) -> None:
     claims.owned()
     assert claims.claim(**MASTER) == VF1
 
@@ -382,7 +382,7 @@ def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> 
         assert time.monotonic() - started < locks.TIMEOUT / 2
 
 
-def test_master_whose_vfs_are_all_taken_notes_every_owner(claims: Claims) -> None:
+def test_master_without_a_free_vf_logs_every_owner(claims: Claims) -> None:
     claims.owned()
     claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
     with collected() as notes:
@@ -411,7 +411,7 @@ def test_damaged_journal_of_one_vf_does_not_hide_the_others_of_a_master(claims: 
     assert claims.claim(**MASTER) == VF1
 
 
-def test_refusal_that_may_pass_is_told_as_such(claims: Claims) -> None:
+def test_temporary_refusal_is_try_again(claims: Claims) -> None:
     claims.owned()
     claims.node.tree.bound(VF1, "")
     del claims.node.links["enp175s7"]

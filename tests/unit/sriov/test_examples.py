@@ -1,4 +1,4 @@
-"""Every attachment definition for `sriov` that we give users, read as Multus would hand it over."""
+"""Every example definition for `sriov`, read as Multus would pass it."""
 
 import json
 from collections import Counter
@@ -29,7 +29,9 @@ FILES = [
 
 
 def _documents(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == kind]
+    return [
+        document for document in yaml.safe_load_all(path.read_text()) if document["kind"] == kind
+    ]
 
 
 def _definitions(path: Path) -> list[dict[str, Any]]:
@@ -40,7 +42,7 @@ def _named(document: dict[str, Any]) -> str:
     return str(document["metadata"]["name"])
 
 
-EVERY = {_named(one): one for path in FILES for one in _definitions(path)}
+EVERY = {_named(definition): definition for path in FILES for definition in _definitions(path)}
 
 
 def _resource(definition: dict[str, Any]) -> str:
@@ -56,7 +58,7 @@ def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
-    """What the pod asks for, as far as the definition has the capability for it.
+    """What the pod requests and the definition has the capability for.
 
     And the device, if the definition says of which resource it is.
     """
@@ -114,25 +116,28 @@ def test_definitions_mean_what_their_comments_say() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
 def test_pods_name_definitions_and_request_a_device_for_each(path: Path) -> None:
-    here = {_named(one): one for one in _definitions(path)}
+    here = {_named(definition): definition for definition in _definitions(path)}
     (pod,) = _documents(path, "Pod")
     selected = _selected(pod)
-    assert {one["name"] for one in selected} == set(here)
-    wanted = Counter(_resource(here[one["name"]]) or POOL for one in selected)
+    assert {definition["name"] for definition in selected} == set(here)
+    wanted = Counter(_resource(here[definition["name"]]) or POOL for definition in selected)
     (container,) = pod["spec"]["containers"]
     for amounts in (container["resources"]["requests"], container["resources"]["limits"]):
         devices = {key: int(value) for key, value in amounts.items() if "/" in key}
         assert devices == wanted
-    for one in selected:
-        options.read(_as_multus_calls(here[one["name"]], one))
+    for definition in selected:
+        options.read(_as_multus_calls(here[definition["name"]], definition))
 
 
 def test_rails_are_of_different_resources_and_ranges() -> None:
     rails = [EVERY[name] for name in ("sriov-rail-0", "sriov-rail-1")]
-    assert len({one["metadata"]["annotations"][RESOURCE] for one in rails}) == 2
-    assert len({json.loads(one["spec"]["config"])["ipam"]["range"] for one in rails}) == 2
+    assert len({definition["metadata"]["annotations"][RESOURCE] for definition in rails}) == 2
+    assert (
+        len({json.loads(definition["spec"]["config"])["ipam"]["range"] for definition in rails})
+        == 2
+    )
 
 
 def test_names_of_networks_are_their_own() -> None:
-    names = [_named(one) for path in FILES for one in _definitions(path)]
+    names = [_named(definition) for path in FILES for definition in _definitions(path)]
     assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""The order in which a device goes into the pod, and a VF whose driver is bound anew for its GUID.
+"""The order in which a device moves into the pod, and VFs that are rebound for their GUID.
 
 The node is made up: what the kernel would do of its own is done by the tests, and what
 `cni.sriov.interface` does is read off the node's calls.
@@ -60,7 +60,7 @@ def _placed(node: Node, address: str = VF0, **config: Any) -> Placed:  # noqa: A
 
 
 def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> None:
-    """Let mlx5 make the VF's interface anew, and its uverbs device, when it is bound."""
+    """Let mlx5 create the VF's interface and uverbs device again when it is bound."""
 
     def bound() -> None:
         node.links["ib1"] = ipoib("ib1", VF0, guid, index=30)
@@ -73,7 +73,7 @@ def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> N
 
 
 def _is_made_anew(node: Node) -> None:
-    """Let the kernel make the IPoIB interface anew when its RDMA device is moved."""
+    """Let the kernel create the IPoIB interface again when its RDMA device moves."""
 
     def moved(name: str) -> None:
         node.links["ib1"] = msgspec.structs.replace(node.links["ib1"], index=40)
@@ -87,7 +87,7 @@ def test_guid_that_the_interface_has_already_needs_no_binding(infiniband: Node) 
     assert infiniband.calls == ["interface ib1, index 12, to the pod as net1", "net1 up"] * 2
 
 
-def test_driver_is_bound_anew_for_another_guid(infiniband: Node) -> None:  # B2
+def test_driver_is_rebound_for_another_guid(infiniband: Node) -> None:  # B2
     _binds_with_guid(infiniband)
     placed = _placed(infiniband, guid=GUID)
     assert infiniband.calls == [
@@ -132,8 +132,8 @@ def test_other_uverbs_after_the_binding_is_an_error_that_names_both(infiniband: 
         _placed(infiniband, guid=GUID)
     assert caught.value.code == 100
     assert caught.value.message == (
-        f"binding the driver of {VF0} anew for its GUID made uverbs1 uverbs7, but the pod has the "
-        "former: set the GUID on the host, before the device plugin offers the VF"
+        f"rebinding the driver of {VF0} for its GUID changed uverbs1, which the pod has, to "
+        "uverbs7: set the GUID on the host before the device plugin offers the VF"
     )
     assert infiniband.calls == [UNBIND, BIND]  # nothing went into the pod
 
@@ -154,8 +154,8 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     def no_namespace(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
-    def restore(*given: object) -> bool:
-        brought.append(str(given[2]))
+    def restore(*arguments: object) -> bool:
+        brought.append(str(arguments[2]))
         return True
 
     def set_guids(route: object, pf: Link, index: int, node: str | None, port: str | None) -> None:
@@ -164,7 +164,7 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     monkeypatch.setattr(release, "netlink", lambda: nullcontext(HOST))
     monkeypatch.setattr(release, "namespaces_of", no_namespace)
     monkeypatch.setattr(netdev_move, "restore", restore)
-    monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
+    monkeypatch.setattr(netdev_move, "find", lambda *arguments: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
     entry = JournalEntry(
@@ -197,7 +197,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="made uverbs1 no uverbs device, but the pod has"):
+    with pytest.raises(CNIError, match="changed uverbs1, which the pod has, to no uverbs"):
         _placed(infiniband, guid=GUID)
 
 
@@ -235,7 +235,7 @@ def test_rdma_device_of_infiniband_goes_before_the_interface(infiniband: Node) -
     assert infiniband.rdma_in_pod == {1: "mlx5_1"}
 
 
-def test_rdma_device_of_ethernet_goes_after_the_interface(ethernet: Node) -> None:
+def test_rdma_device_of_ethernet_moves_after_the_interface(ethernet: Node) -> None:
     _placed(ethernet, rdmaIsolation=True)
     assert ethernet.calls == [
         "interface enp175s6, index 10, to the pod as net1",
@@ -277,7 +277,7 @@ def test_rdma_device_that_has_gone_is_named_and_the_interface_stays(infiniband: 
     assert infiniband.calls == []
 
 
-def test_interface_that_is_not_made_anew_with_its_rdma_device_is_named(
+def test_interface_that_does_not_reappear_with_its_rdma_device_is_named(
     infiniband: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guids, "APPEARANCE", 0.05)
@@ -300,7 +300,7 @@ def test_address_that_shows_late_is_waited_for(
 def test_address_that_never_shows_is_an_error(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU7, SM3
-    monkeypatch.setattr(interface, "PATIENCE", 0.05)
+    monkeypatch.setattr(interface, "MAC_TIME", 0.05)
     with pytest.raises(HostError) as caught:
         _placed(ethernet, mac="02:00:00:00:00:01")
     expected = '"net1" still has address 02:11:22:33:aa:bb after 02:00:00:00:00:01 was set'
@@ -311,7 +311,7 @@ def test_address_that_never_shows_is_an_error(
 def test_node_without_rdma_netlink_is_not_asked_for_it(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(*given: object) -> None:
+    def absent(*arguments: object) -> None:
         raise HostError("opening an RDMA netlink socket: Protocol not supported")
 
     plan, record = _planned(ethernet)
@@ -322,10 +322,10 @@ def test_node_without_rdma_netlink_is_not_asked_for_it(
     assert ethernet.calls[-1] == "net1 up"
 
 
-def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
+def test_settings_are_restored_by_address_if_the_vfs_number_changed(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """VFs that were made anew may be numbered in another way: the number is another pod's."""
+    """VFs that were created again may have other numbers, and this number is another pod's."""
     _, record = _planned(ethernet, vlan=100)
     (ethernet.tree.device(PF) / "virtfn0").rename(ethernet.tree.device(PF) / "virtfn5")
     ethernet.vfs = {5: vf(5, vlan=100), 0: vf(0, vlan=100)}
