@@ -180,7 +180,7 @@ def test_option_of_a_vf_does_not_go_with_the_pf(key: str, value: Any) -> None:  
     assert f'"{key}": this is an option of VFs, but "pfOnly" asks for the PF' in refused.message
 
 
-@pytest.mark.parametrize("given", [{}, {"deviceID": "", "master": "enp175s0f1"}])
+@pytest.mark.parametrize("config", [{}, {"deviceID": "", "master": "enp175s0f1"}])
 def test_pf_with_options_of_its_own(config: dict[str, Any]) -> None:
     wanted = read(pfOnly=True, mtu=9000, allmulti=True, promisc=False, **config)
     assert (wanted.pf_only, wanted.mtu) == (True, 9000)
@@ -302,7 +302,7 @@ def test_mistake_in_cni_args(mac: str, config: dict[str, Any], text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "pkey"), [("0x8001", 0x8001), ("0x1", 0x0001), (32769, 0x8001), ("0X7FFF", 0x7FFF)]
+    ("written", "pkey"), [("0x8001", 0x8001), ("0x1", 0x0001), (32769, 0x8001), ("0X7FFF", 0x7FFF)]
 )
 def test_pkey_stays_as_written(written: int | str, pkey: int) -> None:
     assert read(pkey=written).pkey == pkey
