@@ -229,8 +229,8 @@ class InterfacePlugin(ABC):
         """Raise CNIError 50 if an ADD could not succeed now; 50 or 51 from the IPAM plugin."""
         try:
             with explained():
-                self.require_ready(request)
                 ipam = self._ipam.of(request)
+                self.require_ready(request)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
         if ipam is not None:
