@@ -62,7 +62,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._closing = False
         port = self._listen if isinstance(self._listen, tuple) else ("", 0)
         self.address_family = socket.AF_INET6 if ":" in port[0] else socket.AF_INET
-        super().__init__(port, _Handler)
+        super().__init__(port, _HttpRequest)
         threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
 
     @property
@@ -154,7 +154,7 @@ class _Reply(NamedTuple):
     version: str = ""  # of Prometheus' format
 
 
-class _Handler(BaseRequestHandler):
+class _HttpRequest(BaseRequestHandler):
     """One request, in the client's thread."""
 
     server: Endpoint

@@ -11,7 +11,6 @@ import logging
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -54,9 +53,6 @@ _log = logging.getLogger(__name__)
 
 class Unable(Exception):
     """The agent cannot start. The text says why and what to do."""
-
-
-SWITCH = 0.0005  # seconds that a thread may keep the interpreter from others
 
 
 def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
@@ -133,9 +129,6 @@ class Agent:
         self._devices.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
-        # A call asks for the interpreter some twenty times, after each step of the store's: it must
-        # not wait for the usual 5 ms each time beside another that decodes a large configuration.
-        sys.setswitchinterval(SWITCH)
         gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])

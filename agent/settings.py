@@ -167,10 +167,10 @@ def _socket_path(text: str) -> Path:
     return Path(text)
 
 
-def _settings(given: object, name: str) -> Settings:
+def _settings(part: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
     del shapes["policy"]  # a part of the file, not of `agent`
-    values = documents.fields(given, shapes, f"{name}: agent")
+    values = documents.fields(part, shapes, f"{name}: agent")
     if "listen" in values:
         try:
             listen_address(values["listen"])

@@ -17,8 +17,8 @@ _ALLOCATION = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}
 def allocate_in_glibc(environ: Mapping[str, str] = os.environ) -> None:
     """Restart this process so that Python allocates with glibc; return if that is decided.
 
-    Whoever sets PYTHONMALLOC decides, also for another allocator. To be called before other
-    imports, which the restarted process does again, and before there are threads.
+    A PYTHONMALLOC in the environment is kept, also for another allocator. Call this before other
+    imports, which the restarted process would repeat, and before there are threads.
     """
     glibc = "CS_GNU_LIBC_VERSION" in os.confstr_names
     if not glibc or "PYTHONMALLOC" in environ or not sys.executable:

@@ -1,1 +1,1 @@
-"""The command `podfabric`: the top layer, which may call everything and is called by nobody."""
+"""The command `podfabric`: the top layer, which may import every other."""

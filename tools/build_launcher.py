@@ -1,4 +1,4 @@
-"""Compile the launcher: one static executable, built again only if something of it has changed."""
+"""Compile the launcher, a static executable, if its sources or flags have changed."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ def build(target: str = "", output: Path | None = None) -> Path:
     try:
         done = subprocess.run([*command, "-o", str(temporary)], check=False)
     except FileNotFoundError:
-        raise SystemExit(f"there is no compiler {compiler}: run `tools/setup.sh base`") from None
+        raise SystemExit(f"no compiler {compiler}: run `tools/setup.sh base`") from None
     if done.returncode != 0:
         raise SystemExit(f"{compiler} failed with exit code {done.returncode}")
     temporary.replace(output)
@@ -42,7 +42,7 @@ def build(target: str = "", output: Path | None = None) -> Path:
 
 
 def _state(command: list[str]) -> str:
-    """What the launcher is made of: it changes if the result may."""
+    """A hash of the command and the sources."""
     made_of = hashlib.sha256("\0".join(command).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         made_of.update(source.read_bytes())

@@ -62,8 +62,8 @@ def main() -> int:
                 path.name for path in kubelet.directory.glob("*podfabric*")
             ),
         }
-        for what, found in left.items():
-            show.step(f"{what}: {', '.join(found) or 'none'}", not found)
+        for what, names in left.items():
+            show.step(f"{what}: {', '.join(names) or 'none'}", not names)
     return show.verdict()
 
 
@@ -84,10 +84,10 @@ def tour(
         run("ip", "netns", "add", name)
         started = time.monotonic()
         pod = admitted[name] = kubelet.admit(name, [container], namespace="demo", uid=f"uid-{name}")
-        given = pod.containers[container["name"]]
+        allocated = pod.containers[container["name"]]
         show.step(f"{name} holds {held(pod)}", True, time.monotonic() - started)
-        show.text(f"  {', '.join(sorted(given.devices))}")
-        show.text(f"  NCCL_IB_HCA {given.env.get('NCCL_IB_HCA')}")
+        show.text(f"  {', '.join(sorted(allocated.devices))}")
+        show.text(f"  NCCL_IB_HCA {allocated.env.get('NCCL_IB_HCA')}")
 
     show.title('3  ADD with "master": "auto": an interface and an address')
     results: dict[str, dict[str, Any]] = {}
@@ -130,7 +130,7 @@ def tour(
     for name in PODS:
         outcome = call(runtime, "DEL", definition, name, results[name])
         show.step(f"DEL {name}", outcome.exit_code == 0, outcome.seconds, outcome.stdout)
-        inside = [one for one in interfaces(name) if one != "lo"]
+        inside = [ifname for ifname in interfaces(name) if ifname != "lo"]
         show.step(f"interfaces in {name}: {', '.join(inside) or 'none'}", not inside)
         kubelet.remove(admitted[name])
         run("ip", "netns", "del", name)
@@ -163,7 +163,7 @@ def offered(kubelet: Kubelet, resource: str) -> str:
         count = kubelet.wait(lambda: kubelet.allocatable(resource), PATIENCE)
     except AssertionError as error:
         raise subprocess.CalledProcessError(1, "kubelet", str(error)) from None
-    hcas = {known.rpartition("-")[0] for known in kubelet.devices(resource)}
+    hcas = {device_id.rpartition("-")[0] for device_id in kubelet.devices(resource)}
     return f"allocatable: {count} device ids of {len(hcas)} HCAs, {', '.join(sorted(hcas))}"
 
 
@@ -177,7 +177,7 @@ def wait_for(path: Path, process: "subprocess.Popen[bytes]") -> bool:
 
 
 def place_hcas() -> None:
-    """Put the virtual machine's software HCAs where a real one is: under a PCI function each."""
+    """Give each software HCA of the virtual machine a PCI function, as real HCAs have."""
     if not Path("/sys/module/ibloop").exists():
         return
     functions = sorted(
@@ -231,19 +231,24 @@ def ping(pod: str, address: str) -> str:
 
 def held(pod: Pod) -> str:
     """The device ids of a pod's containers."""
-    every = [one for given in pod.containers.values() for ids in given.ids.values() for one in ids]
+    every = [
+        device_id
+        for container in pod.containers.values()
+        for ids in container.ids.values()
+        for device_id in ids
+    ]
     return ", ".join(sorted(every))
 
 
 def numbers_of(pod: Pod) -> dict[str, str]:
-    """Major and minor number of each verbs device node that the pod's containers were given."""
-    found = {}
-    for given in pod.containers.values():
-        for path, (host, _) in given.devices.items():
+    """Major and minor number of each uverbs device node of the pod's containers, by path."""
+    numbers = {}
+    for container in pod.containers.values():
+        for path, (host, _) in container.devices.items():
             if "uverbs" in path:
                 number = Path(host).stat().st_rdev
-                found[path] = f"{os.major(number)}:{os.minor(number)}"
-    return found
+                numbers[path] = f"{os.major(number)}:{os.minor(number)}"
+    return numbers
 
 
 def numbers_beside(pod: str) -> list[str]:
@@ -283,7 +288,7 @@ def host_interfaces() -> set[str]:
 def reservations() -> list[str]:
     """Who holds an address now, by the store's own command."""
     listed = run(PODFABRIC, "ipam", "list", "--output", "json")
-    return [one["address"] for one in json.loads(listed)]
+    return [reservation["address"] for reservation in json.loads(listed)]
 
 
 def run(*command: str) -> str:

@@ -20,7 +20,7 @@ enum outcome {
     REFUSED,    /* the answer says why nothing was begun */
     UNUSABLE,   /* no agent, or none that took the request: another process may do it instead */
     UNANSWERED, /* it may have done it, and does it no more: who does it instead settles that */
-    AT_WORK,    /* no answer, and it may still do it: nobody else should */
+    AT_WORK,    /* no answer, but it may still do the call: no other process should */
 };
 
 /* Milliseconds on the monotonic clock. */

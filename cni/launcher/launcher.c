@@ -4,10 +4,10 @@
  * environment, standard input and one socket, so that it starts in any root file system and costs
  * as little as a process can. VERSION is answered here.
  *
- * Where there is no agent it becomes `.podfabric/NAME` beside itself, the same plugin with an
- * interpreter of its own, or else says in a CNI error that the agent is to be started.
+ * Without an agent it executes `.podfabric/NAME` beside itself, the same plugin with an interpreter
+ * of its own. If that file is missing, it prints a CNI error that asks for the agent's start.
  *
- * `agent` is the conversation, `frame` the bytes that are said, `text` the errors' words.
+ * `agent` talks to the agent, `frame` has the wire format, `text` builds the error texts.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -51,7 +51,7 @@ static bool write_all(int descriptor, const void *bytes, size_t length)
     return true;
 }
 
-/* Print all there is to say and answer the exit code: not success if nobody can read it. */
+/* Print everything and return the exit code: not success if the output cannot be written. */
 static int finish(const void *out, size_t length, int exit_code)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -177,7 +177,7 @@ static bool read_stdin(const struct agent *agent, struct request *request, struc
 
 /* The way without an agent. */
 
-/* Make what was read of standard input standard input again. */
+/* Make standard input readable again, with the bytes that were read. */
 static bool rewind_stdin(const struct request *request)
 {
     int memory = memfd_create("stdin", MFD_CLOEXEC);

@@ -16,7 +16,7 @@ struct text {
 void add(struct text *text, const char *words);
 void add_number(struct text *text, unsigned long number);
 
-/* A foreign text between quotes, as a part of JSON, whatever bytes it holds. */
+/* A foreign text of any bytes between quotes, as a part of JSON. */
 void add_quoted(struct text *text, const char *foreign);
 
 /* " (ENOENT, errno 2)" */

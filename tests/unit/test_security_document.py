@@ -9,9 +9,9 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOCUMENT = (CHECKOUT / "docs/security.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", DOCUMENT)))
-GUARANTEES = DOCUMENT.partition("## What is held against a tenant")[2].partition("## What is not")[
-    0
-]
+GUARANTEES = DOCUMENT.partition("## Guarantees against a tenant")[2].partition(
+    "## What podfabric does not"
+)[0]
 
 
 @pytest.mark.parametrize("named", NAMED)

@@ -297,7 +297,7 @@ def test_launcher_must_be_one(
     assert f"{other}: this launcher does not exist: run `make cni`" in capsys.readouterr().err
     other.write_bytes(FOREIGN)
     assert _install(bin_dir, "--launcher", other) == 1
-    assert f"{other}: is no launcher of podfabric" in capsys.readouterr().err
+    assert f"{other}: is not a launcher of podfabric" in capsys.readouterr().err
     assert _tree(bin_dir) == []
 
 

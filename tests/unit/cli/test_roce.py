@@ -63,7 +63,7 @@ def test_what_is_too_much_is_told_with_what_is_not(root: Path) -> None:
         "port 1 of mlx5_1: 128 GIDs are enough for 63 pods with an address each, but a/b may give "
         "the HCA to 64"
     )
-    assert "of 63 at most" in found.remedy
+    assert "to at most 63" in found.remedy
 
 
 def test_ports_of_one_kind_are_told_together(root: Path) -> None:

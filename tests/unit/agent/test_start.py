@@ -1,0 +1,30 @@
+"""What an agent loads before its first call."""
+
+import subprocess
+import sys
+
+from tests.plugins import CHECKOUT
+
+HEAVY = ("asyncio", "difflib", "grpc", "prometheus_client", "rich", "ssl", "yaml")
+LOADED = f"""
+import sys
+import cli.commands
+import cli.agent
+print(*(name for name in {HEAVY} if name in sys.modules))
+"""
+
+
+def test_an_agent_starts_without_what_no_call_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_other_commands_load_no_agent() -> None:
+    script = LOADED.replace("import cli.agent", "import cli.main")
+    script += "print(*(name for name in sys.modules if name.startswith(('agent', 'cni'))))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
