@@ -102,7 +102,9 @@ class ThisNode:
         found = {}
         for pool in self.pools:
             name = pool.config.resource
-            held = {one.id: one for one in self.allocations if one.resource == name}
+            held: dict[str, Allocation] = {
+                one.id: one for one in self.allocations if one.resource == name
+            }
             found[name] = availability.unavailable(pool, self.reports, held, self.elsewhere[name])
         return found
 

@@ -231,7 +231,7 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def _shown(keys: list[tuple[str, str]]) -> list[str]:
+def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {known}" for resource, known in keys]
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
     AllocatedHCA,
@@ -53,7 +54,7 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
     )
     made = Allocation(
         resource="rdma/hca",
-        id=device_id,
+        id=DeviceId(device_id),
         devices=(AllocatedHCA(id=HCA, address=HCA, netdevs=("ib0",), rdma=(rdma,)),),
         time="2026-01-02T03:04:05Z",
         boot_id="9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11",

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from base.types import DeviceId
 from deviceplugin.allocate.demand import waiting_gpus
 from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU
@@ -15,7 +16,12 @@ OURS = ("rdma/hca", "rdma/vf")
 def _row(name: str, container: str, resource: str, ids: tuple[str, ...]) -> PodDevices:
     """A row of PodResources."""
     return PodDevices(
-        namespace="ml", name=name, uid="", container=container, resource=resource, ids=ids
+        namespace="ml",
+        name=name,
+        uid="",
+        container=container,
+        resource=resource,
+        ids=tuple(map(DeviceId, ids)),
     )
 
 

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedHCA, CheckpointDamaged
+from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, CheckpointDamaged
 from deviceplugin.ledger import YOUNG, Ledger
 
 RESOURCE = "rdma/hca"
@@ -60,7 +61,7 @@ def test_grant_is_written_when_it_returns(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
     found = {one.id: one for one in checkpoint.read(paths).allocations}
     assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
-    one = found[f"{FIRST}-0"]
+    one = found[DeviceId(f"{FIRST}-0")]
     assert (one.resource, one.devices, one.boot_id) == (RESOURCE, devices(FIRST), BOOT)
     assert not one.adopted
     assert abs((datetime.now(UTC) - datetime.fromisoformat(one.time)).total_seconds()) < 60
@@ -278,7 +279,7 @@ def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> No
 def test_is_dropped_only_when_the_kubelet_does_not_know_it_and_it_is_old(
     paths: Paths, age: float, known: bool, stays: bool
 ) -> None:
-    key = RESOURCE, f"{FIRST}-0"
+    key = RESOURCE, DeviceId(f"{FIRST}-0")
     ledger(paths).record(RESOURCE, {key[1]: devices(FIRST)})
     aged(paths, age)
     dropped = ledger(paths).drop_unknown({key} if known else ())
@@ -398,7 +399,9 @@ def killed(paths: Paths, at: int) -> tuple[int, bool]:
         for number in range(5):
             one.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
             os.write(writing, b".")
-        one.drop_unknown({(RESOURCE, f"{FIRST}-{number}") for number in range(5)}, age=-60.0)
+        one.drop_unknown(
+            {(RESOURCE, DeviceId(f"{FIRST}-{number}")) for number in range(5)}, age=-60.0
+        )
         one.settle()
         os._exit(0)
     os.close(writing)
@@ -474,15 +477,15 @@ def test_memory_and_disk_are_one_whatever_happens(
 ) -> None:
     paths.checkpoint.unlink(missing_ok=True)
     one = ledger(paths)
-    expected: set[tuple[str, str]] = set()
+    expected: set[AllocationKey] = set()
     for step, those in history:
         if step == "grant":
             one.record(RESOURCE, {known: devices(known[:-2]) for known in those})
-            expected |= {(RESOURCE, known) for known in those}
+            expected |= {(RESOURCE, DeviceId(known)) for known in those}
         elif step == "restart":
             one = ledger(paths)
         else:
-            known = {(RESOURCE, known) for known in those}
+            known = {(RESOURCE, DeviceId(known)) for known in those}
             assert set(one.drop_unknown(known, age=-60.0)) == expected - known
             expected &= known
         assert {kept.key for kept in one.allocations()} == expected

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint, pod_devices
 from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
@@ -86,7 +87,11 @@ def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> Non
     """Another device plugin gave it: to try again does not help."""
     holding.give(POD, {"17": []})
     unknown = Allocation(
-        resource=HCA, id="17", devices=(), time="2026-11-21T19:12:56Z", boot_id="this boot"
+        resource=HCA,
+        id=DeviceId("17"),
+        devices=(),
+        time="2026-11-21T19:12:56Z",
+        boot_id="this boot",
     )
     checkpoint.write(holding.paths, [HCA], [checkpoint.encode(unknown)])
     with pytest.raises(Unknown, match=r"holds 17 of rdma/hca, .*: delete the pod") as caught:

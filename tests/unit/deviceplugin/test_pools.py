@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.pools.config import (
     DEFAULT,
     MOST_IDS,
@@ -52,7 +53,7 @@ def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> Non
     """Mellanox plugin, server_test.go "Server construction"; no HCA is no token, and no error."""
     pool = PoolConfig(resource="rdma/test_server", mode="all", amount=amount)
     assert one(pool, [B, A]).slots == tuple(
-        Slot(str(n), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
+        Slot(DeviceId(str(n)), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
     )
     assert one(pool, [NIC]).slots == ()
     assert one(pool, []).slots == ()
@@ -60,9 +61,9 @@ def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> Non
 
 def test_exclusive_ids_are_the_hcas() -> None:
     assert one(EXCLUSIVE, [B, SF, A]).slots == (
-        Slot("0000:3b:00.0", ("0000:3b:00.0",), (0,)),
-        Slot("0000:5e:00.0", ("0000:5e:00.0",), (1,)),
-        Slot("mlx5_core.sf.4", ("mlx5_core.sf.4",), (0,)),
+        Slot(DeviceId("0000:3b:00.0"), ("0000:3b:00.0",), (0,)),
+        Slot(DeviceId("0000:5e:00.0"), ("0000:5e:00.0",), (1,)),
+        Slot(DeviceId("mlx5_core.sf.4"), ("mlx5_core.sf.4",), (0,)),
     )
 
 
@@ -74,7 +75,7 @@ def test_shared_ids_are_hca_and_slot() -> None:
         "0000:5e:00.0-0",
         "0000:5e:00.0-1",
     ]
-    assert made.slot("0000:5e:00.0-1") == Slot("0000:5e:00.0-1", (B.id,), (1,))
+    assert made.slot("0000:5e:00.0-1") == Slot(DeviceId("0000:5e:00.0-1"), (B.id,), (1,))
     assert made.slot("0000:5e:00.0-2") is None
     assert made.hca(A.id) is A
     assert made.hca("0000:5e:00.0-1") is None
@@ -256,7 +257,7 @@ def test_two_pools_of_a_mellanox_file_may_share_an_hca() -> None:
     entry = '{"resourceName": "%s", "rdmaHcaMax": 2, "selectors": {"vendors": ["15b3"]}}'
     text = f'{{"configList": [{entry % "a"}, {entry % "b"}]}}'
     made = pools(parse(text.encode(), "f"), [PF, VF0, SF, NIC])
-    expected = [Slot(str(n), (PF.id, VF0.id), (0,)) for n in range(2)]
+    expected = [Slot(DeviceId(str(n)), (PF.id, VF0.id), (0,)) for n in range(2)]
     assert [list(pool.slots) for pool in made] == [expected, expected]
 
 

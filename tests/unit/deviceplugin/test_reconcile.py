@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.allocate.allocation import recorded
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.current import is_as_recorded
@@ -39,7 +40,7 @@ def row(*ids: str, nodes: tuple[str, ...] = ()) -> PodDevices:
         uid="u-1",
         container="main",
         resource="rdma/hca",
-        ids=ids,
+        ids=tuple(map(DeviceId, ids)),
         nodes=nodes,
     )
 

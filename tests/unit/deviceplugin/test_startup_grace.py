@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from base.types import DeviceId
 from deviceplugin.availability import unavailable
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
@@ -30,7 +31,7 @@ def expected(
 
 @pytest.fixture
 def grace() -> StartupGrace:
-    return StartupGrace([(RESOURCE, A)], 1000.0)
+    return StartupGrace([(RESOURCE, DeviceId(A))], 1000.0)
 
 
 @pytest.mark.parametrize(
