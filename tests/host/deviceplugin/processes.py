@@ -75,7 +75,7 @@ def running(paths: Paths, part: str = "device-plugin") -> Iterator[Process]:
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait for something that tells nobody of itself, such as a log."""
+    """Wait for something without an event, such as a log."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"

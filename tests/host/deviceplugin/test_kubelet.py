@@ -36,7 +36,7 @@ def paths(root: Path) -> Paths:
 
 @pytest.fixture
 def others(kubelet: Kubelet) -> Iterator[Others]:
-    """Registers somebody else's plugin, as its attributes are given."""
+    """Registers another plugin with these attributes."""
     with ExitStack() as stack:
 
         def make(resource: str = FOO, count: int = 4, **attributes: object) -> Other:

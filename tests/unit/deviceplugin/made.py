@@ -42,7 +42,7 @@ def rdma(number: int, *ports: Port) -> RdmaDevice:
 
 
 def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
-    """An HCA; software if its id is no address."""
+    """An HCA; software if its id is not an address."""
     address = id if ":" in id or "." in id else ""
     made = HCA(
         id=id,

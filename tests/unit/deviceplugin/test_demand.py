@@ -86,7 +86,7 @@ HCA_OF_A = _row("a", "x", "rdma/hca", ("h",))
             [A, B], [_written("u", A), _written("v", B)], [], id="two, and neither ever asks"
         ),
         pytest.param(
-            [A], [_written("u", A), _written("u", HCA_OF_A)], [0], id="made anew with its name"
+            [A], [_written("u", A), _written("u", HCA_OF_A)], [0], id="made again with its name"
         ),
         pytest.param(
             [A], [_written("u", _gpus("", "y", 0))], [0], id="GPU of a pod that ended: another name"

@@ -57,7 +57,7 @@ def aged(paths: Paths, seconds: float) -> None:
     checkpoint.write(paths, found.resources, [checkpoint.encode(one) for one in entries])
 
 
-def test_grant_is_written_when_it_returns(paths: Paths) -> None:
+def test_allocation_is_in_the_file_when_it_returns(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
     found = {one.id: one for one in checkpoint.read(paths).allocations}
     assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
@@ -186,7 +186,7 @@ def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
-def test_grant_is_written_down_though_somebody_removed_the_file(paths: Paths) -> None:
+def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
     one = ledger(paths)
     one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     paths.checkpoint.unlink()
@@ -328,7 +328,9 @@ def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b'{"version": 2, "alloc', b'{"version": 9}', b"\x00" * 80]
 )
-def test_torn_file_is_told_set_aside_and_begun_anew(paths: Paths, content: bytes) -> None:
+def test_torn_file_is_logged_and_set_aside_and_a_new_one_begun(
+    paths: Paths, content: bytes
+) -> None:
     paths.devices.mkdir(parents=True)
     paths.checkpoint.write_bytes(content)
     told: list[str] = []
@@ -341,7 +343,7 @@ def test_torn_file_is_told_set_aside_and_begun_anew(paths: Paths, content: bytes
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
-def test_what_a_killed_writer_left_is_in_nobodys_way(paths: Paths) -> None:
+def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     (paths.devices / ".checkpoint.json.tmp").write_bytes(b'{"version": 1, "alloc')
     one = ledger(paths)
@@ -441,7 +443,7 @@ def test_killed_before_any_system_call_nothing_is_lost(tmp_path: Path) -> None:
     assert at > 30
 
 
-def test_grants_of_many_threads_are_all_kept(paths: Paths) -> None:
+def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:
     one = ledger(paths)
     begin = threading.Barrier(8)
     missing: list[str] = []
@@ -472,7 +474,7 @@ steps = st.tuples(st.sampled_from(["grant", "drop all but", "restart"]), st.sets
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=st.lists(steps, max_size=12))
-def test_memory_and_disk_are_one_whatever_happens(
+def test_memory_and_disk_are_the_same_after_any_history(
     paths: Paths, history: list[tuple[str, set[str]]]
 ) -> None:
     paths.checkpoint.unlink(missing_ok=True)

@@ -50,7 +50,7 @@ SHARED = PoolConfig(resource="a/b", slots=2)
 
 @pytest.mark.parametrize("amount", [0, 1, 100])
 def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> None:
-    """Mellanox plugin, server_test.go "Server construction"; no HCA is no token, and no error."""
+    """Mellanox plugin, server_test.go "Server construction": no HCA means no token, without an error."""
     pool = PoolConfig(resource="rdma/test_server", mode="all", amount=amount)
     assert one(pool, [B, A]).slots == tuple(
         Slot(DeviceId(str(n)), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
@@ -128,7 +128,7 @@ def test_a_later_pool_that_may_overlap_has_it_as_well() -> None:
     assert [len(pool.hcas) for pool in made] == [1, 1, 0]
 
 
-def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
+def test_what_is_held_stays_in_its_pool_when_selectors_change() -> None:
     now = PoolConfig(resource="a/now")
     then = PoolConfig(resource="a/then", selectors=(Selector(vendors=("ffff",)),))
     gone = msgspec.structs.replace(B, rdma=(), verbs=())
@@ -139,7 +139,7 @@ def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
     assert why == {("a/now", VF0.id): "pool a/removed has it"}
 
 
-def test_an_rdma_pool_takes_what_has_an_rdma_device_in_whatever_namespace() -> None:
+def test_an_rdma_pool_takes_an_hca_with_an_rdma_device_in_any_namespace() -> None:
     """SR-IOV plugin, devices/rdma_test.go: a device that moved into a pod is RDMA all the same."""
     moved = card("0000:5e:00.1", verbs=("mlx5_8",))
     assert ids(SHARED, A, NIC, moved) == [A.id, moved.id]
@@ -156,7 +156,7 @@ def test_of_a_pool_with_two_kinds_of_selectors_only_one_needs_rdma() -> None:
 
 
 def test_a_function_without_a_driver_is_no_device() -> None:
-    """SR-IOV plugin, manager_test.go "Discovery": a PF unbound is no error."""
+    """SR-IOV plugin, manager_test.go "Discovery": an unbound PF is not an error."""
     pool = PoolConfig(resource="a/b", mode="exclusive", rdma=False)
     unbound = card("0000:02:00.0", driver="")
     assert ids(pool, unbound, vf(PF, 3, driver="igb_uio")) == ["0000:86:02.3"]
@@ -190,7 +190,7 @@ def test_software_is_offered_only_if_it_is_named(
     assert (RXE.id in ids(pool, RXE, A)) is taken
 
 
-def test_the_default_pool_offers_whatever_works_or_has_worked() -> None:
+def test_the_default_pool_offers_what_works_or_has_worked() -> None:
     down = card("0000:af:00.0", rdma("mlx5_6", port(state="DOWN")))
     assert ids(DEFAULT, A, down, RXE, NIC) == [A.id, RXE.id]
     assert ids(DEFAULT, A, down, worked=[down.id]) == [A.id, down.id]
@@ -261,9 +261,7 @@ def test_two_pools_of_a_mellanox_file_may_share_an_hca() -> None:
     assert [list(pool.slots) for pool in made] == [expected, expected]
 
 
-ADAPTERS = st.lists(
-    st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda hca: hca.id
-)
+HCAS = st.lists(st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda hca: hca.id)
 CONFIGS = st.lists(
     st.builds(
         PoolConfig,
@@ -284,7 +282,7 @@ CONFIGS = st.lists(
 )
 
 
-@given(ADAPTERS, CONFIGS)
+@given(HCAS, CONFIGS)
 def test_without_overlap_no_hca_is_in_two_pools(
     found: list[HCA], several: list[PoolConfig]
 ) -> None:

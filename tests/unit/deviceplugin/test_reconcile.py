@@ -94,7 +94,7 @@ def test_id_that_the_pool_has_not_tells_by_its_name(
     [
         pytest.param("exclusive", A, ["uverbs0"], {A: "uverbs0 231:192"}, id="as it was"),
         pytest.param("exclusive", A, ["uverbs1"], {A: "uverbs1 231:193"}, id="another's now"),
-        pytest.param("exclusive", A, ["uverbs9"], {A: "uverbs9 231:201"}, id="nobody's now"),
+        pytest.param("exclusive", A, ["uverbs9"], {A: "uverbs9 231:201"}, id="no HCA's now"),
         pytest.param("exclusive", A, ["uverbs40"], {A: "uverbs40 0:0"}, id="not told any more"),
         pytest.param(
             "all", "0", ["uverbs1"], {B: "uverbs1 231:193"}, id="one of the two was not well then"

@@ -43,7 +43,7 @@ def test_what_was_held_is_expected_until_the_minute_is_over(
     booting = {A: fault, B: fault}
     pending = []
     for after, wanted in ((0.0, {A}), (GRACE - 1.0, {A}), (GRACE, set()), (GRACE + 1.0, set())):
-        assert expected(grace, booting, after) == wanted  # nobody held the other
+        assert expected(grace, booting, after) == wanted  # no container held the other
         pending.append(grace.pending)
     assert pending == [True, True, False, False]
 
