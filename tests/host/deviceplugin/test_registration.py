@@ -94,7 +94,7 @@ def test_a_kubelet_that_is_not_there_is_waited_for(
     kubelet.start()
     all_healthy(kubelet)
     kubelet.wait(lambda: server.state().problem == "")
-    assert caplog.text.count("does not exist: waiting for the kubelet") <= 1
+    assert caplog.text.count("kubelet.sock: does not exist: waiting for the kubelet") <= 1
 
 
 def test_a_pool_is_back_within_a_second_of_a_kubelets_restart_and_holders_keep_their_devices(

@@ -191,6 +191,7 @@ def _heading(struct: type[msgspec.Struct]) -> str:
 def _shown(hint: object) -> str:
     """As the page has it: "list of string", "node or null"."""
     names = {int: "number", str: "string", bool: "bool"}
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if isinstance(hint, type) and hint in names:
         return names[hint]
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

@@ -50,7 +50,7 @@ SHARED = PoolConfig(resource="a/b", slots=2)
 
 @pytest.mark.parametrize("amount", [0, 1, 100])
 def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> None:
-    """Mellanox plugin, server_test.go "Server construction": no HCA means no token, without an error."""
+    """Mellanox plugin, server_test.go "Server construction": no HCA, no token, and no error."""
     pool = PoolConfig(resource="rdma/test_server", mode="all", amount=amount)
     assert one(pool, [B, A]).slots == tuple(
         Slot(DeviceId(str(n)), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
