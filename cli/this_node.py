@@ -102,7 +102,7 @@ class ThisNode:
         reasons = {}
         for pool in self.pools:
             name = pool.config.resource
-            held = {
+            held: dict[str, Allocation] = {
                 allocation.id: allocation
                 for allocation in self.allocations
                 if allocation.resource == name

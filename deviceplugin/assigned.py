@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
     AllocatedHCA,
@@ -94,7 +95,7 @@ def _of_the_kubelet(
     rows, listed = content
     allocated = [(row.resource, device_id) for row in rows for device_id in row.ids]
     return allocated, [
-        (resource, device_id) for resource in listed for device_id in listed[resource]
+        (resource, DeviceId(device_id)) for resource in listed for device_id in listed[resource]
     ]
 
 

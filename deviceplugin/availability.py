@@ -121,7 +121,7 @@ def _of_slots(
     held: Mapping[str, Allocation],
     why: Callable[[Slot, str], str | None],
 ) -> dict[str, str]:
-    result = {}
+    result: dict[str, str] = {}
     for slot in slots:
         reasons = [why(slot, hca_id) for hca_id in slot.hcas]
         stale = _stale(pool, held[slot.id]) if slot.id in held else None

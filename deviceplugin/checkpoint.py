@@ -14,11 +14,12 @@ import msgspec
 
 from base import files
 from base.paths import Paths
+from base.types import DeviceId
 
 VERSION = 2
 NOTHING: Mapping[str, Sequence[str]] = {}
 
-AllocationKey = tuple[str, str]
+AllocationKey = tuple[str, DeviceId]
 """A resource and a device id of it, which the kubelet gives to one container at a time."""
 
 
@@ -71,7 +72,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One device id of one resource that a container holds."""
 
     resource: str
-    id: str  # as the kubelet has it
+    id: DeviceId  # as the kubelet has it
     # One HCA; in mode "all" every HCA of the pool; none if it was adopted and the HCA is unknown.
     devices: tuple[AllocatedHCA, ...]
     time: str  # "2026-11-21T19:12:56Z"
@@ -101,7 +102,7 @@ class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """An allocation in the file. Many have the same devices, which are therefore stored once."""
 
     resource: str
-    id: str
+    id: DeviceId
     devices: tuple[str, ...]  # keys of CheckpointFile.hcas
     time: str
     boot_id: str

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
     AllocatedHCA,
@@ -175,7 +176,7 @@ class Ledger:
         for device_id, hcas in devices.items():
             yield Allocation(
                 resource=resource,
-                id=device_id,
+                id=DeviceId(device_id),
                 devices=hcas,
                 time=now,
                 boot_id=self._boot_id,

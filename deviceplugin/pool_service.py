@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import grpc
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import current
 from deviceplugin.allocate import allocation, demand, device_info, validate_request
 from deviceplugin.allocate.allocation import AllocateRefused, AllocateResult
@@ -74,7 +75,7 @@ class PoolService:
         are listed as healthy nevertheless. `ours` are all resources of this plugin. `contested`:
         other pools have some of the HCAs too, or hold them.
         """
-        listing = [
+        listing: Listing = [
             (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
             for slot in pool.slots
         ]
@@ -124,7 +125,7 @@ class PoolService:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
         gpu_addresses = [gpu.address for gpu in gpus]
         topology = self._topology_of([hca.address for hca in pool.hcas], gpu_addresses)
-        loads = self._ledger.loads({(self.name, device_id) for device_id in available})
+        loads = self._ledger.loads({(self.name, DeviceId(device_id)) for device_id in available})
         return preferred(pool, available, must_include, size, loads, near, topology)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:

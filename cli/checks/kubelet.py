@@ -239,7 +239,7 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def _shown(keys: list[tuple[str, str]]) -> list[str]:
+def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {device_id}" for resource, device_id in keys]
 
 

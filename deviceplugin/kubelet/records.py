@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     uid: str  # of the pod; "" from PodResources
     container: str
     resource: str
-    ids: tuple[str, ...]  # sorted
+    ids: tuple[DeviceId, ...]  # sorted
     claimed: bool = False  # by a ResourceClaim of a DRA driver; never from the checkpoint
     # From the answer of Allocate, if the caller asked for it.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
@@ -323,7 +324,7 @@ def _rows(
             uid=uid,
             container=container,
             resource=resource,
-            ids=tuple(sorted(ids)),
+            ids=tuple(DeviceId(device_id) for device_id in sorted(ids)),
             claimed=claimed,
             nodes=answers.get(key, _NOTHING).nodes,
             cdi=answers.get(key, _NOTHING).cdi,

@@ -175,8 +175,8 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     ) -> v1beta1_pb2.AllocateResponse:
         """One response per container request, in order; one that fails fails all."""
         answers = []
-        for one in request.container_requests:
-            ids = list(one.devices_ids)
+        for container in request.container_requests:
+            ids = list(container.devices_ids)
             try:
                 answers.append(
                     self._resource.allocate(ids) if ids else v1beta1_pb2.ContainerAllocateResponse()

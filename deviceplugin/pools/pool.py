@@ -9,6 +9,7 @@ from functools import cached_property
 import msgspec
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.pools import selectors
 from deviceplugin.pools.config import MOST_IDS, DevicePluginConfig, PoolConfig, Selector
 from host import sysfs
@@ -20,7 +21,7 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 class Slot(msgspec.Struct, frozen=True):
     """A device id of a pool."""
 
-    id: str
+    id: DeviceId
     hcas: tuple[str, ...]  # the ids of the HCAs that its holder gets
     numa: tuple[int, ...]  # sorted; () if unknown or switched off
 
@@ -234,9 +235,9 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
     if config.mode == "all":
         ids = tuple(hca.id for hca in hcas)
         numa = _numa(config, hcas)
-        return [Slot(str(number), ids, numa) for number in range(config.amount)], None
+        return [Slot(DeviceId(str(number)), ids, numa) for number in range(config.amount)], None
     if config.mode == "exclusive":
-        return [Slot(hca.id, (hca.id,), _numa(config, [hca])) for hca in hcas], None
+        return [Slot(DeviceId(hca.id), (hca.id,), _numa(config, [hca])) for hca in hcas], None
     each = min(config.slots, MOST_IDS // len(hcas))
     problem = None
     if each != config.slots:
@@ -247,7 +248,7 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
     slots = []
     for hca in hcas:
         numa = _numa(config, [hca])
-        slots += [Slot(f"{hca.id}-{n}", (hca.id,), numa) for n in range(each)]
+        slots += [Slot(DeviceId(f"{hca.id}-{n}"), (hca.id,), numa) for n in range(each)]
     return slots, problem
 
 

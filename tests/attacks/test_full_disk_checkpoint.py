@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, CheckpointUnreadable
 from deviceplugin.ledger import Ledger
@@ -19,7 +20,7 @@ Act = Callable[[Ledger], object]
 
 
 def key(number: int) -> AllocationKey:
-    return RESOURCE, f"0000:3b:00.0-{number}"
+    return RESOURCE, DeviceId(f"0000:3b:00.0-{number}")
 
 
 def grant(ledger: Ledger, number: int) -> None:

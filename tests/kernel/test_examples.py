@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host import discovery, infiniband, links
@@ -102,7 +103,7 @@ def _give_hca(paths: Paths) -> None:
     device = AllocatedHCA(id=hca.id, address=hca.address, netdevs=hca.netdevs, rdma=())
     allocation = Allocation(
         resource="rdma/hca",
-        id=f"{hca.id}-0",
+        id=DeviceId(f"{hca.id}-0"),
         devices=(device,),
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),

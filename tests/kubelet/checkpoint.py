@@ -46,7 +46,7 @@ def write(
 
 
 def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
-    """What a kubelet takes over when it starts: the holders, and the resources it knew."""
+    """Read the holders and the resources, as a kubelet does when it starts."""
     try:
         data = json.loads(path.read_text())["Data"]
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
 
 
 def _by_node(held: Held) -> dict[str, list[str]]:
-    """A device of two nodes is below both; one of none below -1."""
+    """By NUMA node: a device of two nodes is in both lists, one without a node in that of -1."""
     nodes: dict[str, list[str]] = {}
     for one, numa in sorted(held.devices.items()):
         for node in numa or (-1,):
@@ -81,7 +81,7 @@ def _by_node(held: Held) -> dict[str, list[str]]:
 
 
 def _fnv(content: bytes) -> int:
-    """FNV-1a's 32 bits elder, FNV-1: what hash/fnv's New32 of Go is."""
+    """FNV-1 (not FNV-1a) with 32 bits, as New32 of Go's hash/fnv."""
     value = 0x811C9DC5
     for byte in content:
         value = (value * 0x01000193 & 0xFFFFFFFF) ^ byte

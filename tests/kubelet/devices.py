@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     limits: dict[str, int] = {}
     init: bool = False
-    restartable: bool = False  # an init container that stays: a sidecar
+    restartable: bool = False  # an init container that keeps running: a sidecar
 
 
 class Held(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class Held(msgspec.Struct, kw_only=True):
 
 
 class Given(msgspec.Struct, kw_only=True):
-    """What a container is started with: the responses of all its resources, merged."""
+    """The merged responses for all resources of a container."""
 
     env: dict[str, str] = {}
     devices: dict[str, tuple[str, str]] = {}  # path in the container: path on the host, rights
@@ -54,7 +54,7 @@ class Given(msgspec.Struct, kw_only=True):
     annotations: dict[str, str] = {}
     cdi: list[str] = []
     ids: dict[str, list[str]] = {}  # by resource, sorted
-    conflicts: list[str] = []  # what two resources gave differently; the first wins
+    conflicts: list[str] = []  # values in which two resources differ; the first one is used
 
 
 class Manager:
@@ -74,11 +74,11 @@ class Manager:
         self._reusable: dict[str, dict[str, set[str]]] = {}  # by pod, by resource
 
     def connected(self, endpoint: Endpoint) -> None:
-        """A plugin has registered: the newest has the resource."""
+        """Register a plugin: the newest one has the resource."""
         self.endpoints[endpoint.resource] = endpoint
 
     def update(self, endpoint: Endpoint, devices: Devices) -> None:
-        """A message of a plugin's list replaces the whole list."""
+        """Replace the whole list by a plugin's message."""
         if self._old or self.endpoints.get(endpoint.resource) is endpoint:
             self.devices[endpoint.resource] = dict(devices)
 
@@ -95,7 +95,7 @@ class Manager:
         self.devices[endpoint.resource] = {one: (False, numa) for one, (_, numa) in known.items()}
 
     def healthy(self, resource: str) -> set[str]:
-        """The ids that can be given to a container, or have been."""
+        """The healthy ids, held or not."""
         return {one for one, (healthy, _) in self.devices.get(resource, {}).items() if healthy}
 
     def in_use(self, resource: str) -> set[str]:
@@ -103,7 +103,7 @@ class Manager:
         return {one for held in self.held if held.resource == resource for one in held.devices}
 
     def forget_all_but(self, uids: Collection[str]) -> None:
-        """Free what pods held that are gone: lazily, before an allocation or a List."""
+        """Free the devices of pods that are gone, before an allocation or a List."""
         with self._lock:
             self.held = [held for held in self.held if held.uid in uids]
 
@@ -172,7 +172,7 @@ class Manager:
         reusable: set[str],
         numa: Collection[int] | None,
     ) -> set[str]:
-        """devicesToAllocate of the kubelet's. Empty: nothing to do."""
+        """The kubelet's devicesToAllocate. Empty if nothing is needed."""
         healthy = self.healthy(resource)
         if resource not in self.devices:
             raise PodRejected(f"cannot allocate unregistered device {resource}")
@@ -230,7 +230,7 @@ class Manager:
         return {one for one in available if set(listed[one][1]) & set(numa)}
 
     def start(self, uid: str, request: Request, timeout: float) -> Given:
-        """What the container starts with, after PreStartContainer. Raises NotStarted."""
+        """The container's merged responses, after PreStartContainer. Raises NotStarted."""
         given = Given()
         holding = self._of(uid, request.name)
         self._choice.shuffle(holding)

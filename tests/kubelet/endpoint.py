@@ -1,4 +1,4 @@
-"""A device plugin, as the kubelet calls it."""
+"""The kubelet's connection to a device plugin."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -69,7 +69,7 @@ class Endpoint:
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> list[str]:
-        """The ids it prefers; none if it does not say that it can be asked. Raises RpcError."""
+        """The preferred ids; none if the plugin does not offer this call. Raises RpcError."""
         if not self.options.get_preferred_allocation_available:
             return []
         self._record("GetPreferredAllocation", self.resource, sorted(available), size)
@@ -88,7 +88,7 @@ class Endpoint:
         return list(responses[0].deviceIDs) if responses else []
 
     def allocate(self, ids: Sequence[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The response of its one container request. Raises RpcError, LookupError."""
+        """The response to a single container request. Raises RpcError, LookupError."""
         if self.stopped:
             raise LookupError(f"endpoint {self.socket} has been stopped")
         self._record("Allocate", self.resource, sorted(ids))
@@ -103,13 +103,13 @@ class Endpoint:
         return response
 
     def pre_start(self, ids: Sequence[str], timeout: float) -> None:
-        """Before a container starts, if the plugin wants it. Raises RpcError."""
+        """Call PreStartContainer if the plugin asks for it. Raises RpcError."""
         self._record("PreStartContainer", self.resource, sorted(ids))
         request = v1beta1_pb2.PreStartContainerRequest(devices_ids=ids)
         self._stub.PreStartContainer(request, timeout=timeout)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE)

@@ -36,7 +36,7 @@ class Pod(msgspec.Struct, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call between the two, in the order in which they were made."""
+    """A call between kubelet and plugin."""
 
     method: str
     resource: str
@@ -95,10 +95,10 @@ class Kubelet:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # Its own life.
+    # Start and stop.
 
     def start(self) -> None:
-        """Begin as a kubelet begins: old sockets away, state from the checkpoint, own sockets."""
+        """Remove old sockets, read the checkpoint, and make the own sockets."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.root / "pod-resources").mkdir(exist_ok=True)
         (self.root / "plugins_registry").mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ class Kubelet:
         self._registry.start()
 
     def stop(self) -> None:
-        """End: every connection is cut. Again is fine."""
+        """Stop and close every connection. May be called again."""
         with self.changed:
             self._up = False
             endpoints, self._endpoints = self._endpoints, []
@@ -129,41 +129,41 @@ class Kubelet:
             endpoint.close()
 
     def restart(self) -> None:
-        """End and begin anew; pods go on, as they do."""
+        """Stop and start again; pods go on."""
         self.stop()
         self.start()
 
     def wait(self, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:  # noqa: ANN401
-        """Until that is true, which is returned. AssertionError if it takes too long."""
+        """Wait until the condition is true; return its value. AssertionError after `timeout`."""
         end = time.monotonic() + timeout
         with self.changed:
             while not (found := condition()):
                 left = end - time.monotonic()
                 if left <= 0:
                     raise AssertionError(f"not within {timeout} s; {self.calls[-8:]}")
-                # A condition may be about something else than this kubelet.
+                # The condition may depend on something other than this kubelet.
                 self.changed.wait(min(left, 0.05))
             return found
 
-    # What it knows.
+    # Its state.
 
     def capacity(self, resource: str) -> int:
-        """Of the node's status: every device, healthy or not."""
+        """The capacity in the node's status: every device, healthy or not."""
         with self.changed:
             return len(self._manager.devices.get(resource, {}))
 
     def allocatable(self, resource: str) -> int:
-        """Of the node's status: the healthy devices, held or not."""
+        """The allocatable devices in the node's status: the healthy ones, held or not."""
         with self.changed:
             return len(self._manager.healthy(resource))
 
     def devices(self, resource: str) -> Devices:
-        """The list as it is known now: id -> healthy, NUMA nodes."""
+        """The current list: id -> healthy, NUMA nodes."""
         with self.changed:
             return dict(self._manager.devices.get(resource, {}))
 
     def resources(self) -> list[str]:
-        """Those that have ever been registered."""
+        """The resources that have ever been registered."""
         with self.changed:
             return sorted(self._manager.endpoints)
 
@@ -173,13 +173,13 @@ class Kubelet:
             return self._manager.endpoints.get(resource)
 
     def held(self) -> list[Held]:
-        """What containers of pods that still are hold; what was freed lazily is freed by this."""
+        """The ids that containers hold; frees those of pods that are gone first."""
         with self.changed:
             self._manager.forget_all_but(self.pods)
             return list(self._manager.held)
 
     def count(self, method: str, resource: str) -> int:
-        """How often that was called."""
+        """How often a method was called."""
         with self.changed:
             return sum((one.method, one.resource) == (method, resource) for one in self.calls)
 
@@ -226,7 +226,7 @@ class Kubelet:
         return pod
 
     def readmit(self, pod: Pod) -> None:
-        """What a kubelet does after a restart with a pod that was admitted before."""
+        """Admit a pod of before again, as the kubelet does after a restart."""
         self.pods[pod.uid] = pod
         with self._admission:
             for request in pod.requests:
@@ -240,15 +240,15 @@ class Kubelet:
             )
 
     def remove(self, pod: Pod) -> None:
-        """The pod is gone. What it held is freed with the next allocation or List."""
+        """Remove a pod. Its devices are freed with the next allocation or List."""
         with self.changed:
             self.pods.pop(pod.uid, None)
             self.changed.notify_all()
 
-    # What plugins and the registry call.
+    # Called by plugins and the registry.
 
     def register(self, resource: str, socket: Path) -> None:
-        """Take a plugin. Raises grpc errors and ValueError."""
+        """Register a plugin. Raises grpc errors and ValueError."""
         if not is_extended_resource_name(resource):
             raise ValueError(f'the ResourceName "{resource}" is invalid')
         if resource in self.refuse:
@@ -263,13 +263,13 @@ class Kubelet:
             endpoint.watch(self._updated, self._lost)
 
     def deregister(self, socket: Path) -> None:
-        """Hang up on the plugin at that socket."""
+        """Disconnect the plugin at that socket."""
         for endpoint in list(self._endpoints):
             if endpoint.socket == socket:
                 endpoint.close()
 
     def record(self, method: str, resource: str, ids: Collection[str] = (), size: int = 0) -> None:
-        """Note a call."""
+        """Record a call."""
         with self.changed:
             self.calls.append(Call(method, resource, tuple(ids), size))
             self.changed.notify_all()
@@ -299,7 +299,7 @@ class Kubelet:
 
     def _write(self) -> None:
         manager = self._manager
-        # A test may have taken the directory away.
+        # A test may have removed the directory.
         with self.changed, suppress(FileNotFoundError):
             registered = {name: sorted(manager.healthy(name)) for name in manager.devices}
             checkpoint.write(self.checkpoint, manager.held, registered, self._form, self._boot_id)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
-    """What pods hold, one entry per device. Old kubelets leave init containers out."""
+    """The devices of pods, one entry per device. Old kubelets omit init containers."""
 
     def __init__(self, kubelet: "Kubelet", init_containers: bool) -> None:
         self._kubelet = kubelet

@@ -28,13 +28,13 @@ class Registry:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; everything that is there is new."""
+        """Start. All existing sockets count as new."""
         self._ended.clear()
         self._thread = threading.Thread(target=self._run, name="kubelet-registry", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End. The sockets stay, as they do when a kubelet ends."""
+        """Stop. The sockets stay, as when a kubelet ends."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -60,7 +60,7 @@ class Registry:
         return found
 
     def _register(self, path: Path) -> Path:
-        """The plugin's endpoint, taken or refused."""
+        """Accept or refuse a plugin; return its endpoint."""
         options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         endpoint = path
         with grpc.insecure_channel(f"unix:{path}", options) as channel:

@@ -21,7 +21,7 @@ SHARED = config(PoolConfig(resource=HCA, mode="shared", slots=4, only_working=Tr
 
 
 class Node:
-    """A node with its device plugin, which can be ended and begun anew."""
+    """A node with its device plugin, which can be restarted."""
 
     def __init__(self, paths: Paths, configuration: DevicePluginConfig) -> None:
         self.paths = paths

@@ -1,4 +1,4 @@
-"""A device plugin of somebody else's: what a kubelet must bear, on a socket and no more."""
+"""Another device plugin, on a socket only: behaviour that a kubelet must bear."""
 
 import time
 from collections.abc import Iterator

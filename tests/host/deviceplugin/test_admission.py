@@ -110,7 +110,7 @@ def test_the_first_answer_after_a_start_knows_who_never_asks(cluster: Make) -> N
     assert one.holders() == {f"mlx5_{number}": 1 for number in range(8)}
 
 
-def test_a_pod_that_is_made_anew_by_its_name_has_its_hint_again(cluster: Make) -> None:
+def test_a_pod_that_is_made_again_with_its_name_has_its_hint_again(cluster: Make) -> None:
     one = cluster()
     firsts = Counter[str]()
     for _ in range(8):

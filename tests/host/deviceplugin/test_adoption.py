@@ -77,7 +77,7 @@ def uverbs_of(one: Allocation) -> str:
 
 
 def reload_all(paths: Paths) -> None:
-    """Every driver is loaded anew: no HCA has a uverbs number that any had."""
+    """Every driver is reloaded: no HCA has a uverbs number that any had."""
     tree = Tree(paths.sys, paths)
     for number in range(8):
         old = paths.sys / f"class/infiniband_verbs/uverbs{number}"
@@ -174,7 +174,7 @@ def lose_checkpoint(node: Node, kubelet: Kubelet) -> None:
 def test_what_is_taken_over_has_the_node_that_the_container_has(
     node: Node, kubelet: Kubelet
 ) -> None:
-    """While nobody wrote anything down its number became another HCA's."""
+    """While the plugin was down its number became another HCA's."""
     pod = kubelet.admit("worker-0", [container()])
     (before,) = held(node.paths).values()
     theirs = uverbs_of(before)
@@ -203,7 +203,7 @@ def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet
 
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["none", "one", "two"])
 def test_what_an_older_checkpoint_lacks_is_adopted(node: Node, kubelet: Kubelet, kept: int) -> None:
-    """A broken disk, or somebody's backup: the kubelet's own file has what is missing."""
+    """The disk is broken, or a backup was restored: the kubelet has what is missing."""
     for number in range(3):
         kubelet.admit(f"worker-{number}", [container()])
     before = held(node.paths)

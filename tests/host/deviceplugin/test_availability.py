@@ -40,7 +40,7 @@ Boot = Callable[[Paths], None]
 
 @pytest.fixture
 def card() -> Iterator[Paths]:
-    """VFs and an SF that nobody has configured: RoCE's interfaces are down, the others lack a GUID.
+    """VFs and an SF that are not configured: RoCE's interfaces are down, the others lack a GUID.
 
     The ports of both PFs are ACTIVE.
     """
@@ -122,7 +122,7 @@ def test_rdma_ports_are_nothing_to_a_pool_that_asks_for_no_rdma(card: Paths) -> 
 
 
 def test_vf_for_many_holders_must_be_well_itself(card: Paths) -> None:
-    """Nobody sets it up when one of them comes."""
+    """It is not set up when a pod gets it."""
     shared = PoolConfig(resource=HCA, slots=2, selectors=(Selector(pfNames=("ib0#0-1",)),))
     port(card, "mlx5_2")
     with Kubelet(card.kubelet) as kubelet, serving(card, kubelet, config(shared)):
@@ -297,7 +297,7 @@ def test_nothing_slips_through_between_two_looks(
         assert [one.resource for one in checkpoint.read(server).allocations] == [first[0]]
 
 
-def test_holder_of_all_gets_the_hcas_that_nobody_has_alone(server: Paths) -> None:
+def test_holder_of_all_gets_the_hcas_that_are_not_held_exclusively(server: Paths) -> None:
     everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(ALONE, everything)):
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)

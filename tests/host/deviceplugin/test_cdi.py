@@ -155,7 +155,7 @@ def test_a_port_that_is_down_takes_no_name_away(node: Node, kubelet: Kubelet) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 200, b'{\n  "cdiVer'])
-def test_a_file_that_a_power_cut_damaged_is_made_anew(
+def test_a_file_that_a_power_cut_damaged_is_replaced(
     server: Paths, kubelet: Kubelet, content: bytes
 ) -> None:
     server.cdi.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_a_file_that_a_power_cut_damaged_is_made_anew(
         one.plugin.close()
 
 
-def test_somebody_elses_file_rejects_the_pod_and_says_so(server: Paths, kubelet: Kubelet) -> None:
+def test_another_programs_file_rejects_the_pod_and_says_so(server: Paths, kubelet: Kubelet) -> None:
     server.cdi.mkdir(parents=True)
     file = cdi.path(server, HCA)
     file.write_text('{"kind": "vendor.example/hca"}')
@@ -183,9 +183,7 @@ def test_somebody_elses_file_rejects_the_pod_and_says_so(server: Paths, kubelet:
     assert file.read_text() == '{"kind": "vendor.example/hca"}'
 
 
-def test_somebody_elses_file_keeps_no_other_pools_from_being_written(
-    server: Paths, kubelet: Kubelet
-) -> None:
+def test_another_programs_file_does_not_affect_other_pools(server: Paths, kubelet: Kubelet) -> None:
     server.cdi.mkdir(parents=True)
     cdi.path(server, HCA).write_text('{"kind": "vendor.example/hca"}')
     one = Node(server, config(NAMED, ALONE))

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
@@ -36,7 +37,7 @@ def paths(root: Path) -> Paths:
 
 @pytest.fixture
 def others(kubelet: Kubelet) -> Iterator[Others]:
-    """Registers somebody else's plugin, as its attributes are given."""
+    """Registers another plugin with these attributes."""
     with ExitStack() as stack:
 
         def make(resource: str = FOO, count: int = 4, **attributes: object) -> Other:
@@ -247,7 +248,7 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
             uid="",
             container="b",
             resource=FOO,
-            ids=tuple(pod.containers["b"].ids[FOO]),
+            ids=tuple(map(DeviceId, pod.containers["b"].ids[FOO])),
         )
     ]
     kubelet.remove(pod)

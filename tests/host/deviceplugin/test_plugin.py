@@ -96,7 +96,7 @@ def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None
 
 
 @pytest.mark.parametrize("form", ["v1", "v2"])
-def test_lost_checkpoint_is_made_anew_from_the_kubelets(server: Paths, form: str) -> None:
+def test_lost_checkpoint_is_made_again_from_the_kubelets(server: Paths, form: str) -> None:
     with Kubelet(server.kubelet, form=form) as kubelet:  # type: ignore[arg-type]
         one = Node(server, SHARED)
         try:

@@ -66,7 +66,9 @@ def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
     assert not connection.list(0.5).pod_resources
 
 
-def test_is_made_anew_after_it_was_ended(kubelet: Kubelet, connection: PodResourcesClient) -> None:
+def test_connects_again_after_it_was_closed(
+    kubelet: Kubelet, connection: PodResourcesClient
+) -> None:
     kubelet.start()
     connection.list(2.0)
     connection.close()

@@ -95,7 +95,7 @@ def test_a_kubelet_that_is_not_there_is_waited_for(
     kubelet.start()
     all_healthy(kubelet)
     kubelet.wait(lambda: server.state().problem == "")
-    assert caplog.text.count("does not exist: waiting for the kubelet") <= 1
+    assert caplog.text.count("kubelet.sock: does not exist: waiting for the kubelet") <= 1
 
 
 def test_a_pool_is_back_at_once_after_a_kubelets_restart_and_holders_keep_their_devices(
@@ -146,7 +146,7 @@ def test_a_kubelet_that_was_away_finds_the_list_as_it_is_then(
     assert kubelet.allocatable(NAME) == 3
 
 
-def test_a_socket_that_vanished_is_made_anew_under_another_name(
+def test_a_socket_that_vanished_is_made_again_under_another_name(
     kubelet: Kubelet, serve: Serve, root: Path
 ) -> None:
     kubelet.start()
@@ -160,7 +160,7 @@ def test_a_socket_that_vanished_is_made_anew_under_another_name(
     assert kubelet.admit("pod", ONE).containers["main"].ids
 
 
-def test_a_socket_of_somebody_else_under_its_name_is_left_alone(
+def test_another_programs_socket_under_its_name_is_left_alone(
     kubelet: Kubelet, serve: Serve, root: Path
 ) -> None:
     kubelet.start()
@@ -196,7 +196,7 @@ def test_a_directory_that_is_replaced_is_followed(
     assert len(own_sockets(root)) == 1
 
 
-def test_a_list_that_the_kubelet_reads_no_more_is_registered_anew(
+def test_a_pool_registers_again_when_the_kubelet_stops_reading_its_list(
     kubelet: Kubelet, serve: Serve
 ) -> None:
     kubelet.start()
@@ -454,7 +454,7 @@ def test_a_watched_pool_that_is_refused_says_why_and_shows_another_socket(
     assert "the kubelet refuses it: the node is full" in caplog.text
 
 
-def test_a_watched_socket_that_vanished_is_made_anew(
+def test_a_watched_socket_that_vanished_is_made_again(
     kubelet: Kubelet, serve: Serve, root: Path
 ) -> None:
     kubelet.start()

@@ -1,4 +1,4 @@
-"""A pool's gRPC server, called as the kubelet calls it and as nobody should."""
+"""A pool's gRPC server, called as the kubelet calls it, and wrongly."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 
 
 class Plugin:
-    """A pool that is served, and a client of it. Nobody registers it."""
+    """A pool that is served but not registered, and its client."""
 
     def __init__(self, root: Path, pool: Pool) -> None:
         (root / "device-plugins").mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
     assert shown(next(first))["3"] == "Unhealthy"
 
 
-def test_a_change_while_nobody_reads_is_in_the_next_stream(plugin: Plugin) -> None:
+def test_a_change_without_a_reader_is_in_the_next_stream(plugin: Plugin) -> None:
     stream = plugin.watch()
     next(stream)
     stream.cancel()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from base.types import DeviceId
 from cni.policy.rules import Policy
 from deviceplugin.kubelet import records
 from tests.unit.attachments.choosing import CNI_ARGS, OTHER, POD, refusal, sriov, swap
@@ -43,7 +44,7 @@ def test_device_of_a_resource_claim_is_the_pods(
         uid="",
         container="main",
         resource="dra.net/node-1",
-        ids=("0000-3c-00-3", OTHER_VF),
+        ids=(DeviceId("0000-3c-00-3"), DeviceId(OTHER_VF)),
         claimed=True,
     )
     monkeypatch.setattr(records, "from_pod_resources", lambda *given, **more: [row])

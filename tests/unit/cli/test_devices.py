@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, Allocation
 from tests.unit.cli.commands import Shell
@@ -50,7 +51,7 @@ def _allocated(
             checkpoint.encode(
                 Allocation(
                     resource=resource,
-                    id=known,
+                    id=DeviceId(known),
                     devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
                     time="2026-11-21T19:12:56Z",
                     boot_id="b",

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
 from cli.executables import PLUGINS, script
@@ -335,7 +336,9 @@ def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
 
 def _allocated(paths: Paths, known: str, time: str) -> None:
     device = AllocatedHCA(id=FIRST, address=FIRST, netdevs=(), rdma=())
-    one = Allocation(resource="rdma/hca", id=known, devices=(device,), time=time, boot_id="a-boot")
+    one = Allocation(
+        resource="rdma/hca", id=DeviceId(known), devices=(device,), time=time, boot_id="a-boot"
+    )
     checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one)])
 
 

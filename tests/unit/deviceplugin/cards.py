@@ -1,4 +1,4 @@
-"""Adapters as sysfs would show them, for tests of what is made of them."""
+"""HCAs as sysfs shows them, for tests of what is made of them."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def rdma(name: str, *ports: Port) -> RdmaDevice:
 
 
 def card(address: str, *devices: RdmaDevice, **changed: object) -> HCA:
-    """An mlx5 function at that address, with whatever else is given."""
+    """An mlx5 function at that address, with these fields."""
     given: dict[str, object] = {"device": "101b", "software": False, **changed}
     return hca(address, *devices, **given)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from base.paths import Paths
 from base.pod import Pod
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
@@ -62,7 +63,7 @@ class Holding:
         self._allocations += [
             Allocation(
                 resource=resource,
-                id=known,
+                id=DeviceId(known),
                 devices=tuple(device(self.paths, address) for address in addresses),
                 time="2026-11-21T19:12:56Z",
                 boot_id="this boot",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from base.types import DeviceId
 from deviceplugin.allocate.allocation import recorded
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.pools.config import PoolConfig
@@ -41,7 +42,7 @@ def rdma(number: int, *ports: Port) -> RdmaDevice:
 
 
 def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
-    """An HCA; software if its id is no address."""
+    """An HCA; software if its id is not an address."""
     address = id if ":" in id or "." in id else ""
     made = HCA(
         id=id,
@@ -71,11 +72,13 @@ def pool(hcas: Sequence[HCA], **fields: object) -> Pool:
     config = replace(PoolConfig(resource="rdma/hca", mode="exclusive"), **fields)
     every = tuple(one.id for one in hcas)
     if config.mode == "all":
-        slots = [Slot(str(n), every, ()) for n in range(config.amount)]
+        slots = [Slot(DeviceId(str(n)), every, ()) for n in range(config.amount)]
     elif config.mode == "exclusive":
-        slots = [Slot(one, (one,), ()) for one in every]
+        slots = [Slot(DeviceId(one), (one,), ()) for one in every]
     else:
-        slots = [Slot(f"{one}-{n}", (one,), ()) for one in every for n in range(config.slots)]
+        slots = [
+            Slot(DeviceId(f"{one}-{n}"), (one,), ()) for one in every for n in range(config.slots)
+        ]
     return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots))
 
 
@@ -83,5 +86,9 @@ def allocation(of: Pool, device_id: str, *hcas: HCA, resource: str = RESOURCE) -
     """An allocation of these HCAs by a device id of the pool."""
     devices = tuple(recorded(of, hca) for hca in hcas)
     return Allocation(
-        resource=resource, id=device_id, devices=devices, time="2026-01-02T03:04:05Z", boot_id="b"
+        resource=resource,
+        id=DeviceId(device_id),
+        devices=devices,
+        time="2026-01-02T03:04:05Z",
+        boot_id="b",
     )

@@ -44,7 +44,7 @@ def test_one_well_hca_is_enough_for_the_holder_of_all() -> None:
     [
         ("exclusive", f"{A}-3", [A]),  # it was shared before
         ("exclusive", "0", [A]),  # it was one of all
-        ("shared", A, [f"{A}-0", f"{A}-1"]),  # it was somebody's alone
+        ("shared", A, [f"{A}-0", f"{A}-1"]),  # its holder had it alone
         ("shared", f"{A}-7", []),  # there were more slots
         ("all", f"{A}-1", []),
     ],
@@ -99,7 +99,7 @@ def test_id_whose_holder_has_other_device_numbers_is_not_given_again() -> None:
         ("exclusive", None, None),  # sriov sets it up, with the pod
         ("exclusive", "it is down", f"its PF {A} is unhealthy: it is down"),
         ("exclusive", GONE, DOWN),  # a PF that cannot be seen says nothing
-        ("shared", None, DOWN),  # nobody sets it up for these
+        ("shared", None, DOWN),  # it is not set up later
         ("all", None, DOWN),
     ],
 )
@@ -170,7 +170,7 @@ def test_own_holders_are_not_elsewhere() -> None:
     assert held_elsewhere(one, held(one, A, PF).values()) == {}
 
 
-def test_all_of_an_hca_that_somebody_has_alone_is_nothing() -> None:
+def test_id_of_all_is_unavailable_if_its_one_hca_is_held_exclusively() -> None:
     everything = pool([PF], mode="all", amount=2)
     theirs = allocation(pool(TWO), A, PF, resource="rdma/other")
     taken = held_elsewhere(everything, [theirs])

@@ -105,7 +105,7 @@ def test_an_unchanged_file_is_not_written_again(paths: Paths) -> None:
     before = file.stat().st_ino
     cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: [_node("uverbs2", 194)]})
     assert file.stat().st_ino == before
-    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs7", 199)]})  # the driver was loaded anew
+    cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs7", 199)]})  # the driver was reloaded
     assert file.stat().st_ino != before
     assert "uverbs7" in file.read_text()
 
@@ -137,7 +137,7 @@ def _written(paths: Paths) -> bytes:
     return cdi.path(paths, "rdma/hca").read_bytes()
 
 
-def test_its_own_file_is_made_anew_wherever_it_was_cut_off(paths: Paths) -> None:
+def test_own_file_is_replaced_wherever_it_was_cut_off(paths: Paths) -> None:
     """As a power cut leaves it: shorter, empty, or with zeros at its end."""
     whole = _written(paths)
     file = cdi.path(paths, "rdma/hca")
@@ -163,7 +163,7 @@ def test_its_own_file_is_made_anew_wherever_it_was_cut_off(paths: Paths) -> None
         "0",
     ],
 )
-def test_what_does_not_begin_as_its_own_do_is_somebodys(paths: Paths, content: str) -> None:
+def test_file_that_does_not_begin_like_its_own_is_left_alone(paths: Paths, content: str) -> None:
     paths.cdi.mkdir(parents=True)
     file = cdi.path(paths, "rdma/hca")
     file.write_text(content)
@@ -187,7 +187,7 @@ def test_files_of_pools_that_are_gone_are_removed_and_no_others(paths: Paths) ->
     assert list(paths.cdi.iterdir()) == [foreign]
 
 
-def test_the_directory_can_be_read_by_others_whatever_the_umask(paths: Paths) -> None:
+def test_the_directory_can_be_read_by_others_with_any_umask(paths: Paths) -> None:
     umask = os.umask(0o077)
     try:
         cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)]})

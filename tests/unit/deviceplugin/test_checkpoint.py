@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
     AllocatedHCA,
@@ -53,7 +54,7 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
     )
     made = Allocation(
         resource="rdma/hca",
-        id=device_id,
+        id=DeviceId(device_id),
         devices=(AllocatedHCA(id=HCA, address=HCA, netdevs=("ib0",), rdma=(rdma,)),),
         time="2026-01-02T03:04:05Z",
         boot_id="9b6b5c1e-0d5a-4a3f-8f0e-6d5b1b1c9d11",
@@ -190,6 +191,7 @@ def _heading(struct: type[msgspec.Struct]) -> str:
 def _shown(hint: object) -> str:
     """As the page has it: "list of string", "node or null"."""
     names = {int: "number", str: "string", bool: "bool"}
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if isinstance(hint, type) and hint in names:
         return names[hint]
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from base.types import DeviceId
 from deviceplugin.allocate.demand import waiting_gpus
 from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU
@@ -15,7 +16,12 @@ OURS = ("rdma/hca", "rdma/vf")
 def _row(name: str, container: str, resource: str, ids: tuple[str, ...]) -> PodDevices:
     """A row of PodResources."""
     return PodDevices(
-        namespace="ml", name=name, uid="", container=container, resource=resource, ids=ids
+        namespace="ml",
+        name=name,
+        uid="",
+        container=container,
+        resource=resource,
+        ids=tuple(map(DeviceId, ids)),
     )
 
 
@@ -80,7 +86,7 @@ HCA_OF_A = _row("a", "x", "rdma/hca", ("h",))
             [A, B], [_written("u", A), _written("v", B)], [], id="two, and neither ever asks"
         ),
         pytest.param(
-            [A], [_written("u", A), _written("u", HCA_OF_A)], [0], id="made anew with its name"
+            [A], [_written("u", A), _written("u", HCA_OF_A)], [0], id="made again with its name"
         ),
         pytest.param(
             [A], [_written("u", _gpus("", "y", 0))], [0], id="GPU of a pod that ended: another name"

@@ -53,7 +53,7 @@ def test_slashes_are_dashes_in_the_files_name(
     assert device_info.path(paths, resource, device_id) == paths.devinfo / "dp" / name
 
 
-def test_others_may_enter_the_directories_whatever_the_umask(paths: Paths) -> None:
+def test_others_may_enter_the_directories_with_any_umask(paths: Paths) -> None:
     library = paths.devinfo.parent
     library.mkdir()
     paths.devinfo.mkdir()

@@ -89,7 +89,7 @@ def test_a_mellanox_file_is_read_as_it_is() -> None:
     ],
 )
 def test_mellanox_config_read_interval(top: dict[str, object], seconds: float) -> None:
-    """ "Config read": 30 is 30 s, absent is 60 s, 0 is no periodic update."""
+    """ "Config read": 30 means 30 s, absent 60 s, 0 never."""
     assert read_mellanox(mellanox(), mellanox(resourceName="b"), **top).rescan == seconds
 
 

@@ -1,4 +1,4 @@
-"""The picture of the hardware: when it is looked at anew, and who is told."""
+"""The inventory: when it reads sysfs again, and what it reports."""
 
 from pathlib import Path
 from types import SimpleNamespace

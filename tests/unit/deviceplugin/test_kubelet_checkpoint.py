@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
@@ -67,7 +68,7 @@ def test_both_forms_are_read_and_every_id_is_there_once(
             uid="970a395d",
             container="appcntr1",
             resource="intel.com/sriov_net_A",
-            ids=ids,
+            ids=tuple(map(DeviceId, ids)),
         )
     ]
 

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedHCA, CheckpointDamaged
+from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, CheckpointDamaged
 from deviceplugin.ledger import YOUNG, Ledger
 from tests.waiting import PATIENCE
 
@@ -57,11 +58,11 @@ def aged(paths: Paths, seconds: float) -> None:
     checkpoint.write(paths, found.resources, [checkpoint.encode(one) for one in entries])
 
 
-def test_grant_is_written_when_it_returns(paths: Paths) -> None:
+def test_allocation_is_in_the_file_when_it_returns(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
     found = {one.id: one for one in checkpoint.read(paths).allocations}
     assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
-    one = found[f"{FIRST}-0"]
+    one = found[DeviceId(f"{FIRST}-0")]
     assert (one.resource, one.devices, one.boot_id) == (RESOURCE, devices(FIRST), BOOT)
     assert not one.adopted
     assert abs((datetime.now(UTC) - datetime.fromisoformat(one.time)).total_seconds()) < 60
@@ -186,7 +187,7 @@ def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
-def test_grant_is_written_down_though_somebody_removed_the_file(paths: Paths) -> None:
+def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
     one = ledger(paths)
     one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     paths.checkpoint.unlink()
@@ -279,7 +280,7 @@ def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> No
 def test_is_dropped_only_when_the_kubelet_does_not_know_it_and_it_is_old(
     paths: Paths, age: float, known: bool, stays: bool
 ) -> None:
-    key = RESOURCE, f"{FIRST}-0"
+    key = RESOURCE, DeviceId(f"{FIRST}-0")
     ledger(paths).record(RESOURCE, {key[1]: devices(FIRST)})
     aged(paths, age)
     dropped = ledger(paths).drop_unknown({key} if known else ())
@@ -328,7 +329,9 @@ def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b'{"version": 2, "alloc', b'{"version": 9}', b"\x00" * 80]
 )
-def test_torn_file_is_told_set_aside_and_begun_anew(paths: Paths, content: bytes) -> None:
+def test_torn_file_is_logged_and_set_aside_and_a_new_one_begun(
+    paths: Paths, content: bytes
+) -> None:
     paths.devices.mkdir(parents=True)
     paths.checkpoint.write_bytes(content)
     told: list[str] = []
@@ -341,7 +344,7 @@ def test_torn_file_is_told_set_aside_and_begun_anew(paths: Paths, content: bytes
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
-def test_what_a_killed_writer_left_is_in_nobodys_way(paths: Paths) -> None:
+def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     (paths.devices / ".checkpoint.json.tmp").write_bytes(b'{"version": 1, "alloc')
     one = ledger(paths)
@@ -399,7 +402,9 @@ def killed(paths: Paths, at: int) -> tuple[int, bool]:
         for number in range(5):
             one.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
             os.write(writing, b".")
-        one.drop_unknown({(RESOURCE, f"{FIRST}-{number}") for number in range(5)}, age=-60.0)
+        one.drop_unknown(
+            {(RESOURCE, DeviceId(f"{FIRST}-{number}")) for number in range(5)}, age=-60.0
+        )
         one.settle()
         os._exit(0)
     os.close(writing)
@@ -439,7 +444,7 @@ def test_killed_before_any_system_call_nothing_is_lost(tmp_path: Path) -> None:
     assert at > 30
 
 
-def test_grants_of_many_threads_are_all_kept(paths: Paths) -> None:
+def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:
     one = ledger(paths)
     begin = threading.Barrier(8)
     missing: list[str] = []
@@ -470,20 +475,20 @@ steps = st.tuples(st.sampled_from(["grant", "drop all but", "restart"]), st.sets
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=st.lists(steps, max_size=12))
-def test_memory_and_disk_are_one_whatever_happens(
+def test_memory_and_disk_are_the_same_after_any_history(
     paths: Paths, history: list[tuple[str, set[str]]]
 ) -> None:
     paths.checkpoint.unlink(missing_ok=True)
     one = ledger(paths)
-    expected: set[tuple[str, str]] = set()
+    expected: set[AllocationKey] = set()
     for step, those in history:
         if step == "grant":
             one.record(RESOURCE, {known: devices(known[:-2]) for known in those})
-            expected |= {(RESOURCE, known) for known in those}
+            expected |= {(RESOURCE, DeviceId(known)) for known in those}
         elif step == "restart":
             one = ledger(paths)
         else:
-            known = {(RESOURCE, known) for known in those}
+            known = {(RESOURCE, DeviceId(known)) for known in those}
             assert set(one.drop_unknown(known, age=-60.0)) == expected - known
             expected &= known
         assert {kept.key for kept in one.allocations()} == expected

@@ -9,6 +9,7 @@ import pytest
 
 from base.paths import Paths
 from base.pod import Pod
+from base.types import DeviceId
 from deviceplugin import checkpoint, pod_devices
 from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
@@ -86,7 +87,11 @@ def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> Non
     """Another device plugin gave it: to try again does not help."""
     holding.give(POD, {"17": []})
     unknown = Allocation(
-        resource=HCA, id="17", devices=(), time="2026-11-21T19:12:56Z", boot_id="this boot"
+        resource=HCA,
+        id=DeviceId("17"),
+        devices=(),
+        time="2026-11-21T19:12:56Z",
+        boot_id="this boot",
     )
     checkpoint.write(holding.paths, [HCA], [checkpoint.encode(unknown)])
     with pytest.raises(Unknown, match=r"holds 17 of rdma/hca, .*: delete the pod") as caught:
@@ -94,7 +99,7 @@ def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> Non
     assert "try again" not in str(caught.value)
 
 
-def test_kubelet_is_not_asked_while_nobody_holds_anything_and_nothing_depends_on_it(
+def test_kubelet_is_not_asked_while_no_pod_holds_anything_and_nothing_depends_on_it(
     holding: Holding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[object, ...]] = []
@@ -149,7 +154,7 @@ def test_ids_of_other_device_plugins_are_told_and_stand_for_nothing(holding: Hol
     assert given.shown() == "no HCA"
 
 
-def test_pod_of_which_nobody_knows_was_given_nothing(holding: Holding) -> None:
+def test_unknown_pod_holds_nothing(holding: Holding) -> None:
     holding.give(POD, {A: [A]})
     assert pod_devices.given_to(holding.paths, OTHER).ids == frozenset()
     assert pod_devices.given_to(holding.paths, Pod("", "")).hcas == ()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.pools.config import (
     DEFAULT,
     MOST_IDS,
@@ -49,10 +50,10 @@ SHARED = PoolConfig(resource="a/b", slots=2)
 
 @pytest.mark.parametrize("amount", [0, 1, 100])
 def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> None:
-    """Mellanox plugin, server_test.go "Server construction"; no HCA is no token, and no error."""
+    """Mellanox plugin, server_test.go "Server construction": no HCA, no token, and no error."""
     pool = PoolConfig(resource="rdma/test_server", mode="all", amount=amount)
     assert one(pool, [B, A]).slots == tuple(
-        Slot(str(n), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
+        Slot(DeviceId(str(n)), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
     )
     assert one(pool, [NIC]).slots == ()
     assert one(pool, []).slots == ()
@@ -60,9 +61,9 @@ def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> Non
 
 def test_exclusive_ids_are_the_hcas() -> None:
     assert one(EXCLUSIVE, [B, SF, A]).slots == (
-        Slot("0000:3b:00.0", ("0000:3b:00.0",), (0,)),
-        Slot("0000:5e:00.0", ("0000:5e:00.0",), (1,)),
-        Slot("mlx5_core.sf.4", ("mlx5_core.sf.4",), (0,)),
+        Slot(DeviceId("0000:3b:00.0"), ("0000:3b:00.0",), (0,)),
+        Slot(DeviceId("0000:5e:00.0"), ("0000:5e:00.0",), (1,)),
+        Slot(DeviceId("mlx5_core.sf.4"), ("mlx5_core.sf.4",), (0,)),
     )
 
 
@@ -74,7 +75,7 @@ def test_shared_ids_are_hca_and_slot() -> None:
         "0000:5e:00.0-0",
         "0000:5e:00.0-1",
     ]
-    assert made.slot("0000:5e:00.0-1") == Slot("0000:5e:00.0-1", (B.id,), (1,))
+    assert made.slot("0000:5e:00.0-1") == Slot(DeviceId("0000:5e:00.0-1"), (B.id,), (1,))
     assert made.slot("0000:5e:00.0-2") is None
     assert made.hca(A.id) is A
     assert made.hca("0000:5e:00.0-1") is None
@@ -127,7 +128,7 @@ def test_a_later_pool_that_may_overlap_has_it_as_well() -> None:
     assert [len(pool.hcas) for pool in made] == [1, 1, 0]
 
 
-def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
+def test_what_is_held_stays_in_its_pool_when_selectors_change() -> None:
     now = PoolConfig(resource="a/now")
     then = PoolConfig(resource="a/then", selectors=(Selector(vendors=("ffff",)),))
     gone = msgspec.structs.replace(B, rdma=(), rdma_names=())
@@ -138,7 +139,7 @@ def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
     assert why == {("a/now", VF0.id): "pool a/removed has it"}
 
 
-def test_an_rdma_pool_takes_what_has_an_rdma_device_in_whatever_namespace() -> None:
+def test_an_rdma_pool_takes_an_hca_with_an_rdma_device_in_any_namespace() -> None:
     """SR-IOV plugin, devices/rdma_test.go: a device that moved into a pod is RDMA all the same."""
     moved = card("0000:5e:00.1", rdma_names=("mlx5_8",))
     assert ids(SHARED, A, NIC, moved) == [A.id, moved.id]
@@ -155,7 +156,7 @@ def test_of_a_pool_with_two_kinds_of_selectors_only_one_needs_rdma() -> None:
 
 
 def test_a_function_without_a_driver_is_no_device() -> None:
-    """SR-IOV plugin, manager_test.go "Discovery": a PF unbound is no error."""
+    """SR-IOV plugin, manager_test.go "Discovery": an unbound PF is not an error."""
     pool = PoolConfig(resource="a/b", mode="exclusive", rdma=False)
     unbound = card("0000:02:00.0", driver="")
     assert ids(pool, unbound, vf(PF, 3, driver="igb_uio")) == ["0000:86:02.3"]
@@ -189,7 +190,7 @@ def test_software_is_offered_only_if_it_is_named(
     assert (RXE.id in ids(pool, RXE, A)) is taken
 
 
-def test_the_default_pool_offers_whatever_works_or_has_worked() -> None:
+def test_the_default_pool_offers_what_works_or_has_worked() -> None:
     down = card("0000:af:00.0", rdma("mlx5_6", port(state="DOWN")))
     assert ids(DEFAULT, A, down, RXE, NIC) == [A.id, RXE.id]
     assert ids(DEFAULT, A, down, worked=[down.id]) == [A.id, down.id]
@@ -256,13 +257,11 @@ def test_two_pools_of_a_mellanox_file_may_share_an_hca() -> None:
     entry = '{"resourceName": "%s", "rdmaHcaMax": 2, "selectors": {"vendors": ["15b3"]}}'
     text = f'{{"configList": [{entry % "a"}, {entry % "b"}]}}'
     made = pools(parse(text.encode(), "f"), [PF, VF0, SF, NIC])
-    expected = [Slot(str(n), (PF.id, VF0.id), (0,)) for n in range(2)]
+    expected = [Slot(DeviceId(str(n)), (PF.id, VF0.id), (0,)) for n in range(2)]
     assert [list(pool.slots) for pool in made] == [expected, expected]
 
 
-ADAPTERS = st.lists(
-    st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda hca: hca.id
-)
+HCAS = st.lists(st.sampled_from([A, B, PF, VF0, VF1, SF, NIC, RXE]), unique_by=lambda hca: hca.id)
 CONFIGS = st.lists(
     st.builds(
         PoolConfig,
@@ -283,7 +282,7 @@ CONFIGS = st.lists(
 )
 
 
-@given(ADAPTERS, CONFIGS)
+@given(HCAS, CONFIGS)
 def test_without_overlap_no_hca_is_in_two_pools(
     found: list[HCA], several: list[PoolConfig]
 ) -> None:

@@ -1,7 +1,7 @@
 """The ledger and a power cut before any system call: no answered allocation is lost.
 
 The disk is a model that keeps nothing but what it was told to, and perhaps more: a file's fsync
-keeps its content and its name, a directory's what was renamed and removed in it.
+keeps its content and its name, a directory's fsync keeps the renames and removals in it.
 """
 
 import os

@@ -53,7 +53,7 @@ def test_slots_are_spread_or_packed_over_hcas(
     chosen = preferred(of, _ids(of), [], size, {}, [], UNKNOWN)
     assert _per_hca(of, chosen) == counts
     repeated = [preferred(of, _ids(of)[::-1], [], size, {}, [], UNKNOWN) for _ in range(10)]
-    assert repeated == [chosen] * 10  # in whatever order the kubelet has them
+    assert repeated == [chosen] * 10  # in any order of the request
 
 
 def test_spread_counts_the_slots_that_containers_hold() -> None:
@@ -342,12 +342,12 @@ def test_vfs_that_share_slots_of_a_pf_take_turns() -> None:
 # --- What holds for any request.
 
 _NAMES = [f"0000:0{n}:00.0" for n in range(5)]
-_ADAPTERS = [hca(name, pf="0000:01:00.0" if n == 2 else "") for n, name in enumerate(_NAMES)]
+_HCAS = [hca(name, pf="0000:01:00.0" if n == 2 else "") for n, name in enumerate(_NAMES)]
 _POOLS = [
-    pool(_ADAPTERS),
-    pool(_ADAPTERS, mode="shared", slots=3),
-    pool(_ADAPTERS, mode="shared", slots=3, placement="pack"),
-    pool(_ADAPTERS, mode="all", amount=12),
+    pool(_HCAS),
+    pool(_HCAS, mode="shared", slots=3),
+    pool(_HCAS, mode="shared", slots=3, placement="pack"),
+    pool(_HCAS, mode="all", amount=12),
     pool([]),
 ]
 _KNOWN_IDS = sorted({slot.id for one in _POOLS for slot in one.slots})

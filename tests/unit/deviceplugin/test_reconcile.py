@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from base.types import DeviceId
 from deviceplugin.allocate.allocation import recorded
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.current import is_as_recorded
@@ -39,7 +40,7 @@ def row(*ids: str, nodes: tuple[str, ...] = ()) -> PodDevices:
         uid="u-1",
         container="main",
         resource="rdma/hca",
-        ids=ids,
+        ids=tuple(map(DeviceId, ids)),
         nodes=nodes,
     )
 
@@ -93,7 +94,7 @@ def test_id_that_the_pool_has_not_tells_by_its_name(
     [
         pytest.param("exclusive", A, ["uverbs0"], {A: "uverbs0 231:192"}, id="as it was"),
         pytest.param("exclusive", A, ["uverbs1"], {A: "uverbs1 231:193"}, id="another's now"),
-        pytest.param("exclusive", A, ["uverbs9"], {A: "uverbs9 231:201"}, id="nobody's now"),
+        pytest.param("exclusive", A, ["uverbs9"], {A: "uverbs9 231:201"}, id="no HCA's now"),
         pytest.param("exclusive", A, ["uverbs40"], {A: "uverbs40 0:0"}, id="not told any more"),
         pytest.param(
             "all", "0", ["uverbs1"], {B: "uverbs1 231:193"}, id="one of the two was not well then"

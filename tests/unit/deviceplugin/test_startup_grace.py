@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from base.types import DeviceId
 from deviceplugin.availability import unavailable
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
@@ -30,7 +31,7 @@ def expected(
 
 @pytest.fixture
 def grace() -> StartupGrace:
-    return StartupGrace([(RESOURCE, A)], 1000.0)
+    return StartupGrace([(RESOURCE, DeviceId(A))], 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_what_was_held_is_expected_until_the_minute_is_over(
     booting = {A: fault, B: fault}
     pending = []
     for after, wanted in ((0.0, {A}), (GRACE - 1.0, {A}), (GRACE, set()), (GRACE + 1.0, set())):
-        assert expected(grace, booting, after) == wanted  # nobody held the other
+        assert expected(grace, booting, after) == wanted  # no container held the other
         pending.append(grace.pending)
     assert pending == [True, True, False, False]
 
