@@ -180,7 +180,7 @@ def test_option_of_a_vf_does_not_go_with_the_pf(key: str, value: Any) -> None:  
     assert f'"{key}": this is an option of VFs, but "pfOnly" asks for the PF' in refused.message
 
 
-@pytest.mark.parametrize("given", [{}, {"deviceID": "", "master": "enp175s0f1"}])
+@pytest.mark.parametrize("config", [{}, {"deviceID": "", "master": "enp175s0f1"}])
 def test_pf_with_options_of_its_own(config: dict[str, Any]) -> None:
     wanted = read(pfOnly=True, mtu=9000, allmulti=True, promisc=False, **config)
     assert (wanted.pf_only, wanted.mtu) == (True, 9000)
