@@ -302,7 +302,7 @@ def test_mistake_in_cni_args(mac: str, config: dict[str, Any], text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "pkey"), [("0x8001", 0x8001), ("0x1", 0x0001), (32769, 0x8001), ("0X7FFF", 0x7FFF)]
+    ("written", "pkey"), [("0x8001", 0x8001), ("0x1", 0x0001), (32769, 0x8001), ("0X7FFF", 0x7FFF)]
 )
 def test_pkey_stays_as_written(written: int | str, pkey: int) -> None:
     assert read(pkey=written).pkey == pkey
