@@ -91,7 +91,7 @@ class Moved:
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             entry = self._journal.read(attachment)
             if entry is not None:
-                self._take_back(request, entry, attachment, opened)
+                self._restore(request, entry, attachment, opened)
             self._ipam(request).delete()
             self._journal.remove(attachment)
 
@@ -104,7 +104,7 @@ class Moved:
     def status(self, request: Request) -> None:
         """Not measured."""
 
-    def _take_back(
+    def _restore(
         self, request: Request, entry: JournalEntry, attachment: Attachment, opened: ExitStack
     ) -> None:
         host = opened.enter_context(netlink())

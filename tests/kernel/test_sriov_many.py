@@ -106,7 +106,7 @@ def test_namespace_killed_during_add_and_delete(sriov: SriovNode, card: Card) ->
             assert cards.snapshot() == before
 
 
-def test_vf_that_an_earlier_plugin_left_in_a_dead_pod_is_brought_home(
+def test_vf_that_an_earlier_plugin_left_in_a_dead_pod_is_moved_to_the_host(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     """As after a failed DEL of sriov-cni before a migration: our journal has no entry for it."""
