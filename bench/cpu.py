@@ -26,7 +26,7 @@ WARM = 5  # calls before the first that counts
 TICKS = os.sysconf("SC_CLK_TCK")
 BARE = 30  # calls of the floor's program
 Kind = tuple[str, Callable[[str, int], Call], Callable[[str, int], Call] | None]
-"""A label, and by verb and number a call of ours, and one of the floor's."""
+"""A label, what makes a call of ours by verb and number, and what makes one of the floor's."""
 Kinds = Callable[[ExitStack, Agent, Path], Iterator[Kind]]
 
 
@@ -169,7 +169,9 @@ def row(label: str, usage: Usage, wall: float, least: Sequence[Mapping[str, floa
     """Print one row; `least` is what the floor's program answered."""
     bare = ""
     if least:
-        cpu, seconds = (statistics.median(one[key] for one in least) for key in ("cpu", "wall"))
+        cpu, seconds = (
+            statistics.median(answer[key] for answer in least) for key in ("cpu", "wall")
+        )
         bare = f"{cpu / 1e3:10.0f} µs{seconds / 1e6:8.2f} ms"
     print(
         f"{label:34}{usage.cpu * 1e6:7.0f} µs{usage.user * 1e6:7.0f} µs{usage.switches:7.1f}"
