@@ -1,5 +1,8 @@
 """Measurements against other CNI plugins, both sides in one run: ratios, not milliseconds.
 
 `attach` starts launcher and agent (`agent`, with the plugin `moved`) and Go's plugins as whole
-processes (`processes`), `ipam` calls the address store as a library. `python -m bench` is both.
+processes (`processes`), and `floor.c`, which does the kernel's part of an attachment and nothing
+else. `cpu` measures the CPU time of the agent for each call, `vf` a VF in the virtual machine,
+`devices` the device plugin, and `ipam` calls the address store as a library. `python -m bench` is
+all of them but `vf`.
 """

@@ -151,7 +151,7 @@ def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> No
             (f"an interface and an address{many}", "added", target),
             (f"  given back{many}", "removed", None),
         ):
-            measured = ([getattr(one, verb) for one in turns] for turns in (podfabric, go, bare))
+            measured = ([getattr(turn, verb) for turn in turns] for turns in (podfabric, go, bare))
             row(label, next(measured), next(measured), limit, next(measured))
         if count == 1:
             above_floor(agent, podfabric, bare, rounds)
@@ -247,8 +247,8 @@ def storm(agent: Agent) -> None:
     before = agent.log.stat().st_size
     together = calls("ADD", "together")
     wall = at_once(together)
-    given = {call.answer()["ips"][0]["address"] for call in together}
-    assert len(given) == MANY
+    addresses = {call.answer()["ips"][0]["address"] for call in together}
+    assert len(addresses) == MANY
     inside = agent.call_seconds(before)
     for call in calls("DEL", "alone") + calls("DEL", "together"):
         run(call)
@@ -295,10 +295,10 @@ def launcher(agent: Agent, rounds: int) -> None:
     ours, theirs = interleaved(
         4 * rounds, partial(version, agent.executables / "podfabric-ipam", agent), nothing
     )
-    one, other = statistics.median(ours), statistics.median(theirs)
+    start, least = statistics.median(ours), statistics.median(theirs)
     print(
         f"{'size of the launcher':44}{size / 1024:9.0f} KiB   <= 1024\n"
-        f"{'its start, VERSION against /bin/true':44}{one * 1e6:9.0f} µs{other * 1e6:9.0f} µs"
+        f"{'its start, VERSION against /bin/true':44}{start * 1e6:9.0f} µs{least * 1e6:9.0f} µs"
     )
 
 
@@ -334,9 +334,9 @@ class Cable:
 
     def require_address(self, cidr: str) -> None:
         """End the measurement if the pod's interface does not have it, or is not up."""
-        (found,) = json.loads(ip("-n", self.pod, "-j", "address", "show", "dev", "net1"))
-        present = {f"{one['local']}/{one['prefixlen']}" for one in found["addr_info"]}
-        assert cidr in present and "UP" in found["flags"], found
+        (shown,) = json.loads(ip("-n", self.pod, "-j", "address", "show", "dev", "net1"))
+        present = {f"{own['local']}/{own['prefixlen']}" for own in shown["addr_info"]}
+        assert cidr in present and "UP" in shown["flags"], shown
 
     def remove(self) -> None:
         """The namespace; the interface goes with it, or with its other end."""

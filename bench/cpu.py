@@ -26,7 +26,8 @@ WARM = 5  # calls before the first that counts
 TICKS = os.sysconf("SC_CLK_TCK")
 BARE = 30  # calls of the floor's program
 Kind = tuple[str, Callable[[str, int], Call], Callable[[str, int], Call] | None]
-"""A label, and by verb and number a call of ours, and one of the floor's."""
+"""A label, what makes a call of ours by verb and number, and what makes one of the floor's."""
+Kinds = Callable[[ExitStack, Agent, Path], Iterator[Kind]]
 
 
 class Usage(NamedTuple):
@@ -60,14 +61,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--vm", action="store_true", help="in the virtual machine")
     arguments = parser.parse_args()
+    measure(arguments.calls, in_the_machine if arguments.vm else natively)
+
+
+def measure(calls: int = CALLS, kinds: Kinds | None = None) -> None:
+    """Print the table."""
     header()
     with ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp")
         root = Path(stack.enter_context(directory))
         agent = stack.enter_context(Agent(root / "agent"))
-        kinds = in_the_machine if arguments.vm else natively
-        for label, call, bare in kinds(stack, agent, floor.build(root)):
-            rows(label, agent, arguments.calls, call, bare)
+        for label, call, bare in (kinds or natively)(stack, agent, floor.build(root)):
+            rows(label, agent, calls, call, bare)
 
 
 def natively(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
@@ -122,7 +127,10 @@ def in_the_machine(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Ki
 
 def header() -> None:
     """Print what the columns are."""
-    print(f"{'':34}{'CPU':>10}{'user':>10}{'waits':>7}{'wall':>11}{'floor: CPU':>13}{'wall':>11}")
+    print(
+        f"\n{'the agent, for each call':34}{'CPU':>10}{'user':>10}{'waits':>7}{'wall':>11}"
+        f"{'floor: CPU':>13}{'wall':>11}"
+    )
 
 
 def rows(
@@ -161,7 +169,9 @@ def row(label: str, usage: Usage, wall: float, least: Sequence[Mapping[str, floa
     """Print one row; `least` is what the floor's program answered."""
     bare = ""
     if least:
-        cpu, seconds = (statistics.median(one[key] for one in least) for key in ("cpu", "wall"))
+        cpu, seconds = (
+            statistics.median(answer[key] for answer in least) for key in ("cpu", "wall")
+        )
         bare = f"{cpu / 1e3:10.0f} µs{seconds / 1e6:8.2f} ms"
     print(
         f"{label:34}{usage.cpu * 1e6:7.0f} µs{usage.user * 1e6:7.0f} µs{usage.switches:7.1f}"

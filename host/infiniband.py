@@ -68,10 +68,7 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
 
 def bdf_of(paths: Paths, name: str) -> str:
     """The PCI address of the function under a netdev of the host; "" if there is none."""
-    device = paths.sys / "class/net" / name / "device"
-    if not device.exists():
-        return ""
-    address = device.resolve().name
+    address = sysfs.target(f"{paths.sys}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 

@@ -333,13 +333,11 @@ def _below(directory: str) -> dict[str, str]:
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
     """The address of the device under a netdev or RDMA device; "" for another bus or none."""
-    try:
-        device = (paths.sys / "class" / kind / name / "device").resolve(strict=True)
-    except (OSError, RuntimeError):
-        return ""
-    if device.name.startswith("virtio"):
-        device = device.parent
-    address = canonical(device.name)
+    link = f"{paths.sys}/class/{kind}/{name}/device"
+    device = sysfs.target(link)
+    if device.startswith("virtio"):  # its parent is the PCI function
+        device = os.path.basename(os.path.dirname(os.path.realpath(link)))  # noqa: PTH119, PTH120
+    address = canonical(device)
     return address if address and sysfs.exists(_device(paths, address)) else ""
 
 

@@ -265,4 +265,5 @@ def _write(path: Path, text: str) -> None:
 def _link(link: Path, target: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
-    link.symlink_to(os.path.relpath(target, link.parent))
+    # Up to a directory above the target, then down to it: the last part is the target's name.
+    link.symlink_to(Path(os.path.relpath(target.parent, link.parent)) / target.name)

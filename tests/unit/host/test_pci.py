@@ -225,7 +225,7 @@ def test_virtio_netdev_is_on_a_device_below_the_function(tmp_path: Path) -> None
     function = tree.pf("0000:00:03.0", driver="virtio-pci")
     netdev = function / "virtio2/net/eth0"
     netdev.mkdir(parents=True)
-    (netdev / "device").symlink_to("../..")
+    (netdev / "device").symlink_to("../../../virtio2")
     (tree.root / "class/net").mkdir(parents=True)
     (tree.root / "class/net/eth0").symlink_to(netdev)
     under = pci.of_netdev(tree.paths, "eth0")
