@@ -3,17 +3,19 @@
 The lock is flock(2)'s, so the kernel releases it when its holder dies.
 """
 
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from base import interrupts
 from base.waiting import wait_until
 
 TIMEOUT = 60.0  # seconds; no call holds a lock for longer
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.05  # seconds between two attempts
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Busy(Exception):
@@ -44,24 +46,31 @@ def locked(
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     interrupts.checkpoint()
-    lock = FileLock(path, mode=0o600, thread_local=False)
-    if not wait_until(lambda: _acquired(lock), timeout, pause, longest_pause):
+    file = wait_until(lambda: _attempt(path), timeout, pause, longest_pause)
+    if file is None:
         raise Busy(
             f"another call for {what} is still running after {timeout:g} s "
             f"(it holds {path}): try again later"
         )
-    try:
-        yield
-    finally:
-        if not keep:
-            path.unlink(missing_ok=True)
-        lock.release()
+    with file:
+        try:
+            yield
+        finally:
+            if not keep:
+                path.unlink(missing_ok=True)
 
 
-def _acquired(lock: FileLock) -> bool:
-    """Whether one attempt succeeds. filelock makes sure that the file still has its name."""
+def _attempt(path: Path) -> FileIO | None:
+    """The file with the lock; None if another process or thread has the lock."""
+    file = FileIO(os.open(path, _FLAGS, 0o600), "r+")
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return False
-    return True
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+    except BlockingIOError:
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()  # another holder, or the previous one has removed the file meanwhile
+    return None
