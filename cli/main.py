@@ -55,7 +55,7 @@ def run(given: list[str]) -> int:
 
 def _ipam(arguments: argparse.Namespace) -> int:
     paths = Paths.from_environ(os.environ)
-    return ipam_commands.run(arguments, extra=lambda: attached.reservations(paths))
+    return ipam_commands.run(arguments, lambda: attached.facts(paths))
 
 
 def _agent(arguments: argparse.Namespace) -> int:

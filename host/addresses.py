@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from host import links
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -18,6 +19,7 @@ from host.rtnetlink import (
     RTM_NEWADDR,
     RTM_NEWROUTE,
     ifaddrmsg,
+    nlmsg,
     rtmsg,
 )
 
@@ -67,12 +69,21 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     question["index"] = link.index
     with trying(f'listing the addresses of "{link.name}"'):
         messages = route.dump(RTM_GETADDR, question)
-    found = set()
-    for message in messages:
-        # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
-        text = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-        found.add(str(ipaddress.ip_interface(f"{text}/{message['prefixlen']}")))
-    return found
+    return set(map(_cidr, messages))
+
+
+def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
+    """Each address of a namespace as a canonical CIDR, with the name of its interface."""
+    with trying("listing the addresses of all interfaces"):
+        messages = route.dump(RTM_GETADDR, ifaddrmsg())
+    names = {link.index: link.name for link in links.every(route)}
+    return [(_cidr(message), names.get(message["index"], "?")) for message in messages]
+
+
+def _cidr(message: nlmsg) -> str:
+    # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
+    address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+    return str(ipaddress.ip_interface(f"{address}/{message['prefixlen']}"))
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:

@@ -14,10 +14,11 @@ from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
+from ipam.fsck import NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
-Extra = Callable[[], Iterable[Reservation]]
+FactsOf = Callable[[], NodeFacts]
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +62,13 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     imports.set_defaults(run=_import)
 
 
-def run(arguments: argparse.Namespace, extra: Extra = tuple) -> int:
+def run(arguments: argparse.Namespace, facts_of: FactsOf = NodeFacts) -> int:
     """Run the command that `arguments` name; the exit code.
 
-    `extra` answers reservations that are known outside the store, for fsck.
+    `facts_of` answers what the node knows of addresses outside the store, for fsck.
     """
     paths = Paths.from_environ(os.environ)
-    arguments.extra = extra
+    arguments.facts_of = facts_of
     try:
         code: int = arguments.run(arguments, paths)
     except CNIError as error:
@@ -127,27 +128,41 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     if arguments.dry_run:
         return _verdict(directory)
     try:
-        # Whatever the next call would do by itself is no damage: an unfinished record, say.
+        # What the next call repairs, such as an unfinished transaction, is not damage.
         _store(paths).reservations()
     except CNIError as error:
         if error.code != Code.STORE_DAMAGED:
             raise
-    extra = arguments.extra()
-    sound = fsck.check(directory, _say)
-    if sound and not _absent(_store(paths), extra) and not arguments.rebuild:
-        _say(f"the address store in {directory} is sound")
-        return 0
-    rebuilt = fsck.rebuild(directory, _say, accept_loss=arguments.accept_loss, extra=extra)
+    facts: NodeFacts = arguments.facts_of()
+    if fsck.check(directory, _say) and not arguments.rebuild:
+        held = _store(paths).reservations()
+        if not _absent(held, facts.journal):
+            _report_unreserved(held, facts)
+            _say(f"the address store in {directory} is sound")
+            return 0
+    rebuilt = fsck.rebuild(
+        directory, _say, accept_loss=arguments.accept_loss, facts=facts, boot=paths.boot_id()
+    )
     return _verdict(directory) if rebuilt else 1
 
 
-def _absent(store: SqliteStore, known: Iterable[Reservation]) -> bool:
-    """Whether the store lacks an address that the attachments' journal knows."""
-    held = {(one.domain, one.address) for one in store.reservations()}
-    absent = [one for one in known if (one.domain, one.address) not in held]
-    for one in absent:
-        _say(f"{one.address} of {one.holder} is in the journal and not in the store")
+def _absent(held: Iterable[Reservation], journal: Iterable[Reservation]) -> bool:
+    """Whether the store lacks an address that the attachments' journal has."""
+    keys = {(reservation.domain, reservation.address) for reservation in held}
+    absent = [entry for entry in journal if (entry.domain, entry.address) not in keys]
+    for entry in absent:
+        _say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
     return bool(absent)
+
+
+def _report_unreserved(held: list[Reservation], facts: NodeFacts) -> None:
+    """Another plugin may use the same addresses on another link, so these are not held."""
+    for living, _, network in fsck.unreserved(facts.living, held):
+        _say(
+            f"{living.address} on {living.ifname} in {living.namespace} is in {network} and not "
+            "in the store: if it is on the same link, exclude it, or hold it with `podfabric ipam "
+            "fsck --rebuild`"
+        )
 
 
 def _verdict(directory: Path) -> int:

@@ -44,6 +44,10 @@ class Newer(Damage):
     """A later version of this program wrote the store."""
 
 
+class ForeignWal(Damage):
+    """The WAL was not begun on this copy of the database file."""
+
+
 # What reading a damaged database raises. The last one is of sqlite3's own messages, which quote
 # what they could not parse.
 UNREADABLE = (Damage, sqlite3.Error, UnicodeDecodeError)

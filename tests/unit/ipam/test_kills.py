@@ -18,8 +18,8 @@ import pytest
 
 from base import files
 from cni.spec.errors import CNIError, Code
-from ipam import fsck, sqlite_store
-from ipam.recovery import DATABASE
+from ipam import fsck, recovery, sqlite_store
+from ipam.recovery import BACKUP, DATABASE, MARK
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
 from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
@@ -28,12 +28,13 @@ MODULES = {
     str(Path(sqlite_store.__file__).with_name(name))
     for name in (
         "sqlite_store.py",
-        "opening.py",
+        "store_files.py",
         "resident.py",
         "tables.py",
-        "log.py",
+        "watermark.py",
         "recovery.py",
         "fsck.py",
+        "salvage.py",
     )
 } | {files.__file__}
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
@@ -124,30 +125,30 @@ def load(directory: Path) -> None:
 
 
 def compact(directory: Path) -> None:
-    with mock.patch.object(sqlite_store, "_RECORDS_WORTH_COMPACTING", -1000):
+    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
         release(directory)
 
 
-def repair_log(directory: Path) -> None:
-    with (directory / "reservations.log").open("r+b") as log:
-        log.truncate(300)
+def back_up_again(directory: Path) -> None:
+    compact(directory)
+    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
+        reserve(directory)
+
+
+def recover_the_mark(directory: Path) -> None:
+    (directory / MARK).unlink()
     quiet(directory).reservations()
 
 
-def redo(directory: Path) -> None:
-    shutil.copy(directory / "older.db", directory / DATABASE)
-    quiet(directory).reservations()
-
-
-@pytest.mark.parametrize("work", [reserve, release, collect, undo, load, compact, repair_log, redo])
+@pytest.mark.parametrize(
+    "work", [reserve, release, collect, undo, load, compact, back_up_again, recover_the_mark]
+)
 def test_a_kill_leaves_the_state_before_or_after(
     memory_path: Path, work: Callable[[Path], None]
 ) -> None:
     base = memory_path / "base"
     for number in range(3):
         quiet(base).reserve(owner(f"c{number}", pod=f"p{number}"), SETS)
-        if number == 0:
-            shutil.copy(base / DATABASE, base / "older.db")
     states = [held(base), *states_of(work, base)]
     # Opening a store that is as it should be changes nothing: those lines are left out.
     opening = lines_of(partial(held, copied(base)))
@@ -171,6 +172,10 @@ def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
     states = [held(directory)]
     if work is undo:
         quiet(directory).reserve(owner("victim", pod="p1"), SETS)
+        states.append(held(directory))
+    if work is back_up_again:
+        directory = copied(base)
+        compact(directory)
         states.append(held(directory))
     return states
 
@@ -202,7 +207,9 @@ def test_a_kill_while_fsck_rebuilds_can_be_repaired_by_fsck(memory_path: Path) -
     base = memory_path / "base"
     for number in range(3):
         quiet(base).reserve(owner(f"c{number}"), SETS)
+    compact(base)
     expected = held(base)
+    assert (base / BACKUP).exists()
     (base / DATABASE).write_bytes(b"\0" * 4096)
     for line, count in lines_of(partial(fsck.rebuild, copied(base), silent)).items():
         directory = copied(base)
