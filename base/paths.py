@@ -38,7 +38,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ipam(self) -> Path:
-        """The address store, its log and its lock."""
+        """The address store and its lock."""
         return self.state / "ipam"
 
     @property

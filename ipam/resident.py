@@ -30,6 +30,7 @@ class Resident:
         self, directory: Path, *, report: Report = note, lock_timeout: float = LOCK_TIMEOUT
     ) -> None:
         self.directory = directory
+        self._database, self._wal = str(directory / DATABASE), str(directory / WAL)
         self._report = report
         self._lock_timeout = lock_timeout
         self._turn = threading.Lock()
@@ -98,7 +99,7 @@ class Resident:
         A transaction does not write to the database file.
         """
         database, wal = self._files
-        now = _status_of(self.directory / WAL)
+        now = _status_of(self._wal)
         if now is not None and wal is not None and now[:2] == wal[:2]:
             self._files = database, now
 
@@ -127,7 +128,7 @@ class Resident:
             self._files = self._status()
 
     def _status(self) -> "tuple[_FileStatus | None, _FileStatus | None]":
-        return _status_of(self.directory / DATABASE), _status_of(self.directory / WAL)
+        return _status_of(self._database), _status_of(self._wal)
 
     def _is_own(self) -> bool:
         return self._tables is None or self._process == os.getpid()
@@ -150,10 +151,10 @@ class _FileStatus(NamedTuple):
     modified: int
 
 
-def _status_of(path: Path) -> _FileStatus | None:
+def _status_of(path: str) -> _FileStatus | None:
     """None if there is no such file."""
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
     except OSError:
         return None
     return _FileStatus(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
