@@ -1,4 +1,4 @@
-"""`podfabric ipam ...`: what an operator asks and tells the store of this node."""
+"""`podfabric ipam ...`: the operator's commands for the store of this node."""
 
 import argparse
 import os
@@ -36,15 +36,15 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
     release = commands.add_parser("release", help="free an address by hand")
     release.add_argument("address")
-    release.add_argument("--network-name", help="of several holders, the one in this domain")
+    release.add_argument("--network-name", help="choose among several holders by their domain")
     release.add_argument(
         "--force", action="store_true", help="also if the holder may be running (this boot)"
     )
     release.set_defaults(run=_release)
 
     check = commands.add_parser("fsck", help="check the store, and repair it if it is damaged")
-    check.add_argument("--dry-run", action="store_true", help="only say what is wrong")
-    check.add_argument("--rebuild", action="store_true", help="write it anew although it is sound")
+    check.add_argument("--dry-run", action="store_true", help="only report what is wrong")
+    check.add_argument("--rebuild", action="store_true", help="build it again although it is sound")
     check.add_argument(
         "--accept-loss", action="store_true", help="rebuild even if records cannot be read"
     )
@@ -90,36 +90,36 @@ def _list(arguments: argparse.Namespace, paths: Paths) -> int:
 
 
 def _show(arguments: argparse.Namespace, paths: Paths) -> int:
-    found = _holders(arguments.address, _store(paths))
-    if not found:
+    holders = _holders(arguments.address, _store(paths))
+    if not holders:
         sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
         return 1
-    _print(found, arguments.output, paths.boot_id())
+    _print(holders, arguments.output, paths.boot_id())
     return 0
 
 
 def _release(arguments: argparse.Namespace, paths: Paths) -> int:
     store = _store(paths)
-    found = _holders(arguments.address, store)
+    holders = _holders(arguments.address, store)
     if arguments.network_name is not None:
-        found = [one for one in found if one.domain == arguments.network_name]
-    if not found:
+        holders = [holder for holder in holders if holder.domain == arguments.network_name]
+    if not holders:
         sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
         return 1
-    if len(found) > 1:
-        domains = ", ".join(f'"{one.domain}"' for one in found)
+    if len(holders) > 1:
+        domains = ", ".join(f'"{holder.domain}"' for holder in holders)
         raise invalid_config(
-            f"{arguments.address} has {len(found)} holders: choose one by --network-name "
+            f"{arguments.address} has {len(holders)} holders: choose one by --network-name "
             f"({domains})"
         )
-    if found[0].boot == store.boot and not arguments.force:
+    if holders[0].boot == store.boot and not arguments.force:
         raise CNIError(
             Code.ADDRESS_TAKEN,
-            f"{arguments.address} was given to {found[0].holder} in this boot and may be in use: "
+            f"{arguments.address} was given to {holders[0].holder} in this boot and may be in use: "
             "see that it is gone, and add --force",
         )
-    store.forget(found[0])
-    _say(f"released {found[0].address}, held by {found[0].holder}")
+    store.forget(holders[0])
+    _say(f"released {holders[0].address}, held by {holders[0].holder}")
     return 0
 
 
@@ -177,7 +177,7 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     if not network:
         raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
     try:
-        ranges = tuple(parse_interface(one)[1] for one in arguments.range)
+        ranges = tuple(parse_interface(cidr)[1] for cidr in arguments.range)
     except ValueError as error:
         raise invalid_config(f"--range: {error}") from None
     store = _store(paths)
@@ -200,12 +200,12 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     return 0
 
 
-def _holders(given: str, store: SqliteStore) -> list[Reservation]:
+def _holders(text_of_address: str, store: SqliteStore) -> list[Reservation]:
     try:
-        address = text(parse(given))
+        address = text(parse(text_of_address))
     except ValueError as error:
         raise invalid_config(str(error)) from None
-    return [one for one in store.reservations() if one.address == address]
+    return [held for held in store.reservations() if held.address == address]
 
 
 def _print(reservations: list[Reservation], output: str, boot: str) -> None:
@@ -213,23 +213,23 @@ def _print(reservations: list[Reservation], output: str, boot: str) -> None:
         sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
         return
     header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
-    rows = [header, *(tuple(map(printable, _row(one, boot))) for one in reservations)]
+    rows = [header, *(tuple(map(printable, _row(held, boot))) for held in reservations)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
 
 
-def _row(one: Reservation, boot: str) -> tuple[str, ...]:
+def _row(reservation: Reservation, boot: str) -> tuple[str, ...]:
     return (
-        one.address,
-        one.range,
-        one.pod_name or "-",
-        one.network,
-        one.ifname,
-        one.container_id[:13],
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.since)),
-        "this" if one.boot == boot else "earlier",
+        reservation.address,
+        reservation.range,
+        reservation.pod_name or "-",
+        reservation.network,
+        reservation.ifname,
+        reservation.container_id[:13],
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reservation.since)),
+        "this" if reservation.boot == boot else "earlier",
     )
 
 

@@ -263,7 +263,7 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
 
     The backup copy comes first: without its WAL the former database may be older than the mark.
     """
-    every = sorted(reservations, key=lambda one: (one.domain, parse(one.address)))
+    every = sorted(reservations, key=lambda held: (held.domain, parse(held.address)))
     metas = [contents.meta for contents in (files.database, files.backup) if contents.meta]
     stores = [] if files.mark is None else [files.mark.store]
     stores += [meta.store for meta in metas]

@@ -160,7 +160,7 @@ def verify(tables: Tables) -> None:
     for (answer,) in tables.connection.execute("PRAGMA integrity_check(1)").fetchall():
         if answer != "ok":
             raise Damage(f"integrity check: {answer}")
-    keys = [(one.domain, parse(one.address)) for one in tables.all()]
+    keys = [(held.domain, parse(held.address)) for held in tables.all()]
     if len(keys) != tables.meta.held:
         raise Damage(f"{len(keys)} reservations where {tables.meta.held} were counted")
     if list(tables.all_runs()) != list(runs_of(keys)):
@@ -180,7 +180,7 @@ def unused_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     first = path.with_name(f"{path.name}.damaged-{stamp}")
     candidates = (first.with_name(f"{first.name}{suffix}") for suffix in ("", ".1", ".2", ".3"))
-    return next((one for one in candidates if not one.exists()), first)
+    return next((path for path in candidates if not path.exists()), first)
 
 
 def build(database: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:

@@ -1,7 +1,6 @@
-"""The address store of one node: SQLite and a log under a file lock. See `store` for the words.
+"""The address store of one node: SQLite under a file lock. See `store` for the words.
 
-Every method is one transaction on files that an `Opening` answers. It writes the log first and
-commits then, so that a process may die anywhere in between.
+Every method is one transaction on the files that a `StoreFiles` opens.
 """
 
 import time
@@ -27,21 +26,21 @@ _WORTH_LOADING = 1000
 class SqliteStore:
     """The reservations of this node. Implements `ipam.store.Store`.
 
-    `files` is the directory they are in, opened for each call, or an opening of it. `boot` is
-    this boot's identity: what was reserved in another one is stale.
+    `files` is the directory of the store, opened for each call, or an object that opens it. `boot`
+    is this boot's identity: a reservation of another boot is stale.
     """
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._opening = PerCall(files) if isinstance(files, Path) else files
+        self._files = PerCall(files) if isinstance(files, Path) else files
         self.boot = boot
         self._clock = clock
 
     @property
     def directory(self) -> Path:
         """Where the files are."""
-        return self._opening.directory
+        return self._files.directory
 
     def reserve(
         self,
@@ -52,7 +51,7 @@ class SqliteStore:
         alone: Sequence[Range] = (),
     ) -> Grant:
         """See Store.reserve."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
@@ -62,50 +61,50 @@ class SqliteStore:
                 )
                 for choice in choices
             )
-            self._write(tables, put=[one.reservation for one in granted])
+            self._write(tables, put=[reserved.reservation for reserved in granted])
         return Grant(granted)
 
     def undo(self, grant: Grant) -> None:
         """See Store.undo."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             put, drop = [], []
-            for one in grant.granted:
-                reservation = one.reservation
+            for reserved in grant.granted:
+                reservation = reserved.reservation
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # A former sandbox of this boot had to be gone for its pod to get another one, and
-                # its DEL may have come already: it would hold the address for ever.
-                if one.replaced is None or one.replaced.boot == self.boot:
+                # A former sandbox of this boot was gone before its pod got a new one. Its DEL may
+                # have come already, and then no call would release the address again.
+                if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
-                    put.append(one.replaced)
+                    put.append(reserved.replaced)
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
         """See Store.release."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
         """See Store.collect."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             dead = [
-                one
-                for one in tables.of_network(network)
-                if (one.container_id, one.ifname) not in valid
+                reservation
+                for reservation in tables.of_network(network)
+                if (reservation.container_id, reservation.ifname) not in valid
             ]
             self._write(tables, drop=dead)
         return dead
 
     def forget(self, reservation: Reservation) -> None:
-        """Free one address whoever holds it, for an operator who knows better.
+        """Free one address whose owner will not, for an operator.
 
-        CNIError 11 if it is not held any more as `reservation` says.
+        CNIError 11 if it has another reservation by now.
         """
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
                     Code.TRY_AGAIN,
@@ -115,45 +114,46 @@ class SqliteStore:
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """See Store.held_by."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
-        return sorted(held, key=lambda one: parse(one.address))
+        return sorted(held, key=lambda reservation: parse(reservation.address))
 
-    def exhausted(self, sets: Sequence[RangeSet]) -> str:
+    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
         """See Store.exhausted."""
-        with self._opening.transaction() as tables:
-            for one in sets:
-                full = "" if one.fixed else allocation.exhaustion(tables, one, self.boot)
-                if full:
-                    return full
-        return ""
+        with self._files.transaction() as tables:
+            for range_set in sets:
+                if not range_set.fixed:
+                    full = allocation.exhaustion(tables, range_set, self.boot)
+                    if full is not None:
+                        return full
+        return None
 
-    def usage(self, known: tuple[Range, ...], last: Usage) -> Usage:
+    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
         """See Store.usage."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             state = f"{tables.meta.store} {tables.meta.seq}"
-            if (state, known) == (last.state, last.known):
+            if (state, asked) == (last.state, last.asked):
                 return last
-            return Usage(state, known, usage_of(tables, known))
+            return Usage(state, asked, usage_of(tables, asked))
 
     def reservations(self) -> list[Reservation]:
         """See Store.reservations."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             return list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
-        with self._opening.transaction() as tables:
+        with self._files.transaction() as tables:
             new: dict[tuple[str, str], Reservation] = {}
-            for one in reservations:
-                key = (one.domain, one.address)
-                held = new.get(key) or tables.at(one.domain, parse(one.address))
+            for reservation in reservations:
+                key = (reservation.domain, reservation.address)
+                held = new.get(key) or tables.at(reservation.domain, parse(reservation.address))
                 if held is not None:
                     raise CNIError(
                         Code.ADDRESS_TAKEN,
-                        f"{one.address} is held by {held.holder}: nothing was loaded",
+                        f"{reservation.address} is held by {held.holder}: nothing was loaded",
                     )
-                new[key] = one
+                new[key] = reservation
             self._write(tables, put=reservations)
 
     def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:

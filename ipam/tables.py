@@ -83,7 +83,7 @@ def remove(database: Path) -> None:
 class Tables(OtherDomains):
     """An open database. The caller holds the store's lock. Raises sqlite3.Error and Damage.
 
-    With a `watermark`, each transaction is counted there too. A database that is to be `kept` open
+    With a `watermark`, each transaction is counted there too. A database that stays open (`kept`)
     between transactions is shared with other processes; `is_shared` says whether that succeeded.
     """
 
@@ -294,13 +294,13 @@ class Tables(OtherDomains):
             other = f"{row[0]}\0"
             if row[0] == boot:
                 continue
-            found = self._execute(
+            row_of_boot = self._execute(
                 "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
                 "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
                 (row[0], domain, key_of(interval.first), key_of(interval.last)),
             ).fetchone()
-            if found is not None and (lowest is None or found[0] < lowest):
-                lowest = found[0]
+            if row_of_boot is not None and (lowest is None or row_of_boot[0] < lowest):
+                lowest = row_of_boot[0]
         if lowest is None:
             return None
         stale = self._existing(domain, lowest)
@@ -316,7 +316,7 @@ class Tables(OtherDomains):
             (attachment.network, attachment.container_id, attachment.ifname),
         ).fetchall()
         held = [self._existing(*key) for key in keys]
-        if any(one.attachment != attachment for one in held):
+        if any(reservation.attachment != attachment for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
 
@@ -327,7 +327,7 @@ class Tables(OtherDomains):
             (network,),
         ).fetchall()
         held = [self._existing(*key) for key in keys]
-        if any(one.network != network for one in held):
+        if any(reservation.network != network for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
 
@@ -352,7 +352,7 @@ class Tables(OtherDomains):
                 )
             )
         held = [self._existing(*key) for key in sorted(keys)]
-        return [one for one in held if one.held_by_pod_of(owner)]
+        return [reservation for reservation in held if reservation.held_by_pod_of(owner)]
 
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""
@@ -362,7 +362,7 @@ class Tables(OtherDomains):
             yield reservation_of(row)
 
     def ranges(self) -> list[tuple[str, str]]:
-        """Domain and network of whatever range a reservation is from, each once."""
+        """Domain and network of each range that a reservation is from, each once."""
         return self._execute(
             "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
         ).fetchall()
@@ -451,7 +451,7 @@ class Tables(OtherDomains):
     def _existing(self, domain: str, key: bytes) -> Reservation:
         reservation = self._row(domain, key)
         if reservation is None:
-            raise Damage("an index names a reservation that is not there")
+            raise Damage("an index names a reservation that does not exist")
         return reservation
 
     def _run_up_to(self, domain: str, address: int) -> Interval | None:

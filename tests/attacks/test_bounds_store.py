@@ -156,7 +156,7 @@ def test_the_error_of_full_ranges_counts_a_few_of_them(
     def message(count: int) -> str:
         chosen = [RangeSet(tuple(full[:count]))]
         if verb == "STATUS":
-            return store.exhausted(chosen)
+            return store.exhausted(chosen) or ""
         return error_of(lambda: store.reserve(owner("a"), chosen)).message
 
     small, large = steps(lambda: message(4)), steps(lambda: message(MOST))
