@@ -120,7 +120,7 @@ def _kept(
     chosen: Iterable[AddressChoice],
     others: Others,
 ) -> AddressChoice | None:
-    """A former address that the set still allows, from the same range if there is range_set."""
+    """A former address that the set still allows, from the same range if there is one."""
     if not former:
         return None
     avoid = {choice.address for choice in chosen}

@@ -39,7 +39,7 @@ from ipam.recovery import (
 from ipam.salvage import Contents, Key
 from ipam.store import Reservation
 from ipam.store_files import locked
-from ipam.watermark import Mark
+from ipam.watermark import Progress
 
 UNKNOWN = "unknown"
 """Network and container of a reservation whose owner is not known."""
@@ -65,7 +65,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 class _Files(NamedTuple):
     database: Contents
     backup: Contents
-    mark: Mark | None
+    mark: Progress | None
 
     @property
     def is_current(self) -> bool:

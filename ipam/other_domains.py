@@ -12,7 +12,7 @@ from ipam.segments import BEFORE
 from ipam.store import Reservation
 
 
-class OtherDomains:
+class DomainQueries:
     """The part of `Tables` that `ipam.others` reads."""
 
     connection: sqlite3.Connection

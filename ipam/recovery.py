@@ -16,10 +16,11 @@ from pathlib import Path
 from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
+from ipam.database import BESIDE, Meta, remove
 from ipam.schema import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
-from ipam.tables import BESIDE, Meta, Tables, remove
-from ipam.watermark import Mark, Watermark, boot_id, read
+from ipam.tables import Tables
+from ipam.watermark import Progress, Watermark, boot_id, read
 
 DATABASE = "reservations.db"
 WAL = f"{DATABASE}-wal"
@@ -72,7 +73,7 @@ def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables
     return tables
 
 
-def missing_changes(meta: Meta, mark: Mark | None) -> str | None:
+def missing_changes(meta: Meta, mark: Progress | None) -> str | None:
     """Why the database cannot be the one that the mark counts, None if it can be."""
     if mark is None:
         return None
@@ -224,7 +225,7 @@ def _reach(meta: Meta, watermark: Watermark) -> None:
     if problem is not None:
         raise Damage(problem)
     synced, saved = (0, 0) if mark is None else (mark.synced, mark.saved)
-    watermark.write(Mark(boot_id(), meta.store, meta.seq, meta.held, synced, saved))
+    watermark.write(Progress(boot_id(), meta.store, meta.seq, meta.held, synced, saved))
 
 
 def _is_due(directory: Path, tables: Tables) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from ipam import upgrade
 from ipam.addresses import parse, text
+from ipam.database import Meta, connect
 from ipam.recovery import has_content, verify
 from ipam.schema import (
     COLUMNS,
@@ -24,7 +25,7 @@ from ipam.schema import (
     run_of,
 )
 from ipam.store import Reservation
-from ipam.tables import Meta, Tables, connect
+from ipam.tables import Tables
 
 Key = tuple[str, str]
 """Domain and address."""

@@ -21,7 +21,7 @@ _LENGTH = 256  # bytes
 _FORMAT = "podfabric-mark-1"
 
 
-class Mark(NamedTuple):
+class Progress(NamedTuple):
     """`seq` and `held` are the database's, in the boot `boot` and the store `store`.
 
     `synced` is the `seq` that is known to be on disk, `saved` that of the backup copy.
@@ -47,7 +47,7 @@ class Watermark:
             os.close(self._descriptor)
             raise
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: Progress) -> None:
         """Replace the mark. Raises OSError."""
         if mark != self.mark:
             write_at(self._descriptor, _encode(mark), 0)
@@ -58,7 +58,7 @@ class Watermark:
         os.close(self._descriptor)
 
 
-def read(path: Path) -> Mark | None:
+def read(path: Path) -> Progress | None:
     """The mark in a file, None if there is none that can be read."""
     try:
         return _decode(path.read_bytes())
@@ -71,17 +71,17 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip()
 
 
-def _encode(mark: Mark) -> bytes:
+def _encode(mark: Progress) -> bytes:
     content = " ".join((_FORMAT, *map(str, mark))).encode()
     return (b"%08x %b" % (zlib.crc32(content), content)).ljust(_LENGTH - 1) + b"\n"
 
 
-def _decode(line: bytes) -> Mark | None:
+def _decode(line: bytes) -> Progress | None:
     checksum, _, content = line.rstrip().partition(b" ")
     if checksum != b"%08x" % zlib.crc32(content):
         return None
     words = content.decode().split(" ")
-    if len(words) != 1 + len(Mark._fields) or words[0] != _FORMAT:
+    if len(words) != 1 + len(Progress._fields) or words[0] != _FORMAT:
         return None
     boot, store, *numbers = words[1:]
-    return Mark(boot, store, *map(int, numbers))
+    return Progress(boot, store, *map(int, numbers))

@@ -30,6 +30,7 @@ MODULES = {
         "sqlite_store.py",
         "store_files.py",
         "resident.py",
+        "database.py",
         "tables.py",
         "watermark.py",
         "recovery.py",

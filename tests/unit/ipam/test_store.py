@@ -115,7 +115,7 @@ def test_a_database_that_another_program_holds_is_try_again(
     other = sqlite3.connect(store.directory / "reservations.db", isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr("ipam.tables.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
+        monkeypatch.setattr("ipam.database.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
         error = error_of(lambda: store.reserve(owner("c2"), SETS))
     finally:
         other.close()
