@@ -1,7 +1,7 @@
 """Reservations out of other IPAM plugins' stores: host-local's directory, whereabouts' IPPools.
 
-Both keep less than we do: host-local neither range nor pod, whereabouts no network. The caller
-says what is missing; `import_all` then adds all of it to a store or nothing.
+host-local keeps neither range nor pod, and whereabouts no network. The caller supplies what is
+missing. `import_all` then adds everything to a store, or nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Reads what domains hold on one link: as little of each row as a search needs."""
+"""Queries for what domains hold on one link. They read as little of each row as a search needs."""
 
 import heapq
 import sqlite3

@@ -74,7 +74,7 @@ def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables
 
 
 def missing_changes(meta: Meta, mark: Progress | None) -> str | None:
-    """Why the database cannot be the one that the mark counts, None if it can be."""
+    """Why the database does not have all changes that the mark counts, None if it has them."""
     if mark is None:
         return None
     if mark.store != meta.store:

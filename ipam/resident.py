@@ -77,8 +77,12 @@ class Resident:
             return
         try:
             with suppress(CNIError), locked(self.directory, _CLOSE_TIME):
-                self._back_up()
-                self._close()
+                try:
+                    self._back_up()
+                except FAILURES as error:
+                    self._report(f"address store: no backup copy was made: {error}")
+                finally:
+                    self._close()
         finally:
             self._turn.release()
 

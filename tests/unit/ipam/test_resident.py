@@ -96,6 +96,21 @@ def test_backup_copy_is_made_again_once_much_has_changed(
     assert fsck.check(store.directory, print)
 
 
+def test_close_without_room_for_a_backup_copy_closes_the_files_all_the_same(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, tables: Tables) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resident, "back_up", refuse)
+    reports: list[str] = []
+    with closing(Resident(memory_path, report=reports.append)) as kept:
+        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
+    assert not is_kept(memory_path)
+    assert "no backup copy was made" in reports[0]
+    assert fsck.check(memory_path, print)
+
+
 def test_large_store_is_copied_at_the_end_only(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
