@@ -15,7 +15,7 @@ from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation
-from tests.unit.ipam.test_scale import steps
+from tests.unit.ipam.steps import steps
 
 __all__ = ["steps"]
 

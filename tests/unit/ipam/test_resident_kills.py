@@ -18,7 +18,7 @@ from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
-from tests.unit.ipam.test_kills import copied, fail, held, kill_at, lines_of, quiet
+from tests.unit.ipam.kills import copied, fail, held, kill_at, lines_of, quiet
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 ROUNDS = 40

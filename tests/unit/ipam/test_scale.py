@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ipam import recovery, store_files
+from ipam import recovery
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import RangeSet, merged
-from ipam.recovery import Report, open_store
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, owner, range_of, reservation
+from tests.unit.ipam.steps import steps
+
+__all__ = ["steps"]
 
 HELD = 50_000
 FIRST = parse("10.0.0.1")
@@ -31,32 +32,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
     )
     return directory
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
-    """Counts the instructions that SQLite executes during a call."""
-    count = 0
-
-    def step() -> int:
-        nonlocal count
-        count += 1
-        return 0
-
-    def counted(directory: Path, report: Report, *, kept: bool = False) -> Tables:
-        tables = open_store(directory, report, kept=kept)
-        tables.connection.set_progress_handler(step, 1)
-        return tables
-
-    monkeypatch.setattr(store_files, "open_store", counted)
-
-    def measure(call: Callable[[], object]) -> int:
-        nonlocal count
-        count = 0
-        call()
-        return count
-
-    return measure
 
 
 def test_every_verb_costs_the_same_in_a_large_pool(

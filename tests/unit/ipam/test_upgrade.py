@@ -30,7 +30,7 @@ from tests.unit.ipam.calls import (
     range_of,
     sets_of,
 )
-from tests.unit.ipam.test_kills import MODULES, fail, kill_at, lines_of
+from tests.unit.ipam.kills import MODULES, fail, kill_at, lines_of
 
 WRITTEN = Path(__file__).parent / "version1"
 LOG = "reservations.log"
@@ -242,7 +242,7 @@ def test_a_store_of_a_newer_program_is_refused_by_name_and_not_rebuilt(
 def test_a_kill_at_any_line_leaves_version_1_or_this_one(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.unit.ipam.test_kills.MODULES", MODULES | {upgrade.__file__})
+    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", MODULES | {upgrade.__file__})
     base = directory.with_name("base")
     shutil.copytree(directory, base)
 
