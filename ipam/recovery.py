@@ -34,8 +34,9 @@ UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
 _FORMER_LOG = "reservations.log"  # earlier versions kept one beside the database
-_CHANGES_WORTH_A_CHECKPOINT = 256
-_LARGE_WAL = 8 << 20  # bytes
+_CHANGES_WORTH_A_CHECKPOINT = 1000
+_LARGE_WAL = 8 << 20  # bytes; some 300 transactions
+_LOOK_AT_WAL = 16  # transactions between two looks at its size
 _CHEAP_TO_COPY = 2_000  # reservations: less than 100 ms, under the store's lock
 _MOST_TO_COPY = 50_000  # reservations: less than 3 s
 _SEEN_LIMIT = 200  # characters
@@ -89,7 +90,7 @@ def missing_changes(meta: Meta, mark: Progress | None) -> str | None:
 
 
 def compact(directory: Path, tables: Tables, report: Report) -> bool:
-    """Write the WAL back and make a backup copy, once much has changed since the last time.
+    """Write the WAL back, and make a backup copy, once much has changed since the last time.
 
     Answers whether it tried. The transaction is over and will be answered: a failure is left to a
     later call.
@@ -97,7 +98,9 @@ def compact(directory: Path, tables: Tables, report: Report) -> bool:
     if not _is_due(directory, tables):
         return False
     try:
-        if tables.checkpoint() and tables.meta.held <= _CHEAP_TO_COPY:
+        saved = 0 if tables.mark is None else tables.mark.saved
+        is_old = tables.meta.seq - saved >= _CHANGES_WORTH_A_CHECKPOINT
+        if tables.checkpoint() and is_old and tables.meta.held <= _CHEAP_TO_COPY:
             back_up(directory, tables)
     except FAILURES as error:
         reason = explained(error, directory, "the store is as it was")
@@ -232,6 +235,8 @@ def _is_due(directory: Path, tables: Tables) -> bool:
     synced = 0 if tables.mark is None else tables.mark.synced
     if tables.meta.seq - synced >= _CHANGES_WORTH_A_CHECKPOINT:
         return True
+    if tables.meta.seq % _LOOK_AT_WAL:
+        return False
     try:
         return os.stat(f"{directory}/{WAL}").st_size > _LARGE_WAL  # noqa: PTH116 - costs less
     except OSError:

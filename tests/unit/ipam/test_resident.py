@@ -162,6 +162,7 @@ def test_a_large_wal_is_written_back_and_the_files_stay_open(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     sizes = []
     for number in range(60):
         store.reserve(owner(f"c{number}"), SETS)

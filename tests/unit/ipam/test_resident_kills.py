@@ -40,7 +40,10 @@ def reserve(directory: Path) -> None:
 
 
 def both(directory: Path) -> None:
-    with keeping(directory) as store, mock.patch.object(recovery, "_LARGE_WAL", 10_000):
+    with (
+        keeping(directory) as store,
+        mock.patch.multiple(recovery, _LARGE_WAL=10_000, _LOOK_AT_WAL=1),
+    ):
         store.reserve(owner("victim"), SETS)
         store.release(owner("victim").attachment)
         store.reserve(owner("victim", pod="p"), SETS)
