@@ -44,7 +44,6 @@ def locked(
 
     Raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call ends.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     interrupts.checkpoint()
     file = wait_until(lambda: _attempt(path), timeout, pause, longest_pause)
     if file is None:
@@ -58,19 +57,29 @@ def locked(
         finally:
             if not keep:
                 path.unlink(missing_ok=True)
+            # Closing is not enough: a child that was just forked still has the descriptor.
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _attempt(path: Path) -> FileIO | None:
     """The file with the lock; None if another process or thread has the lock."""
-    file = FileIO(os.open(path, _FLAGS, 0o600), "r+")
+    file = _open(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_nlink:
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # noqa: PTH116 - cheaper
             return file
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):
         pass
     except BaseException:
         file.close()
         raise
     file.close()  # another holder, or the previous one has removed the file meanwhile
     return None
+
+
+def _open(path: Path) -> FileIO:
+    try:
+        return FileIO(os.open(path, _FLAGS, 0o600), "r+")
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return FileIO(os.open(path, _FLAGS, 0o600), "r+")

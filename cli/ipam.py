@@ -1,6 +1,7 @@
-"""`podfabric ipam`: the store's commands, with what the attachments' journal knows of addresses."""
+"""`podfabric ipam`: the store's commands, with what else the node knows of addresses."""
 
 import argparse
+import ipaddress
 import os
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,15 @@ from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
 from cni.sriov.record import DeviceRecord
+from host import addresses
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+from host.netlink import netlink
 from ipam import commands
 from ipam import options as ipam_options
-from ipam.addresses import Network, parse_interface, text
+from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
+from ipam.fsck import LivingAddress, NodeFacts
 from ipam.options import IpamOptions
 from ipam.store import Reservation
 
@@ -27,24 +33,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run a subcommand; the exit code."""
     paths = Paths.from_environ(os.environ)
-    return commands.run(arguments, extra=lambda: reservations(paths))
+    return commands.run(arguments, lambda: facts(paths))
 
 
-def reservations(paths: Paths) -> tuple[Reservation, ...]:
-    """A reservation for each address of an attachment whose IPAM plugin was ours.
+def facts(paths: Paths) -> NodeFacts:
+    """What the attachments' journal and the living network namespaces have.
 
     Entries that cannot be read are left out and named on standard error.
     """
-    recorded: list[Reservation] = []
+    return NodeFacts(tuple(_journalled(paths)), tuple(living()))
+
+
+def living() -> Iterator[LivingAddress]:
+    """The addresses of all interfaces in network namespaces that can be seen.
+
+    Addresses of a host or a link alone are left out: no pod gets one of them.
+    """
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            try:
+                with netlink(namespace) as route:
+                    shown = list(addresses.of_all(route))
+            except HostError as error:
+                sys.stderr.write(f"{namespace.path}: {error}\n")
+                continue
+        for cidr, ifname in shown:
+            address = ipaddress.ip_interface(cidr).ip
+            if not address.is_loopback and not address.is_link_local:
+                yield LivingAddress(text(parse(str(address))), ifname, namespace.path)
+
+
+def _journalled(paths: Paths) -> list[Reservation]:
+    """A reservation for each address of an attachment whose IPAM plugin was ours."""
+    reservations: list[Reservation] = []
     for entry in Journal(paths).entries():
         if isinstance(entry, JournalDamaged):
             sys.stderr.write(f"{entry}\n")
             continue
         try:
-            recorded += _of(entry)
+            reservations += _of(entry)
         except (CNIError, ValueError) as error:
             sys.stderr.write(f"journal of {entry.attachment}: {error}\n")
-    return tuple(recorded)
+    return reservations
 
 
 def _of(entry: JournalEntry) -> Iterator[Reservation]:

@@ -8,12 +8,12 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
-from base import msgspec_warmup
+from base import locks, msgspec_warmup
+from base.locks import Busy
 from base.paths import Paths
 from base.watching import WatchedFile
 from deviceplugin.pools.config import ConfigError, DevicePluginConfig
@@ -54,7 +54,7 @@ class Service:
         self._plugin: DevicePlugin | None = None
         self._watched: WatchedFile | None = None
         self._ended = threading.Event()
-        self._node_lock = FileLock(paths.devices / "plugin.lock", mode=0o600, thread_local=False)
+        self._held = ExitStack()  # with the lock of the node's only device plugin
         self._thread = threading.Thread(target=self._run, name="device-plugin", daemon=True)
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Service:
             plugin, self._plugin = self._plugin, None
         if plugin is not None:
             plugin.close()
-        self._node_lock.release()
+        self._held.close()
 
     def states(self) -> "list[PoolState]":
         """The state of each pool at the kubelet; [] before the plugin runs."""
@@ -101,14 +101,15 @@ class Service:
 
     def _wait_for_lock(self) -> bool:
         """Wait until no other device plugin runs on this node; False if `close` comes first."""
+        path = self._paths.devices / "plugin.lock"
         logged: str | None = None
         while not self._ended.is_set():
             try:
-                self._paths.devices.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._node_lock.acquire(timeout=0)
+                lock = locks.locked(path, "the device plugin", timeout=0.0, keep=True)
+                self._held.enter_context(lock)
                 return True
-            except Timeout:
-                problem = f"another one is running: it has locked {self._node_lock.lock_file}"
+            except Busy:
+                problem = f"another one is running: it has locked {path}"
             except OSError as error:
                 problem = f"cannot use {self._paths.devices}: {error.strerror}"
             if problem != logged:

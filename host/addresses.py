@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from host import links
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -83,14 +84,24 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     """The addresses of an interface, as canonical CIDRs."""
     with trying(f'listing the addresses of "{link.name}"'):
         parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index))
-    cidrs = set()
-    for _, part in parts:
-        _, prefix, *_ = IFADDRMSG.unpack_from(part, HEADER.size)
-        shown = fields(part, HEADER.size + IFADDRMSG.size)
-        # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
-        ip = shown.get(IFA_LOCAL) or shown[IFA_ADDRESS]
-        cidrs.add(f"{ipaddress.ip_address(ip)}/{prefix}")
-    return cidrs
+    return {cidr for _, cidr in map(_index_and_cidr, parts)}
+
+
+def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
+    """Each address of a namespace as a canonical CIDR, with the name of its interface."""
+    with trying("listing the addresses of all interfaces"):
+        parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, 0))
+    names = {link.index: link.name for link in links.every(route)}
+    return [(cidr, names.get(index, "?")) for index, cidr in map(_index_and_cidr, parts)]
+
+
+def _index_and_cidr(entry: tuple[int, bytes]) -> tuple[int, str]:
+    _, part = entry
+    _, prefix, _, _, index = IFADDRMSG.unpack_from(part, HEADER.size)
+    shown = fields(part, HEADER.size + IFADDRMSG.size)
+    # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
+    ip = shown.get(IFA_LOCAL) or shown[IFA_ADDRESS]
+    return index, f"{ipaddress.ip_address(ip)}/{prefix}"
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:

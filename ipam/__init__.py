@@ -2,11 +2,11 @@
 
 From the configuration to the disk: `options` (what a network may say), `ranges`, `allocation` and
 `others` (which address is next), `segments` (the link it is for), `store` (owners, reservations,
-the interface of a store), `sqlite_store` with `tables`, `log`, `recovery` and `upgrade` (the store
-of one node), `plugin` (the five verbs), `executable` (the verbs for whoever starts the plugin, one
-at a time for an attachment), `delegation` (how our interface plugins call them), `fsck`,
-`importing` and `commands` (what an operator types). The kernel is none of its business: it hands
-out numbers.
+the interface of a store), `sqlite_store` with `database`, `tables`, `watermark`, `recovery` and
+`upgrade` (the store of one node), `plugin` (the five verbs), `executable` (the verbs as a process,
+one at a time for an attachment), `delegation` (how our interface plugins call them), `fsck` with
+`salvage`, `importing` and `commands` (what an operator types). It hands out numbers, and does not
+touch the kernel.
 """
 
 TYPE_CHECKING = False

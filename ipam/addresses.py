@@ -55,56 +55,56 @@ def text(address: int) -> str:
     return str(ipaddress.IPv6Address(address))
 
 
-def parse(given: str) -> int:
-    """The address that `given` names. ValueError if it names none; no prefix, no zone."""
-    if ":" not in given:
-        octets = given.split(".")
+def parse(written: str) -> int:
+    """The address that `written` names. ValueError if it is not an address; no prefix, no zone."""
+    if ":" not in written:
+        octets = written.split(".")
         if not all(octet.isascii() and octet.isdigit() for octet in octets):
-            raise ValueError(f"invalid IP address: {given}")
-        return _v4([int(octet.lstrip("0")[:4] or "0") for octet in octets], given)
+            raise ValueError(f"invalid IP address: {written}")
+        return _v4([int(octet.lstrip("0")[:4] or "0") for octet in octets], written)
     try:
-        address = ipaddress.IPv6Address(given)
+        address = ipaddress.IPv6Address(written)
     except ValueError:
-        raise ValueError(f"invalid IP address: {given}") from None
+        raise ValueError(f"invalid IP address: {written}") from None
     if address.scope_id is not None:
-        raise ValueError(f"invalid IP address: {given}: an address of a pool has no zone")
+        raise ValueError(f"invalid IP address: {written}: an address of a pool has no zone")
     return int(address)
 
 
-def parse_interface(given: str) -> tuple[int, Network]:
-    """`10.0.0.5/24` as the address and the network it is in. ValueError if it is no CIDR."""
-    host, slash, prefix = given.partition("/")
+def parse_interface(written: str) -> tuple[int, Network]:
+    """`10.0.0.5/24` as the address and the network it is in. ValueError if it is not a CIDR."""
+    host, slash, prefix = written.partition("/")
     if not slash:
-        raise ValueError(f"invalid CIDR {given}: no prefix length, as in {given}/24")
+        raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")
     address = parse(host)
     is_v4_text = ":" not in host
     digits = prefix.isascii() and prefix.isdigit() and len(prefix) <= 3
     if not digits or int(prefix) > (32 if is_v4_text else 128):
-        raise ValueError(f"invalid CIDR {given}: invalid prefix length {prefix}")
+        raise ValueError(f"invalid CIDR {written}: invalid prefix length {prefix}")
     length = int(prefix) + (96 if is_v4_text else 0)
     if family(address) == 4 and length < 96:
-        raise ValueError(f"invalid CIDR {given}: an IPv4-mapped network needs /96 or longer")
+        raise ValueError(f"invalid CIDR {written}: an IPv4-mapped network needs /96 or longer")
     return address, Network(address >> (128 - length) << (128 - length), length)
 
 
-def parse_interval(given: str) -> Interval:
-    """A network, one address, or `A-B`, as the addresses it covers. ValueError if it is none."""
-    first_text, dash, last_text = given.partition("-")
+def parse_interval(written: str) -> Interval:
+    """A network, one address, or `A-B`, as the addresses it covers. ValueError otherwise."""
+    first_text, dash, last_text = written.partition("-")
     if dash:
         first, last = parse(first_text.strip()), parse(last_text.strip())
         if family(first) != family(last):
-            raise ValueError(f"{given} begins in one address family and ends in the other")
+            raise ValueError(f"{written} begins in one address family and ends in the other")
         if first > last:
-            raise ValueError(f"{given} ends before it begins")
+            raise ValueError(f"{written} ends before it begins")
         return Interval(first, last)
-    if "/" in given:
-        network = parse_interface(given)[1]
+    if "/" in written:
+        network = parse_interface(written)[1]
         return Interval(network.address, network.last)
-    address = parse(given)
+    address = parse(written)
     return Interval(address, address)
 
 
-def _v4(octets: list[int], given: str) -> int:
+def _v4(octets: list[int], written: str) -> int:
     if len(octets) != 4 or max(octets) > 255:
-        raise ValueError(f"invalid IP address: {given}")
+        raise ValueError(f"invalid IP address: {written}")
     return MAPPED_FIRST | int.from_bytes(octets, "big")

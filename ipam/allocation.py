@@ -1,10 +1,10 @@
-"""Which address an attachment gets: rules only, over whatever `Space` a store offers.
+"""Which address an attachment gets: rules only, over the `FreeSpace` of a store.
 
 Never one that another domain holds on the same link (`others`). Of the rest in this order, for
 all sets of a request before anything is changed: addresses that the same pod holds from a former
-sandbox; then the lowest free address; then, where a set has none, the lowest one whose holder
+sandbox; then the lowest free address; then, where a set has none, the lowest whose holder
 died with an earlier boot. The cost is a lookup for each gap between exclusions and what others
-hold, whatever the size of the range and the number of its own reservations.
+hold, for any size of the range and the number of its own reservations.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ class FreeSpace(Protocol):
 
 
 class AddressChoice(NamedTuple):
-    """An address for a set: the range it comes from, and whose place it takes, if anyone's."""
+    """An address for a set: the range it comes from, and the reservation that it replaces."""
 
     range: Range
     address: int
@@ -58,19 +58,23 @@ def choose(
     chosen: dict[int, AddressChoice] = {}
     # What is bound goes first, so that no other set takes its address.
     for fixed in (True, False):
-        for index, one in enumerate(sets):
-            choice = _kept(one, former, chosen.values(), others) if one.fixed is fixed else None
+        for index, range_set in enumerate(sets):
+            choice = (
+                _kept(range_set, former, chosen.values(), others)
+                if range_set.fixed is fixed
+                else None
+            )
             if choice is not None:
                 chosen[index] = choice
     for fixed in (True, False):
-        for index, one in enumerate(sets):
-            if index not in chosen and one.fixed is fixed:
-                chosen[index] = _found(space, one, chosen.values(), boot, others)
+        for index, range_set in enumerate(sets):
+            if index not in chosen and range_set.fixed is fixed:
+                chosen[index] = _chosen(space, range_set, chosen.values(), boot, others)
     return [chosen[index] for index in range(len(sets))]
 
 
 def held_in(space: FreeSpace, range_: Range) -> int:
-    """How many of the addresses that the range allows are held, by whomever."""
+    """How many of the addresses that the range allows are held."""
     if not range_.parts:
         return 0
     return sum(
@@ -82,36 +86,36 @@ def held_in(space: FreeSpace, range_: Range) -> int:
     )
 
 
-def exhaustion(space: FreeSpace, one: RangeSet, boot: str) -> str:
-    """Why the set has no address for a newcomer; "" if it has one."""
-    for range_ in one.ranges:
+def exhaustion(space: FreeSpace, range_set: RangeSet, boot: str) -> str | None:
+    """Why the set has no address for a new owner; None if it has one."""
+    for range_ in range_set.ranges:
         for part in range_.parts:
             run = space.run_at(range_.domain, part.first)
-            # Runs that touch are one run: the address behind it is free.
+            # Touching runs are merged: the address after a run is free.
             if run is None or run.last < part.last:
-                return ""
+                return None
             if space.lowest_stale(range_.domain, part, boot) is not None:
-                return ""
-    return _descriptions(space, one.ranges)
+                return None
+    return _descriptions(space, range_set.ranges)
 
 
 def _former(space: FreeSpace, owner: Owner, boot: str) -> list[tuple[int, Reservation]]:
     """What the owner held before, by address: in an earlier sandbox of its pod, or boot."""
     own = space.of_attachment(owner.attachment)
-    alive = [one for one in own if one.boot == boot]
+    alive = [reservation for reservation in own if reservation.boot == boot]
     if alive:
-        held = ", ".join(one.address for one in alive)
+        held = ", ".join(reservation.address for reservation in alive)
         raise CNIError(
             Code.ALREADY_ATTACHED,
             f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
             "before another ADD",
         )
     former = dict.fromkeys([*own, *space.of_pod(owner)])
-    return [(parse(one.address), one) for one in former]
+    return [(parse(reservation.address), reservation) for reservation in former]
 
 
 def _kept(
-    one: RangeSet,
+    range_set: RangeSet,
     former: Sequence[tuple[int, Reservation]],
     chosen: Iterable[AddressChoice],
     others: Others,
@@ -121,7 +125,7 @@ def _kept(
         return None
     avoid = {choice.address for choice in chosen}
     for same_range in (True, False):
-        for range_ in one.ranges:
+        for range_ in range_set.ranges:
             network = str(range_.network)
             for address, held in former:
                 if (
@@ -135,27 +139,31 @@ def _kept(
     return None
 
 
-def _found(
-    space: FreeSpace, one: RangeSet, chosen: Iterable[AddressChoice], boot: str, others: Others
+def _chosen(
+    space: FreeSpace,
+    range_set: RangeSet,
+    chosen: Iterable[AddressChoice],
+    boot: str,
+    others: Others,
 ) -> AddressChoice:
     used = {choice.address for choice in chosen}
-    for range_ in one.ranges:
+    for range_ in range_set.ranges:
         address = _lowest(range_, used, others.next_free)
         if address is not None:
             return AddressChoice(range_, address)
     # What an earlier boot left comes last: in this domain, and free here but held in another.
-    for range_ in one.ranges:
+    for range_ in range_set.ranges:
         address = _lowest(range_, used, others.next_stale)
         if address is None:
             address = _lowest(range_, used, others.next_reusable)
         if address is not None:
             return AddressChoice(range_, address, space.at(range_.domain, address))
-    if one.fixed:
-        raise _taken(space, one.ranges[0], used, others)
+    if range_set.fixed:
+        raise _taken(space, range_set.ranges[0], used, others)
     raise CNIError(
         Code.NO_FREE_ADDRESS,
         "Could not allocate IP in range: "
-        + _descriptions(space, one.ranges)
+        + _descriptions(space, range_set.ranges)
         + ". Delete pods that no longer need one, or widen the range",
     )
 

@@ -1,4 +1,4 @@
-"""`podfabric ipam ...`: what an operator asks and tells the store of this node."""
+"""`podfabric ipam ...`: the operator's commands for the store of this node."""
 
 import argparse
 import os
@@ -14,10 +14,11 @@ from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing
 from ipam.addresses import parse, parse_interface, text
+from ipam.fsck import NodeFacts
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
-Extra = Callable[[], Iterable[Reservation]]
+FactsOf = Callable[[], NodeFacts]
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +36,15 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
     release = commands.add_parser("release", help="free an address by hand")
     release.add_argument("address")
-    release.add_argument("--network-name", help="of several holders, the one in this domain")
+    release.add_argument("--network-name", help="choose among several holders by their domain")
     release.add_argument(
         "--force", action="store_true", help="also if the holder may be running (this boot)"
     )
     release.set_defaults(run=_release)
 
     check = commands.add_parser("fsck", help="check the store, and repair it if it is damaged")
-    check.add_argument("--dry-run", action="store_true", help="only say what is wrong")
-    check.add_argument("--rebuild", action="store_true", help="write it anew although it is sound")
+    check.add_argument("--dry-run", action="store_true", help="only report what is wrong")
+    check.add_argument("--rebuild", action="store_true", help="build it again although it is sound")
     check.add_argument(
         "--accept-loss", action="store_true", help="rebuild even if records cannot be read"
     )
@@ -61,13 +62,13 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     imports.set_defaults(run=_import)
 
 
-def run(arguments: argparse.Namespace, extra: Extra = tuple) -> int:
+def run(arguments: argparse.Namespace, facts_of: FactsOf = NodeFacts) -> int:
     """Run the command that `arguments` name; the exit code.
 
-    `extra` answers reservations that are known outside the store, for fsck.
+    `facts_of` answers what the node knows of addresses outside the store, for fsck.
     """
     paths = Paths.from_environ(os.environ)
-    arguments.extra = extra
+    arguments.facts_of = facts_of
     try:
         code: int = arguments.run(arguments, paths)
     except CNIError as error:
@@ -89,36 +90,36 @@ def _list(arguments: argparse.Namespace, paths: Paths) -> int:
 
 
 def _show(arguments: argparse.Namespace, paths: Paths) -> int:
-    found = _holders(arguments.address, _store(paths))
-    if not found:
+    holders = _holders(arguments.address, _store(paths))
+    if not holders:
         sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
         return 1
-    _print(found, arguments.output, paths.boot_id())
+    _print(holders, arguments.output, paths.boot_id())
     return 0
 
 
 def _release(arguments: argparse.Namespace, paths: Paths) -> int:
     store = _store(paths)
-    found = _holders(arguments.address, store)
+    holders = _holders(arguments.address, store)
     if arguments.network_name is not None:
-        found = [one for one in found if one.domain == arguments.network_name]
-    if not found:
+        holders = [holder for holder in holders if holder.domain == arguments.network_name]
+    if not holders:
         sys.stderr.write(f"podfabric ipam: {arguments.address} is free\n")
         return 1
-    if len(found) > 1:
-        domains = ", ".join(f'"{one.domain}"' for one in found)
+    if len(holders) > 1:
+        domains = ", ".join(f'"{holder.domain}"' for holder in holders)
         raise invalid_config(
-            f"{arguments.address} has {len(found)} holders: choose one by --network-name "
+            f"{arguments.address} has {len(holders)} holders: choose one by --network-name "
             f"({domains})"
         )
-    if found[0].boot == store.boot and not arguments.force:
+    if holders[0].boot == store.boot and not arguments.force:
         raise CNIError(
             Code.ADDRESS_TAKEN,
-            f"{arguments.address} was given to {found[0].holder} in this boot and may be in use: "
+            f"{arguments.address} was given to {holders[0].holder} in this boot and may be in use: "
             "see that it is gone, and add --force",
         )
-    store.forget(found[0])
-    _say(f"released {found[0].address}, held by {found[0].holder}")
+    store.forget(holders[0])
+    _say(f"released {holders[0].address}, held by {holders[0].holder}")
     return 0
 
 
@@ -127,27 +128,41 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     if arguments.dry_run:
         return _verdict(directory)
     try:
-        # Whatever the next call would do by itself is no damage: an unfinished record, say.
+        # What the next call repairs, such as an unfinished transaction, is not damage.
         _store(paths).reservations()
     except CNIError as error:
         if error.code != Code.STORE_DAMAGED:
             raise
-    extra = arguments.extra()
-    sound = fsck.check(directory, _say)
-    if sound and not _absent(_store(paths), extra) and not arguments.rebuild:
-        _say(f"the address store in {directory} is sound")
-        return 0
-    rebuilt = fsck.rebuild(directory, _say, accept_loss=arguments.accept_loss, extra=extra)
+    facts: NodeFacts = arguments.facts_of()
+    if fsck.check(directory, _say) and not arguments.rebuild:
+        held = _store(paths).reservations()
+        if not _absent(held, facts.journal):
+            _report_unreserved(held, facts)
+            _say(f"the address store in {directory} is sound")
+            return 0
+    rebuilt = fsck.rebuild(
+        directory, _say, accept_loss=arguments.accept_loss, facts=facts, boot=paths.boot_id()
+    )
     return _verdict(directory) if rebuilt else 1
 
 
-def _absent(store: SqliteStore, known: Iterable[Reservation]) -> bool:
-    """Whether the store lacks an address that the attachments' journal knows."""
-    held = {(one.domain, one.address) for one in store.reservations()}
-    absent = [one for one in known if (one.domain, one.address) not in held]
-    for one in absent:
-        _say(f"{one.address} of {one.holder} is in the journal and not in the store")
+def _absent(held: Iterable[Reservation], journal: Iterable[Reservation]) -> bool:
+    """Whether the store lacks an address that the attachments' journal has."""
+    keys = {(reservation.domain, reservation.address) for reservation in held}
+    absent = [entry for entry in journal if (entry.domain, entry.address) not in keys]
+    for entry in absent:
+        _say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
     return bool(absent)
+
+
+def _report_unreserved(held: list[Reservation], facts: NodeFacts) -> None:
+    """Another plugin may use the same addresses on another link, so these are not held."""
+    for living, _, network in fsck.unreserved(facts.living, held):
+        _say(
+            f"{living.address} on {living.ifname} in {living.namespace} is in {network} and not "
+            "in the store: if it is on the same link, exclude it, or hold it with `podfabric ipam "
+            "fsck --rebuild`"
+        )
 
 
 def _verdict(directory: Path) -> int:
@@ -162,7 +177,7 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     if not network:
         raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
     try:
-        ranges = tuple(parse_interface(one)[1] for one in arguments.range)
+        ranges = tuple(parse_interface(cidr)[1] for cidr in arguments.range)
     except ValueError as error:
         raise invalid_config(f"--range: {error}") from None
     store = _store(paths)
@@ -185,12 +200,12 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     return 0
 
 
-def _holders(given: str, store: SqliteStore) -> list[Reservation]:
+def _holders(text_of_address: str, store: SqliteStore) -> list[Reservation]:
     try:
-        address = text(parse(given))
+        address = text(parse(text_of_address))
     except ValueError as error:
         raise invalid_config(str(error)) from None
-    return [one for one in store.reservations() if one.address == address]
+    return [held for held in store.reservations() if held.address == address]
 
 
 def _print(reservations: list[Reservation], output: str, boot: str) -> None:
@@ -198,23 +213,23 @@ def _print(reservations: list[Reservation], output: str, boot: str) -> None:
         sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
         return
     header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
-    rows = [header, *(tuple(map(printable, _row(one, boot))) for one in reservations)]
+    rows = [header, *(tuple(map(printable, _row(held, boot))) for held in reservations)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
 
 
-def _row(one: Reservation, boot: str) -> tuple[str, ...]:
+def _row(reservation: Reservation, boot: str) -> tuple[str, ...]:
     return (
-        one.address,
-        one.range,
-        one.pod_name or "-",
-        one.network,
-        one.ifname,
-        one.container_id[:13],
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.since)),
-        "this" if one.boot == boot else "earlier",
+        reservation.address,
+        reservation.range,
+        reservation.pod_name or "-",
+        reservation.network,
+        reservation.ifname,
+        reservation.container_id[:13],
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reservation.since)),
+        "this" if reservation.boot == boot else "earlier",
     )
 
 

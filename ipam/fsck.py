@@ -1,256 +1,300 @@
-"""Checking the store of a node in full, and building it anew from whatever can be read.
+"""Checks the store of a node in full, and builds it again from everything that can be read.
 
-The log is the authority: it was written first. Rows of a damaged database that the log never
-heard of are kept rather than lost, since an address that is held for nothing costs less than
-one that two pods have. What was there before is kept aside, as `*.damaged-<time>`.
+In this order, and the first that names an owner for an address counts:
+
+1. the rows of a database that has all changes which the mark counts;
+2. the attachments' journals: what is attached now is worth more than an older copy;
+3. the rows of an older or partly readable database, and of the backup copy;
+4. addresses that the database marks as taken without a readable row, and addresses that the node's
+   living network namespaces have: they are held for an unknown owner.
+
+An address that is held for nothing costs less than one that two pods have. The files that were
+there are kept as `*.damaged-<time>`.
 """
 
 import os
 import shutil
-import sqlite3
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
-from ipam import upgrade
-from ipam.addresses import parse
-from ipam.log import Header, Key, Record, read_all, write_new
-from ipam.recovery import DATABASE, LOG, WAL, build, has_content, unused_aside, verify
-from ipam.schema import COLUMNS, UNREADABLE, Damage, Newer, meta_of, reservation_of
+from ipam import salvage, watermark
+from ipam.addresses import Network, parse, parse_interface
+from ipam.recovery import (
+    BACKUP,
+    DATABASE,
+    MARK,
+    WAL,
+    build,
+    has_content,
+    missing_changes,
+    unused_aside,
+)
+from ipam.salvage import Contents, Key
 from ipam.store import Reservation
 from ipam.store_files import locked
-from ipam.tables import Tables, connect
+from ipam.watermark import Progress
+
+UNKNOWN = "unknown"
+"""Network and container of a reservation whose owner is not known."""
 
 Say = Callable[[str], None]
 
 
-class DatabaseState(msgspec.Struct):
-    """The database as it was found. `problem` is "" if all of it is sound."""
+class LivingAddress(NamedTuple):
+    """An address that an interface in a living network namespace has."""
 
-    problem: str = ""
-    missing: bool = False
-    store: str = ""
-    seq: int = -1
-    rows: list[Reservation] = msgspec.field(default_factory=list)
+    address: str
+    ifname: str
+    namespace: str
 
 
-class LogState(msgspec.Struct):
-    """The log, read from the beginning.
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What the node knows of addresses outside the store: attachments' journals and the kernel."""
 
-    `held` is what its records leave reserved, `ever` everything that they reserved, `lost` the
-    number of records that cannot be read or are not there.
-    """
+    journal: tuple[Reservation, ...] = ()
+    living: tuple[LivingAddress, ...] = ()
 
-    missing: bool = False
-    store: str = ""
-    last: int = -1
-    lost: int = 0
-    held: dict[Key, Reservation] = msgspec.field(default_factory=dict)
-    ever: set[Reservation] = msgspec.field(default_factory=set)
+
+class _Files(NamedTuple):
+    database: Contents
+    backup: Contents
+    mark: Progress | None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the database has all changes which the mark counts."""
+        meta = self.database.meta
+        return meta is not None and missing_changes(meta, self.mark) is None
+
+    @property
+    def is_sound(self) -> bool:
+        return self.database.problem is None and self.is_current
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the backup copy is sound and has all changes."""
+        meta, newest = self.backup.meta, self.database.meta
+        return (
+            self.backup.problem is None
+            and meta is not None
+            and (self.mark is not None or newest is not None)
+            and missing_changes(meta, self.mark) is None
+            and (newest is None or newest.store != meta.store or meta.seq >= newest.seq)
+        )
 
 
 def check(directory: Path, say: Say) -> bool:
     """Whether the store is sound. Changes nothing; `say` gets what is wrong."""
-    with locked(directory), _copied(directory) as copy:
-        problems = _problems(_read_database(copy), _read_log(copy / LOG))
-    for problem in problems:
+    with locked(directory):
+        files = _read(directory)
+        is_new = files.mark is None or files.mark.seq == 0
+        if is_new and not any(has_content(directory / name) for name in (DATABASE, WAL, BACKUP)):
+            return True
+    problem = _problem(files)
+    if problem is not None:
         say(problem)
-    return not problems
+    return problem is None
 
 
 def rebuild(
-    directory: Path, say: Say, *, accept_loss: bool = False, extra: Iterable[Reservation] = ()
+    directory: Path,
+    say: Say,
+    *,
+    accept_loss: bool = False,
+    facts: NodeFacts | None = None,
+    boot: str = "",
 ) -> bool:
-    """Build database and log anew from both, and from reservations that are known otherwise.
+    """Build the store again. `boot` is that of reservations whose owner is unknown.
 
-    Answers whether that was possible without loss, or with one that the caller accepts;
+    Answers whether that was possible without loss, or with a loss that the caller accepts;
     otherwise nothing was changed.
     """
+    facts = facts or NodeFacts()
     with locked(directory):
-        with _copied(directory) as copy:
-            database, log = _read_database(copy), _read_log(copy / LOG)
-        reservations, lost = _merged(database, log, say)
-        if lost and not accept_loss:
+        files = _read(directory)
+        merged = _Merged(say, boot or watermark.boot_id())
+        merged.add_all(files, facts)
+        lost = _lost(files, facts, merged.kept_living)
+        if lost != 0 and not accept_loss:
             say(
-                f"{lost} records of the log cannot be read and the database does not have them: "
-                "addresses that they reserved would be handed out again. Nothing was changed. "
+                f"{'An unknown number' if lost is None else lost} of the reservations cannot be "
+                "read anywhere: their addresses would be given out again. Nothing was changed. "
                 "Drain the node, or compare with its pods, and run `podfabric ipam fsck "
                 "--rebuild --accept-loss`"
             )
             return False
-        for one in extra:
-            _keep(one, reservations, say)
-        _replace(directory, database, log, reservations.values(), say)
+        _replace(directory, files, merged.reservations.values(), say)
     return True
 
 
-def _problems(database: DatabaseState, log: LogState) -> list[str]:
-    if database.missing and log.missing:
-        return []  # a store that nothing was written to yet
-    problems = []
-    if database.missing or database.problem:
-        problems.append(f"{DATABASE}: {database.problem or 'is missing'}")
-    if log.missing:
-        problems.append(f"{LOG}: is missing")
-    elif log.lost:
-        problems.append(f"{LOG}: {log.lost} records cannot be read")
-    if problems:
-        return problems
-    if database.store != log.store:
-        problems.append(f"{DATABASE} and {LOG} are of different stores")
-    elif database.seq != log.last:
-        problems.append(f"{DATABASE} is at record {database.seq}, {LOG} at {log.last}")
-    elif {(one.domain, one.address): one for one in database.rows} != log.held:
-        problems.append(f"{DATABASE} and {LOG} differ about what is reserved")
-    return problems
+def unreserved(
+    living: Iterable[LivingAddress], held: Collection[Reservation]
+) -> Iterator[tuple[LivingAddress, str, Network]]:
+    """Living addresses without a reservation, with each domain and range that they lie in.
+
+    Only ranges that a reservation is from are known.
+    """
+    ranges: set[tuple[str, Network]] = set()
+    for domain, cidr in {(reservation.domain, reservation.range) for reservation in held}:
+        network = parse_interface(cidr)[1]
+        if network.prefix < 128:
+            ranges.add((domain, network))
+    keys = {(reservation.domain, reservation.address) for reservation in held}
+    for living_address in living:
+        address = parse(living_address.address)
+        around = [(domain, network) for domain, network in sorted(ranges) if address in network]
+        if not any((domain, living_address.address) in keys for domain, _ in around):
+            for domain, network in around:
+                yield living_address, domain, network
 
 
-def _merged(database: DatabaseState, log: LogState, say: Say) -> tuple[dict[Key, Reservation], int]:
-    """What is reserved as far as both tell, and how many records neither of them has."""
-    sound = not database.missing and not database.problem
-    rows = {(one.domain, one.address): one for one in database.rows}
-    if sound and log.store in ("", database.store) and database.seq >= log.last:
-        say(f"{DATABASE} is sound and at record {database.seq}: everything is taken from it")
-        return rows, 0
-    say(f"{LOG} gives {len(log.held)} reservations, {log.lost} of its records cannot be read")
-    reservations = dict(log.held)
-    kept = 0
-    for one in database.rows:
-        if one not in log.ever:
-            kept += _keep(one, reservations, say)
-    if kept:
-        say(f"{DATABASE} gives {kept} more that the log does not know")
-    missing = max(0, database.seq - log.last) if not log.missing else 0
-    return reservations, log.lost + missing + (1 if log.missing else 0)
+def _problem(files: _Files) -> str | None:
+    if files.database.problem is not None or files.database.meta is None:
+        return f"{DATABASE}: {files.database.problem}"
+    return missing_changes(files.database.meta, files.mark)
 
 
-def _keep(one: Reservation, reservations: dict[Key, Reservation], say: Say) -> bool:
-    """Add a reservation unless its address has a holder."""
-    holder = reservations.setdefault((one.domain, one.address), one)
-    if holder.attachment != one.attachment:
-        say(f"{one.address}: held by {holder.holder}, also claimed by {one.holder}: left as it is")
-    return holder is one
+class _Merged:
+    """Collects reservations: the first for an address counts."""
+
+    def __init__(self, say: Say, boot: str) -> None:
+        self.reservations: dict[Key, Reservation] = {}
+        self.kept_living: set[Key] = set()
+        self._say = say
+        self._boot = boot
+
+    def add_all(self, files: _Files, facts: NodeFacts) -> None:
+        """Add everything that is known, in the order of trust."""
+        if files.is_current:
+            self._add(DATABASE, files.database.rows.values())
+        self._add("the attachments' journal", facts.journal)
+        if not files.is_sound:
+            self._add_copies(files)
+        for domain, address in sorted(files.database.taken):
+            if (domain, address) not in self.reservations:
+                self._hold(domain, address, UNKNOWN, UNKNOWN, self._range_of(domain, address))
+        for living, domain, network in list(unreserved(facts.living, self.reservations.values())):
+            self._hold(domain, living.address, living.namespace, living.ifname, network)
+            self.kept_living.add((domain, living.address))
+
+    def _add_copies(self, files: _Files) -> None:
+        """The database and the backup copy, the newer one first."""
+        copies = [(DATABASE, files.database), (BACKUP, files.backup)]
+        seqs = [-1 if copy.meta is None else copy.meta.seq for _, copy in copies]
+        if files.database.meta is not None and seqs[1] > seqs[0]:
+            copies.reverse()
+        for name, copy in copies:
+            if copy.problem is not None:
+                self._say(f"{name}: {copy.problem}: {len(copy.rows)} reservations can be read")
+            self._add(name, copy.rows.values())
+
+    def _add(self, source: str, reservations: Iterable[Reservation]) -> None:
+        added = 0
+        for reservation in reservations:
+            key = (reservation.domain, reservation.address)
+            holder = self.reservations.setdefault(key, reservation)
+            added += holder is reservation
+            if holder.attachment != reservation.attachment:
+                self._say(
+                    f"{reservation.address}: held by {holder.holder}; {source} also has "
+                    f"{reservation.holder}, which is left out"
+                )
+        if added:
+            self._say(f"{source} gives {added} reservations")
+
+    def _hold(self, domain: str, address: str, holder: str, ifname: str, network: Network) -> None:
+        """Hold an address for an unknown owner, until the next boot or an operator's release."""
+        self.reservations[(domain, address)] = Reservation(
+            domain=domain,
+            address=address,
+            range=str(network),
+            network=UNKNOWN,
+            container_id=holder,
+            ifname=ifname,
+            boot=self._boot,
+            since=int(time.time()),
+            segment="",
+        )
+        where = "" if holder == UNKNOWN else f" on {ifname} in {holder}"
+        self._say(
+            f"{address} is in use{where}, and its owner is unknown: it is held until the node "
+            f"starts again, or until `podfabric ipam release {address} --force`"
+        )
+
+    def _range_of(self, domain: str, address: str) -> Network:
+        number = parse(address)
+        for reservation in self.reservations.values():
+            network = parse_interface(reservation.range)[1]
+            if reservation.domain == domain and number in network:
+                return network
+        return Network(number, 128)
 
 
-def _replace(
-    directory: Path,
-    database: DatabaseState,
-    log: LogState,
-    reservations: Iterable[Reservation],
-    say: Say,
-) -> None:
-    """Put both files anew. Killed anywhere, the next call goes on or says to run fsck again."""
-    every = sorted(reservations, key=lambda one: (one.domain, parse(one.address)))
-    store = database.store or log.store or uuid.uuid4().hex
-    seq = max(database.seq, log.last, 0) + 1
-    for name in (DATABASE, LOG, WAL):
+def _lost(files: _Files, facts: NodeFacts, living: Collection[Key]) -> int | None:
+    """How many reservations of the store no source shows; None if that is not known.
+
+    The backup copy does not count unless it has all changes: it may have what was released since.
+    """
+    if files.is_sound or files.is_saved:
+        return 0
+    database = files.database
+    keys = {(reservation.domain, reservation.address) for reservation in facts.journal}
+    keys |= set(living)
+    if database.meta is None or files.is_current:
+        keys |= database.rows.keys() | database.taken
+    if files.is_current and database.meta is not None:
+        held = database.meta.held
+    elif files.mark is not None:
+        held = files.mark.held
+    else:
+        return None
+    return max(0, held - len(keys))
+
+
+def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation], say: Say) -> None:
+    """Write the store again. After a kill, the next call works or says to run fsck again.
+
+    The backup copy comes first: without its WAL the former database may be older than the mark.
+    """
+    every = sorted(reservations, key=lambda held: (held.domain, parse(held.address)))
+    metas = [contents.meta for contents in (files.database, files.backup) if contents.meta]
+    stores = [] if files.mark is None else [files.mark.store]
+    stores += [meta.store for meta in metas]
+    seqs = [0 if files.mark is None else files.mark.seq, *(meta.seq for meta in metas)]
+    store = stores[0] if stores else uuid.uuid4().hex
+    for name in (DATABASE, WAL, BACKUP):
         file = directory / name
         if file.exists():
             aside = unused_aside(file)
             os.link(file, aside)
             say(f"kept {name} as {aside}")
-    # SQLite would apply an old WAL to the new database.
-    (directory / WAL).unlink(missing_ok=True)
-    build(directory / DATABASE, store, seq, every)
-    write_new(directory / LOG, Header(store=store, base=seq), every)
-    say(f"wrote {len(every)} reservations to a new {DATABASE} and {LOG}")
+    for name in (BACKUP, DATABASE):
+        build(directory / name, store, max(seqs) + 1, every)
+    say(f"wrote {len(every)} reservations to a new {DATABASE}")
 
 
-def _read_database(directory: Path) -> DatabaseState:
-    path = directory / DATABASE
-    if not has_content(path):
-        return DatabaseState(missing=True)
-    try:
-        with closing(Tables(path)) as tables:
-            state = DatabaseState(store=tables.meta.store, seq=tables.meta.seq)
-            verify(tables)
-            state.rows = list(tables.all())
-            return state
-    except Newer:
-        raise  # a rebuilt store would lack what only its own program knows
-    except UNREADABLE as error:
-        rows, seq = salvage(path)
-        return DatabaseState(problem=str(error), seq=seq, rows=rows)
-
-
-def salvage(path: Path) -> tuple[list[Reservation], int]:
-    """The rows of a damaged database that still match their checksum, and its sequence number.
-
-    Whatever cannot be read is left out; -1 where the sequence number cannot be.
-    """
-    found: list[Reservation] = []
-    seq = -1
-    try:
-        connection = connect(path)
-    except UNREADABLE:
-        return found, seq
-    try:
-        version, _, seq, _ = meta_of(connection)
-        for row in _rows(connection, version):
-            try:
-                found.append(reservation_of(row))
-            except Damage:
-                continue
-    except UNREADABLE:
-        pass
-    finally:
-        connection.close()
-    return found, seq
-
-
-def _rows(connection: sqlite3.Connection, version: int) -> Iterator[tuple[Any, ...]]:
-    """The rows as this version has them. An upgrade would need what cannot be read, too."""
-    if version == upgrade.FORMER:
-        return upgrade.rows_of(connection)
-    return connection.execute(f"SELECT {COLUMNS}, crc FROM reservation")
-
-
-def _read_log(path: Path) -> LogState:
-    state = LogState()
-    if not has_content(path):
-        state.missing = True
-        return state
-    previous, unread, unfinished = -1, 0, list[Record]()
-    for line in read_all(path):
-        if line is None:
-            unread += 1
-        elif isinstance(line, Header):
-            state.store, state.last, previous = line.store, line.base, line.base
-        else:
-            # Without a header nobody knows what the log began with, unless it is the beginning.
-            gap = line.seq - max(previous, 0) - 1
-            state.lost += max(gap, unread if state.store or previous >= 0 else unread - 1)
-            previous, unread = line.seq, 0
-            unfinished.append(line)
-            if not line.more:
-                _apply(unfinished, state)
-    state.lost += unread
-    state.missing = state.last < 0
-    return state
-
-
-def _apply(transaction: list[Record], state: LogState) -> None:
-    for record in transaction:
-        for key in record.drop:
-            state.held.pop(key, None)
-        for one in record.put:
-            state.held[(one.domain, one.address)] = one
-            state.ever.add(one)
-        state.last = record.seq
-    transaction.clear()
+def _read(directory: Path) -> _Files:
+    """Read copies: SQLite writes to what it opens, and a check must not change the files."""
+    with _copied(directory) as copy:
+        return _Files(
+            salvage.read(copy / DATABASE),
+            salvage.read(copy / BACKUP),
+            watermark.read(directory / MARK),
+        )
 
 
 @contextmanager
 def _copied(directory: Path) -> Iterator[Path]:
-    """A copy of the files: SQLite writes to what it opens, and a check must not."""
     with tempfile.TemporaryDirectory(prefix=".fsck-", dir=directory) as name:
         copy = Path(name)
-        for file in (DATABASE, WAL, LOG):
+        for file in (DATABASE, WAL, BACKUP):
             if (directory / file).exists():
                 shutil.copyfile(directory / file, copy / file)
         yield copy

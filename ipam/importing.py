@@ -1,7 +1,7 @@
 """Reservations out of other IPAM plugins' stores: host-local's directory, whereabouts' IPPools.
 
-Both keep less than we do: host-local neither range nor pod, whereabouts no network. The caller
-says what is missing; `import_all` then adds all of it to a store or nothing.
+host-local keeps neither range nor pod, and whereabouts no network. The caller supplies what is
+missing. `import_all` then adds everything to a store, or nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,16 +104,21 @@ def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Re
 
 def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     """Add what is not there yet, all or nothing. Answers how many; CNIError 111 for conflicts."""
-    held = {(one.domain, one.address): one for one in store.reservations()}
+    held = {
+        (reservation.domain, reservation.address): reservation
+        for reservation in store.reservations()
+    }
     new: dict[tuple[str, str], Reservation] = {}
     conflicts = []
-    for one in reservations:
-        key = (one.domain, one.address)
+    for reservation in reservations:
+        key = (reservation.domain, reservation.address)
         holder = held.get(key) or new.get(key)
         if holder is None:
-            new[key] = one
-        elif holder.attachment != one.attachment:
-            conflicts.append(f"{one.address}: held by {holder.holder}, not by {one.holder}")
+            new[key] = reservation
+        elif holder.attachment != reservation.attachment:
+            conflicts.append(
+                f"{reservation.address}: held by {holder.holder}, not by {reservation.holder}"
+            )
     if conflicts:
         raise CNIError(
             Code.ADDRESS_TAKEN, f"nothing was imported: {'; '.join(conflicts)}", str(len(conflicts))
@@ -136,7 +141,7 @@ def _allocations(pool: _IPPool, defaults: Defaults) -> Iterator[Reservation]:
         address = base + int(offset) if offset.isascii() and offset.isdigit() else -1
         if address not in network:
             raise invalid_config(
-                f'IPPool {pool.metadata.name}: "spec.allocations.{offset}" is no address of '
+                f'IPPool {pool.metadata.name}: "spec.allocations.{offset}" is not an address of '
                 f"{network}"
             )
         namespace, _, pod = allocation.podref.rpartition("/")
@@ -164,7 +169,7 @@ def _network_name(pool: _IPPool) -> str:
 
 def _network_of(address: int, ranges: Iterable[Network]) -> Network:
     single = Network(address, 128)
-    return next((one for one in ranges if address in one), single)
+    return next((network for network in ranges if address in network), single)
 
 
 def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
@@ -173,11 +178,11 @@ def _documents(manifest: Path) -> Iterator[dict[str, Any]]:
     try:
         documents = list(yaml.safe_load_all(manifest.read_bytes()))
     except yaml.YAMLError as error:
-        raise CNIError(Code.DECODING_FAILURE, f"{manifest} is no YAML: {error}") from None
+        raise CNIError(Code.DECODING_FAILURE, f"{manifest} is not YAML: {error}") from None
     for document in documents:
         if not isinstance(document, dict):
             continue
         items = document.get("items")
-        for one in items if isinstance(items, list) else [document]:
-            if isinstance(one, dict):
-                yield one
+        for item in items if isinstance(items, list) else [document]:
+            if isinstance(item, dict):
+                yield item

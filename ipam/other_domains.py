@@ -1,4 +1,4 @@
-"""Reads what domains hold on one link: as little of each row as a search needs."""
+"""Queries for what domains hold on one link. They read as little of each row as a search needs."""
 
 import heapq
 import sqlite3
@@ -12,7 +12,7 @@ from ipam.segments import BEFORE
 from ipam.store import Reservation
 
 
-class OtherDomains:
+class DomainQueries:
     """The part of `Tables` that `ipam.others` reads."""
 
     connection: sqlite3.Connection

@@ -1,4 +1,4 @@
-"""What other domains hold of a range, for one request: addresses that it must not get as well.
+"""What other domains hold of a range: addresses that a request must not get as well.
 
 A domain is where an address is unique. Two domains may still be on one wire: a network makes its
 range private by an option, and says nothing of its link by that. So the link decides: an address
@@ -95,7 +95,7 @@ class Others:
         key = (range_.domain, str(range_.network), address)
         if key not in self._alive:
             held = self._at(range_, address)
-            self._alive[key] = any(one.boot == self._boot for one in held)
+            self._alive[key] = any(holder.boot == self._boot for holder in held)
         return self._alive[key]
 
     def holder(self, range_: Range, address: int) -> Reservation | None:
@@ -108,18 +108,18 @@ class Others:
         for range_ in ranges:
             domains.setdefault(range_.domain, []).append(range_)
         for domain, some in domains.items():
-            for interval in merged(Interval(one.first, one.last) for one in some):
+            for interval in merged(Interval(range_.first, range_.last) for range_ in some):
                 segment = self._used_on(owner, domain, interval)
                 if segment is not None:
                     raise _refusal(self._first_used(owner, interval, some), segment)
 
     def _first_used(self, owner: Owner, interval: Interval, ranges: Iterable[Range]) -> Range:
         """For the error: the first of the ranges that `interval` joins which is used."""
-        parts = [one for one in ranges if interval.first <= one.first <= interval.last]
+        parts = [range_ for range_ in ranges if interval.first <= range_.first <= interval.last]
         used = (
-            one
-            for one in parts[:_TRIED]
-            if self._used_on(owner, one.domain, Interval(one.first, one.last)) is not None
+            part
+            for part in parts[:_TRIED]
+            if self._used_on(owner, part.domain, Interval(part.first, part.last)) is not None
         )
         return next(used, parts[0])
 
@@ -147,8 +147,8 @@ class Others:
         if self._is_only(domain):
             return None
         held = (
-            (one.address, one.domain != domain and self._counts(one, alive))
-            for one in self._space.on_segment(self._segment, address, self._boot)
+            (other.address, other.domain != domain and self._counts(other, alive))
+            for other in self._space.on_segment(self._segment, address, self._boot)
         )
         return _end(address, held)
 
@@ -157,8 +157,8 @@ class Others:
     ) -> int | None:
         """A network of the very same range and the other `enable_overlapping_ranges`.
 
-        It is on the same wire, whatever is known of the link: the option is about *other* ranges,
-        and whereabouts keeps one pool for both.
+        It is on the same wire even if the link is unknown: the option is about *other* ranges, and
+        whereabouts keeps one pool for both.
         """
         behind = link.next(address, last)
         if behind > address:
@@ -166,12 +166,13 @@ class Others:
         cidr = str(range_.network)
         held = self._space.in_domain(range_.domain_beside, address)
         return _end(
-            address, ((one.address, one.range == cidr and self._counts(one, alive)) for one in held)
+            address,
+            ((other.address, other.range == cidr and self._counts(other, alive)) for other in held),
         )
 
-    def _counts(self, one: HeldAddress, alive: bool) -> bool:
+    def _counts(self, held: HeldAddress, alive: bool) -> bool:
         """All holders count, or those of this boot alone."""
-        return not alive or one.boot == self._boot
+        return not alive or held.boot == self._boot
 
     def _not_stale(self, range_: Range, address: int, last: int) -> int | None:
         stale = self._space.lowest_stale(range_.domain, Interval(address, last), self._boot)
@@ -191,14 +192,14 @@ class Others:
         if self._is_only(range_.domain):
             return
         beside, cidr = range_.domain_beside, str(range_.network)
-        for one in self._space.of_others(range_.domain, address, self._segment, beside):
-            if self._is_here(one) or (one.domain == beside and one.range == cidr):
-                yield one
+        for held in self._space.of_others(range_.domain, address, self._segment, beside):
+            if self._is_here(held) or (held.domain == beside and held.range == cidr):
+                yield held
 
-    def _is_here(self, one: Reservation) -> bool:
-        if one.segment == BEFORE:
-            return one.boot == self._boot
-        return self._segment != "" and one.segment == self._segment
+    def _is_here(self, held: Reservation) -> bool:
+        if held.segment == BEFORE:
+            return held.boot == self._boot
+        return self._segment != "" and held.segment == self._segment
 
 
 def _refusal(range_: Range, segment: str) -> CNIError:
@@ -211,7 +212,7 @@ def _refusal(range_: Range, segment: str) -> CNIError:
 
 
 def _end(address: int, held: Iterable[tuple[int, bool]]) -> int | None:
-    """The end of the stretch from `address` on whose addresses count, of sorted ones."""
+    """The last address of an unbroken stretch from `address` on that counts; `held` is sorted."""
     end = address - 1
     for other, counts in held:
         if other > end + 1:

@@ -20,7 +20,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
     sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
-    so that nobody who holds the store's lock goes through the exclusions.
+    so that the exclusions are not gone through under the store's lock.
     """
 
     network: Network
@@ -47,12 +47,12 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         return domain_of(name, self.network, shared=bool(private))
 
     @property
-    def why_private(self) -> str:
-        """The option that gives the range a domain of its own; "" if it shares the usual one."""
+    def why_private(self) -> str | None:
+        """The option that gives the range a domain of its own; None if it shares the usual one."""
         name, private, _ = self.domain.partition(" ")
         if name:
             return '"ipam.network_name"'
-        return '"ipam.enable_overlapping_ranges": false' if private else ""
+        return '"ipam.enable_overlapping_ranges": false' if private else None
 
     def allows(self, address: int) -> bool:
         """Whether `address` may be handed out from this range."""

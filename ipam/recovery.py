@@ -1,29 +1,31 @@
-"""Opening the store of a node: the database and its log, brought to the same state first.
+"""Opening the store of a node, its backup copy, and what its failures mean.
 
-A call may have died at any line, and any of the files may have been lost, cut or overwritten.
-What the two files allow to conclude is done and said on the way (a log that is ahead is applied,
-one that is behind is written anew); what they do not is CNIError 112, which hands nothing out
-and leaves every file as it is.
+A call may have died at any line, and any file may have been lost, cut or replaced. SQLite's WAL
+keeps a transaction whole or drops it. What SQLite cannot see, the high-water mark shows
+(`watermark`): then it is CNIError 112, no address is given out, and every file stays as it is.
 """
 
+import os
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
-from ipam.log import VERSION, Header, Log, Tail, write_new
+from ipam.database import BESIDE, Meta, remove
 from ipam.schema import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
+from ipam.watermark import Progress, Watermark, boot_id, read
 
 DATABASE = "reservations.db"
 WAL = f"{DATABASE}-wal"
-LOG = "reservations.log"
+MARK = "reservations.mark"
+BACKUP = "reservations.backup"
 LOCK = "lock"
 FAILURES = (*UNREADABLE, OSError, MemoryError)
 """What the use of a store raises where the system refuses, or where the files are damaged."""
@@ -31,6 +33,12 @@ FAILURES = (*UNREADABLE, OSError, MemoryError)
 UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
+_FORMER_LOG = "reservations.log"  # earlier versions kept one beside the database
+_CHANGES_WORTH_A_CHECKPOINT = 1000
+_LARGE_WAL = 8 << 20  # bytes; some 300 transactions
+_LOOK_AT_WAL = 16  # transactions between two looks at its size
+_CHEAP_TO_COPY = 2_000  # reservations: less than 100 ms, under the store's lock
+_MOST_TO_COPY = 50_000  # reservations: less than 3 s
 _SEEN_LIMIT = 200  # characters
 _REMEDY = (
     "see that the file system is mounted, writable and not full, and that the process may open "
@@ -40,22 +48,90 @@ _REMEDY = (
 Report = Callable[[str], None]
 
 
-def open_store(directory: Path, report: Report) -> tuple[Tables, Log]:
-    """The database and the log below `directory`, which is made if it is new.
+def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables:
+    """The database below `directory`, which is made if it is new; `kept` as for Tables.
 
-    The caller holds the lock and closes both. Raises FAILURES; `explained` makes CNIErrors of
-    them.
+    The caller holds the lock and closes the database. Raises FAILURES; `explained` makes CNIErrors
+    of them.
     """
-    database, log_file = directory / DATABASE, directory / LOG
+    database = directory / DATABASE
     if not has_content(database):
         _create(directory)
-    tables = Tables(database)
+    watermark = Watermark(directory / MARK)
     try:
-        log = _open_log(log_file, tables, report)
+        tables = Tables(database, watermark, kept=kept)
     except BaseException:
-        tables.close()
+        watermark.close()
         raise
-    return tables, log
+    try:
+        _reach(tables.meta, watermark)
+        if (directory / _FORMER_LOG).exists():
+            (directory / _FORMER_LOG).unlink()
+            report(f"address store: removed {_FORMER_LOG} of an earlier version")
+    except BaseException:
+        tables.abandon()
+        raise
+    return tables
+
+
+def missing_changes(meta: Meta, mark: Progress | None) -> str | None:
+    """Why the database does not have all changes that the mark counts, None if it has them."""
+    if mark is None:
+        return None
+    if mark.store != meta.store:
+        return f"{DATABASE} and {MARK} are of different stores"
+    reached = mark.seq if mark.boot == boot_id() else mark.synced
+    if meta.seq < reached:
+        return (
+            f"{DATABASE} has {meta.seq} changes of {reached}: it is an older copy, or its WAL "
+            "was lost"
+        )
+    return None
+
+
+def compact(directory: Path, tables: Tables, report: Report) -> bool:
+    """Write the WAL back, and make a backup copy, once much has changed since the last time.
+
+    Answers whether it tried. The transaction is over and will be answered: a failure is left to a
+    later call.
+    """
+    if not _is_due(directory, tables):
+        return False
+    try:
+        saved = 0 if tables.mark is None else tables.mark.saved
+        is_old = tables.meta.seq - saved >= _CHANGES_WORTH_A_CHECKPOINT
+        if tables.checkpoint() and is_old and tables.meta.held <= _CHEAP_TO_COPY:
+            back_up(directory, tables)
+    except FAILURES as error:
+        reason = explained(error, directory, "the store is as it was")
+        report(f"address store: no backup copy was made: {reason}")
+    return True
+
+
+def back_up(directory: Path, tables: Tables) -> None:
+    """Replace the backup copy by one of this database that was read in full. Raises FAILURES."""
+    if tables.meta.held > _MOST_TO_COPY:
+        return
+    backup = directory / BACKUP
+    temporary = directory / f"{BACKUP}.new"
+    remove(temporary)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
+                copy.execute("PRAGMA journal_mode = OFF")
+                copy.execute("PRAGMA synchronous = OFF")  # once, below
+                tables.connection.backup(copy)
+            with closing(Tables(temporary)) as copied:
+                verify(copied)
+            os.fsync(file.fileno())
+        temporary.replace(backup)
+    except BaseException:
+        with suppress(OSError):  # it would take the room that is lacking
+            remove(temporary)
+        raise
+    sync_directory(directory)
+    tables.count_backup()
 
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
@@ -88,31 +164,11 @@ def verify(tables: Tables) -> None:
     for (answer,) in tables.connection.execute("PRAGMA integrity_check(1)").fetchall():
         if answer != "ok":
             raise Damage(f"integrity check: {answer}")
-    keys = [(one.domain, parse(one.address)) for one in tables.all()]
+    keys = [(held.domain, parse(held.address)) for held in tables.all()]
     if len(keys) != tables.meta.held:
         raise Damage(f"{len(keys)} reservations where {tables.meta.held} were counted")
     if list(tables.all_runs()) != list(runs_of(keys)):
         raise Damage("the runs of taken addresses do not match the reservations")
-
-
-def rewrite_log(path: Path, tables: Tables) -> None:
-    """Write the log anew: what is reserved now, and nothing of how it came about."""
-    write_new(path, Header(store=tables.meta.store, base=tables.meta.seq), tables.all())
-
-
-def redo(tables: Tables, tail: Tail) -> None:
-    """Apply the log's records that the database does not have, in one transaction.
-
-    After a failure the caller closes the database, which ends the transaction.
-    """
-    tables.begin()
-    for record in tail.records:
-        for domain, address in record.drop:
-            tables.drop(domain, parse(address))
-        for reservation in record.put:
-            tables.put(reservation)
-    tables.record(tail.last)
-    tables.commit()
 
 
 def has_content(path: Path) -> bool:
@@ -128,93 +184,63 @@ def unused_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     first = path.with_name(f"{path.name}.damaged-{stamp}")
     candidates = (first.with_name(f"{first.name}{suffix}") for suffix in ("", ".1", ".2", ".3"))
-    return next((one for one in candidates if not one.exists()), first)
-
-
-def _create(directory: Path) -> None:
-    """A new store, unless the log or a WAL says that there was one."""
-    database, log_file = directory / DATABASE, directory / LOG
-    lost = "is empty" if database.exists() else "is missing"
-    if has_content(directory / WAL):
-        raise Damage(f"{DATABASE} {lost} and its WAL is there")
-    if has_content(log_file):
-        log = Log(log_file)
-        try:
-            if not log.is_unused() or log.header is None:
-                raise Damage(f"{DATABASE} {lost} and {LOG} has records")
-            store = log.header.store
-        finally:
-            log.close()
-    else:
-        store = uuid.uuid4().hex
-        write_new(log_file, Header(store=store, base=0), ())
-    build(database, store, 0, ())
+    return next((path for path in candidates if not path.exists()), first)
 
 
 def build(database: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
-    """Put a new database in place in one step; what was there is gone."""
+    """Put a new database in place in one step. The old one and its WAL are gone."""
     temporary = database.with_name(f"{database.name}.new")
-    _remove(temporary)
+    remove(temporary)
     try:
         Tables.create(temporary, store, seq, reservations)
         temporary.chmod(0o600)
+        # SQLite would apply them to the new database.
+        for suffix in BESIDE:
+            database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
         temporary.replace(database)
     except BaseException:
         with suppress(OSError):  # it would take the room that is lacking
-            _remove(temporary)
+            remove(temporary)
         raise
     sync_directory(database.parent)
 
 
-def _remove(database: Path) -> None:
-    for file in (database, database.with_name(f"{database.name}-wal")):
-        file.unlink(missing_ok=True)
+def _create(directory: Path) -> None:
+    """Make a new store, unless another file shows that there was one."""
+    database = directory / DATABASE
+    lost = "is empty" if database.exists() else "is missing"
+    if has_content(directory / WAL):
+        raise Damage(f"{DATABASE} {lost} and its WAL is not")
+    if has_content(directory / BACKUP):
+        raise Damage(f"{DATABASE} {lost} and {BACKUP} is not")
+    mark = read(directory / MARK)
+    if mark is None and has_content(directory / MARK):
+        raise Damage(f"{DATABASE} {lost} and {MARK} cannot be read")
+    if mark is not None and mark.seq > 0:
+        raise Damage(f"{DATABASE} {lost} and had {mark.seq} changes")
+    build(database, uuid.uuid4().hex if mark is None else mark.store, 0, ())
 
 
-def _open_log(path: Path, tables: Tables, report: Report) -> Log:
-    """The log, at the sequence number of the database, which catches up first if it must."""
+def _reach(meta: Meta, watermark: Watermark) -> None:
+    """Compare database and mark, and bring the mark up to the database."""
+    mark = watermark.mark
+    problem = missing_changes(meta, mark)
+    if problem is not None:
+        raise Damage(problem)
+    synced, saved = (0, 0) if mark is None else (mark.synced, mark.saved)
+    watermark.write(Progress(boot_id(), meta.store, meta.seq, meta.held, synced, saved))
+
+
+def _is_due(directory: Path, tables: Tables) -> bool:
+    synced = 0 if tables.mark is None else tables.mark.synced
+    if tables.meta.seq - synced >= _CHANGES_WORTH_A_CHECKPOINT:
+        return True
+    if tables.meta.seq % _LOOK_AT_WAL:
+        return False
     try:
-        log = Log(path)
-    except FileNotFoundError:
-        unfit = f"{path} is missing"
-    else:
-        try:
-            unfit = _catch_up(log, tables, report)
-        except BaseException:
-            log.close()
-            raise
-        if not unfit:
-            return log
-        log.close()
-    # The database has everything that the log lost; that is worth a look at all of it.
-    verify(tables)
-    rewrite_log(path, tables)
-    report(f"address store: {unfit}; {DATABASE} is sound, the log was written anew from it")
-    return Log(path)
-
-
-def _catch_up(log: Log, tables: Tables, report: Report) -> str:
-    """Apply what only the log has. Answers why the log is unfit, "" if it is not."""
-    seq = tables.meta.seq
-    if log.header is not None and log.header.version != VERSION:
-        raise Damage(f"{LOG} has version {log.header.version}, this program reads {VERSION}")
-    if log.header is not None and log.header.store != tables.meta.store:
-        raise Damage(f"{DATABASE} and {LOG} are of different stores")
-    tail = log.tail(seq)
-    if tail.last > seq or (tail.unread_end and tail.last == seq):
-        if tail.problem:
-            raise Damage(f"{LOG} is ahead of {DATABASE} and {tail.problem}")
-        redo(tables, tail)
-        report(
-            f"address store: applied {len(tail.records)} records of {LOG} that {DATABASE} "
-            "did not have"
-        )
-    elif tail.problem or tail.last < seq:
-        return tail.problem or f"{log.path} ends at record {tail.last} of {seq}"
-    if tail.torn:
-        log.truncate(tail.end)
-        report(f"address store: cut an unfinished record off the end of {LOG}")
-    return ""
+        return os.stat(f"{directory}/{WAL}").st_size > _LARGE_WAL  # noqa: PTH116 - costs less
+    except OSError:
+        return False
 
 
 def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CNIError:

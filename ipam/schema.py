@@ -1,7 +1,7 @@
 """Rows of the SQLite store: the tables, and reservations and runs to and from them.
 
-SQLite does not checksum what it stores: every row carries the crc32 of its content, and one
-that does not match is `Damage`.
+SQLite stores no checksums: each row has the crc32 of its content, and a row that does not match it
+is `Damage`.
 """
 
 import sqlite3
@@ -37,15 +37,19 @@ SCHEMA = (META, RESERVATION, RUN, *INDEXES)
 
 
 class Damage(Exception):
-    """What the store holds cannot be; the text says what was seen."""
+    """The store does not hold what was written. The text says what was read."""
 
 
 class Newer(Damage):
     """A later version of this program wrote the store."""
 
 
-# What reading a damaged database raises. The last one is of sqlite3's own messages, which quote
-# what they could not parse.
+class ForeignWal(Damage):
+    """The WAL was not begun on this copy of the database file."""
+
+
+# What reading a damaged database raises. UnicodeDecodeError comes from messages of sqlite3, which
+# quote what it could not parse.
 UNREADABLE = (Damage, sqlite3.Error, UnicodeDecodeError)
 
 
@@ -78,20 +82,19 @@ def crc_of(content: Sequence[object]) -> int:
 
 
 def reservation_row(reservation: Reservation) -> tuple[object, ...]:
-    one = reservation
     content = (
-        one.domain,
-        key_of(parse(one.address)),
-        one.range,
-        one.network,
-        one.container_id,
-        one.ifname,
-        one.namespace,
-        one.pod,
-        one.uid,
-        one.boot,
-        one.since,
-        one.segment,
+        reservation.domain,
+        key_of(parse(reservation.address)),
+        reservation.range,
+        reservation.network,
+        reservation.container_id,
+        reservation.ifname,
+        reservation.namespace,
+        reservation.pod,
+        reservation.uid,
+        reservation.boot,
+        reservation.since,
+        reservation.segment,
     )
     return (*content, crc_of(content))
 

@@ -1,7 +1,6 @@
-"""The address store of one node: SQLite and a log under a file lock. See `store` for the words.
+"""The address store of one node: SQLite under a file lock. See `store` for the words.
 
-Every method is one transaction on files that an `Opening` answers. It writes the log first and
-commits then, so that a process may die anywhere in between.
+Every method is one transaction on the files that a `StoreFiles` opens.
 """
 
 import time
@@ -10,41 +9,38 @@ from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from cni.spec.notes import note
 from ipam import allocation
 from ipam.addresses import parse, text
 from ipam.allocation import AddressChoice
-from ipam.log import Log, records_of
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.recovery import FAILURES, UNCERTAIN, explained, rewrite_log
+from ipam.recovery import FAILURES, UNCERTAIN, explained
 from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
 from ipam.store_files import PerCall, StoreFiles
 from ipam.tables import Tables
 from ipam.usage import usage_of
 
-_RECORDS_WORTH_COMPACTING = 1000
 _WORTH_LOADING = 1000
 
 
 class SqliteStore:
     """The reservations of this node. Implements `ipam.store.Store`.
 
-    `files` is the directory they are in, opened for each call, or an opening of it. `boot` is
-    this boot's identity: what was reserved in another one is stale.
+    `files` is the directory of the store, opened for each call, or an object that opens it. `boot`
+    is this boot's identity: a reservation of another boot is stale.
     """
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._opening = PerCall(files) if isinstance(files, Path) else files
+        self._files = PerCall(files) if isinstance(files, Path) else files
         self.boot = boot
         self._clock = clock
 
     @property
     def directory(self) -> Path:
         """Where the files are."""
-        return self._opening.directory
+        return self._files.directory
 
     def reserve(
         self,
@@ -55,7 +51,7 @@ class SqliteStore:
         alone: Sequence[Range] = (),
     ) -> Grant:
         """See Store.reserve."""
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
@@ -65,102 +61,100 @@ class SqliteStore:
                 )
                 for choice in choices
             )
-            self._write(tables, log, put=[one.reservation for one in granted])
+            self._write(tables, put=[reserved.reservation for reserved in granted])
         return Grant(granted)
 
     def undo(self, grant: Grant) -> None:
         """See Store.undo."""
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             put, drop = [], []
-            for one in grant.granted:
-                reservation = one.reservation
+            for reserved in grant.granted:
+                reservation = reserved.reservation
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # A former sandbox of this boot had to be gone for its pod to get another one, and
-                # its DEL may have come already: it would hold the address for ever.
-                if one.replaced is None or one.replaced.boot == self.boot:
+                # A former sandbox of this boot was gone before its pod got a new one. Its DEL may
+                # have come already, and then no call would release the address again.
+                if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
-                    put.append(one.replaced)
-            self._write(tables, log, put, drop)
+                    put.append(reserved.replaced)
+            self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
         """See Store.release."""
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
-            self._write(tables, log, drop=held)
-            self._compact(tables, log)
+            self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
         """See Store.collect."""
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             dead = [
-                one
-                for one in tables.of_network(network)
-                if (one.container_id, one.ifname) not in valid
+                reservation
+                for reservation in tables.of_network(network)
+                if (reservation.container_id, reservation.ifname) not in valid
             ]
-            self._write(tables, log, drop=dead)
-            self._compact(tables, log)
+            self._write(tables, drop=dead)
         return dead
 
     def forget(self, reservation: Reservation) -> None:
-        """Free one address whoever holds it, for an operator who knows better.
+        """Free one address whose owner will not, for an operator.
 
-        CNIError 11 if it is not held any more as `reservation` says.
+        CNIError 11 if it has another reservation by now.
         """
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
                     Code.TRY_AGAIN,
                     f"{reservation.address} has changed hands meanwhile: nothing was released",
                 )
-            self._write(tables, log, drop=[reservation])
+            self._write(tables, drop=[reservation])
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """See Store.held_by."""
-        with self._opening.transaction() as (tables, _):
+        with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
-        return sorted(held, key=lambda one: parse(one.address))
+        return sorted(held, key=lambda reservation: parse(reservation.address))
 
-    def exhausted(self, sets: Sequence[RangeSet]) -> str:
+    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
         """See Store.exhausted."""
-        with self._opening.transaction() as (tables, _):
-            for one in sets:
-                full = "" if one.fixed else allocation.exhaustion(tables, one, self.boot)
-                if full:
-                    return full
-        return ""
+        with self._files.transaction() as tables:
+            for range_set in sets:
+                if not range_set.fixed:
+                    full = allocation.exhaustion(tables, range_set, self.boot)
+                    if full is not None:
+                        return full
+        return None
 
-    def usage(self, known: tuple[Range, ...], last: Usage) -> Usage:
+    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
         """See Store.usage."""
-        with self._opening.transaction() as (tables, _):
+        with self._files.transaction() as tables:
             state = f"{tables.meta.store} {tables.meta.seq}"
-            if (state, known) == (last.state, last.known):
+            if (state, asked) == (last.state, last.asked):
                 return last
-            return Usage(state, known, usage_of(tables, known))
+            return Usage(state, asked, usage_of(tables, asked))
 
     def reservations(self) -> list[Reservation]:
         """See Store.reservations."""
-        with self._opening.transaction() as (tables, _):
+        with self._files.transaction() as tables:
             return list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
-        with self._opening.transaction() as (tables, log):
+        with self._files.transaction() as tables:
             new: dict[tuple[str, str], Reservation] = {}
-            for one in reservations:
-                key = (one.domain, one.address)
-                held = new.get(key) or tables.at(one.domain, parse(one.address))
+            for reservation in reservations:
+                key = (reservation.domain, reservation.address)
+                held = new.get(key) or tables.at(reservation.domain, parse(reservation.address))
                 if held is not None:
                     raise CNIError(
                         Code.ADDRESS_TAKEN,
-                        f"{one.address} is held by {held.holder}: nothing was loaded",
+                        f"{reservation.address} is held by {held.holder}: nothing was loaded",
                     )
-                new[key] = one
-            self._write(tables, log, put=reservations)
-            self._compact(tables, log)
+                new[key] = reservation
+            self._write(tables, put=reservations)
 
     def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
         return Reservation(
@@ -181,59 +175,37 @@ class SqliteStore:
     def _write(
         self,
         tables: Tables,
-        log: Log,
         put: Sequence[Reservation] = (),
         drop: Sequence[Reservation] = (),
     ) -> None:
-        """One transaction: the tables, the log, the commit, in this order."""
+        """Change the tables in one transaction."""
         if not put and not drop:
             return
-        records = records_of(tables.meta.seq, put, [(one.domain, one.address) for one in drop])
-        seq, size = tables.meta.seq, log.size
-        tables.begin()
+        seq = tables.meta.seq
         try:
-            for one in drop:
-                tables.drop(one.domain, parse(one.address))
+            tables.begin()
+            for reservation in drop:
+                tables.drop(reservation.domain, parse(reservation.address))
             if len(put) < _WORTH_LOADING:
-                for one in put:
-                    tables.put(one)
+                for reservation in put:
+                    tables.put(reservation)
             else:
                 tables.load(put)
-            tables.record(records[-1].seq)
-            log.append(records)
+            tables.record(seq + 1)
             tables.commit()
         except BaseException as error:
-            if not _was_undone(tables, log, seq, size) and isinstance(error, FAILURES):
+            if not _was_undone(tables, seq) and isinstance(error, FAILURES):
                 raise explained(error, self.directory, UNCERTAIN) from None
             raise
 
-    def _compact(self, tables: Tables, log: Log) -> None:
-        """Write the log anew once most of it is history, so that its size follows the store's.
 
-        The transaction is over and is answered: a failure is left to a later call.
-        """
-        base = log.header.base if log.header else 0
-        if tables.meta.seq - base <= _RECORDS_WORTH_COMPACTING + 2 * tables.meta.held:
-            return
-        try:
-            rewrite_log(log.path, tables)
-            log.reopen()
-        except FAILURES as error:
-            reason = explained(error, self.directory, "it stays as it is")
-            note(f"address store: the log was not compacted: {reason}")
+def _was_undone(tables: Tables, seq: int) -> bool:
+    """After a failure: whether the database has nothing of the transaction.
 
-
-def _was_undone(tables: Tables, log: Log, seq: int, size: int) -> bool:
-    """After a failure: whether the files have nothing of the transaction that began there.
-
-    False also where that cannot be found out: the next call opens the files, and goes by the log.
+    False also if that cannot be found out.
     """
     try:
-        tables.read_again()
-        if tables.meta.seq != seq:
-            return False
-        # The log goes back only now: it is the authority as long as the database may be behind.
-        log.truncate(size)
+        tables.reopen()
     except FAILURES:
         return False
-    return True
+    return tables.meta.seq == seq

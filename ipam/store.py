@@ -24,11 +24,11 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """An address held by an attachment. One record of the store, of its log and of `list`.
+    """An address held by an attachment: a row of the store, and an entry of `list`.
 
     `domain` is where the address is unique, `range` the network it was taken from (CIDR),
     `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
-    it is used on, "" if that is unknown: whoever has the same one can hear each other. BEFORE
+    it is used on, "" if that is unknown: all on the same segment can hear each other. BEFORE
     (`ipam.segments`) counts as every link.
     """
 
@@ -43,7 +43,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
     boot: str = ""
     since: int = 0
-    segment: str = BEFORE  # a record of version 1 has none
+    segment: str = BEFORE  # a store of version 1 had none
 
     @property
     def attachment(self) -> Attachment:
@@ -58,26 +58,26 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pod_name(self) -> str:
-        """`namespace/name`, or as much of it as the runtime told."""
+        """`namespace/name`, or as much of it as the runtime said."""
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
     def held_by_pod_of(self, owner: Owner) -> bool:
         """Whether `owner` is this reservation's pod again, for the same network and ifname.
 
-        By uid where both sides know it, by namespace and name, both known, else.
+        By uid if both have one, else by namespace and name.
         """
         attachment, pod = owner.attachment, owner.pod
         if (self.network, self.ifname) != (attachment.network, attachment.ifname):
             return False
         if self.uid and pod.uid:
             return self.uid == pod.uid
-        # A name alone is no pod: bare CNI_ARGS and podman send it for whatever they start.
+        # A name alone does not identify a pod: podman and bare CNI_ARGS send one for everything.
         named = pod.namespace != "" and pod.name != ""
         return named and (self.namespace, self.pod) == (pod.namespace, pod.name)
 
 
 class AddressTaken(CNIError):
-    """An address that was asked for is in use. The text is for whoever asked.
+    """A requested address is in use. The text is for the caller.
 
     `holder` is for the operator alone: it may be another tenant's pod.
     """
@@ -88,7 +88,7 @@ class AddressTaken(CNIError):
 
 
 class ReservedAddress(msgspec.Struct, frozen=True):
-    """One address that `reserve` gave out, its range, and whose place it took, if anyone's."""
+    """An address that `reserve` gave out, its range, and the reservation that it replaced."""
 
     range: Range
     reservation: Reservation
@@ -104,8 +104,8 @@ class Grant(msgspec.Struct, frozen=True):
 class RangeUsage(msgspec.Struct, frozen=True):
     """How full a range is, of the addresses that it may hand out.
 
-    `used` are those that nobody else can have now, held from this range or from one that shares
-    its `domain`; those of an earlier boot are among them.
+    `used` counts those that are held, from this range or from one that shares its `domain`, also
+    since an earlier boot.
     """
 
     domain: str
@@ -115,18 +115,18 @@ class RangeUsage(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """How full ranges are. `state` is what the store was at, `known` the ranges asked for."""
+    """How full ranges are. `state` identifies the store's content, `asked` the ranges asked for."""
 
     state: str = ""
-    known: tuple[Range, ...] = ()
+    asked: tuple[Range, ...] = ()
     ranges: tuple[RangeUsage, ...] = ()
 
 
 class Store(Protocol):
     """Reservations. Every method is one transaction; CNIError is what it raises.
 
-    Codes: 5 for a system that refuses, 11 for a lock that is held for too long, 112 for a
-    damaged store, which is left as it is.
+    Codes: 5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged,
+    which is left as it is.
     """
 
     def reserve(
@@ -146,10 +146,10 @@ class Store(Protocol):
         """
 
     def undo(self, grant: Grant) -> None:
-        """Take back one `reserve`: what it replaced is put back, what changed since stays."""
+        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """Free everything that the attachment holds and answer it."""
+        """Free everything that the attachment holds, and return it."""
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
         """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
@@ -157,13 +157,13 @@ class Store(Protocol):
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """Everything that the attachment holds, lowest address first."""
 
-    def exhausted(self, sets: Sequence[RangeSet]) -> str:
-        """Why a reserve of these sets would fail for a newcomer; "" if it would not."""
+    def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
+        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
 
-    def usage(self, known: tuple[Range, ...], last: Usage) -> Usage:
-        """How full the known ranges are, and others that reservations are from, as a whole.
+    def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
+        """How full these ranges are, and as whole networks others that reservations are from.
 
-        `last` is an earlier answer: it is given again, at no cost, if nothing has changed.
+        `last` is an earlier answer, which is returned at no cost if nothing has changed.
         """
 
     def reservations(self) -> list[Reservation]:

@@ -1,21 +1,23 @@
 """Who opens the files of a store, and for how long.
 
-A process that does one call opens them for its one transaction (`PerCall`); an agent keeps them
+A process that does one call opens them for one transaction (`PerCall`). An agent keeps them open
 (`resident.Resident`). The store does not know which.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from base import locks
+from base.locks import Busy
+from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from ipam.lock import exclusive
-from ipam.log import Log
-from ipam.recovery import FAILURES, LOCK, Report, explained, open_store
+from ipam.recovery import FAILURES, LOCK, Report, compact, explained, open_store
 from ipam.tables import Tables
 
 LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
+_PAUSE = 0.005  # seconds between two tries to lock; a transaction takes about 3 ms
 
 
 class StoreFiles(Protocol):
@@ -25,12 +27,12 @@ class StoreFiles(Protocol):
     def directory(self) -> Path:
         """Where they are."""
 
-    def transaction(self) -> AbstractContextManager[tuple[Tables, Log]]:
-        """The open files, locked and at the same state. CNIError 5, 11 and 112."""
+    def transaction(self) -> AbstractContextManager[Tables]:
+        """The open database, locked. CNIError 5, 11 and 112."""
 
 
 class PerCall:
-    """Opens the files for each transaction: nothing of a store stays in the process."""
+    """Opens the files for each transaction, and keeps nothing of a store in the process."""
 
     def __init__(
         self, directory: Path, *, report: Report = note, lock_timeout: float = LOCK_TIMEOUT
@@ -40,27 +42,39 @@ class PerCall:
         self._lock_timeout = lock_timeout
 
     @contextmanager
-    def transaction(self) -> Iterator[tuple[Tables, Log]]:
-        """See Opening.transaction."""
+    def transaction(self) -> Iterator[Tables]:
+        """See StoreFiles.transaction."""
         with locked(self.directory, self._lock_timeout):
-            tables, log = open_store(self.directory, self._report)
-            with closing(log), closing(tables):
-                yield tables, log
+            tables = open_store(self.directory, self._report)
+            try:
+                yield tables
+                compact(self.directory, tables, self._report)
+            finally:
+                tables.close()
 
 
 @contextmanager
 def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-    """Hold the lock of the store in `directory`; what goes wrong in there becomes a CNIError."""
-    with explaining(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with exclusive(directory / LOCK, timeout):
+    """Hold the lock of the store in `directory`; failures in the block become CNIErrors.
+
+    CNIError 5 and 112, and 11 if another process holds the lock for `timeout` seconds.
+    """
+    path = directory / LOCK
+    with ExitStack() as held:
+        try:
+            held.enter_context(
+                locks.locked(path, "the address store", timeout, keep=True, pause=_PAUSE)
+            )
+        except Busy:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"the lock {path} of the address store has been held by another process for "
+                f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
+                f"(fuser {path})",
+            ) from None
+        except OSError as error:
+            raise explained(error, directory) from None
+        try:
             yield
-
-
-@contextmanager
-def explaining(directory: Path) -> Iterator[None]:
-    """CNIError 5, 11 or 112 for what the files of the store in `directory` raise."""
-    try:
-        yield
-    except FAILURES as error:
-        raise explained(error, directory) from None
+        except FAILURES as error:
+            raise explained(error, directory) from None

@@ -1,29 +1,27 @@
-"""The SQLite side of the store: reservations, and the runs of taken addresses beside them.
+"""The reservations in the database, and the runs of taken addresses.
 
-Both trees hold the same addresses, in two forms, and are held against each other before an
-address is handed out or taken back: an address that is free among the runs must be absent from
-the reservations. A row of either that fails its checksum, or the two differing, is `Damage`.
+Both tables hold the same addresses in two forms, and are compared before an address is handed out
+or released: an address that is free among the runs must have no reservation. If the two differ, or
+a row does not match its checksum, that is `Damage`.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
-from ipam.other_domains import OtherDomains
+from ipam.database import Database
+from ipam.other_domains import DomainQueries
 from ipam.schema import (
     COLUMNS,
     RESERVATION_MARKS,
     SCHEMA,
     VERSION,
     Damage,
-    Newer,
     address_of,
     crc_of,
     key_of,
-    meta_of,
     reservation_of,
     reservation_row,
     run_of,
@@ -31,62 +29,16 @@ from ipam.schema import (
     runs_of,
 )
 from ipam.store import Owner, Reservation
-from ipam.upgrade import FORMER, upgrade
 
 
-class Meta(NamedTuple):
-    """The identity of the store, the last sequence number applied, and how many rows there are."""
-
-    store: str
-    seq: int
-    held: int
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Open an existing database of any version, and read nothing of it yet."""
-    uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
-    # The lock makes it one thread's at a time.
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA cell_size_check = ON")
-        # Nobody else is in: no shared memory, which a truncated file would turn into SIGBUS.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-class Tables(OtherDomains):
-    """An open database. The caller holds the store's lock; sqlite3.Error and Damage are raised."""
-
-    def __init__(self, path: Path) -> None:
-        """Open an existing database and read who it is."""
-        self._path = path
-        self._open()
-
-    def _open(self) -> None:
-        self.connection = connect(self._path)
-        try:
-            self._execute("PRAGMA synchronous = NORMAL")
-            # Only `checkpoint` and `close` write to the database.
-            self._execute("PRAGMA wal_autocheckpoint = 0")
-            if self._read_version() == FORMER:
-                upgrade(self.connection)
-            found = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
-            if found != set(SCHEMA):
-                raise Damage("its tables are not those of an address store")
-            self.meta = self._read_meta()
-        except BaseException:
-            self.connection.close()
-            raise
+class Tables(Database, DomainQueries):
+    """The tables of an open database."""
 
     @classmethod
     def create(cls, path: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
-        """Write a new database at `path`, where nothing is, and close it: then it is on disk."""
+        """Write a new database at `path`, which does not exist yet. It is on disk afterwards."""
         connection = sqlite3.connect(path, isolation_level=None)
         try:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("BEGIN")
@@ -105,49 +57,9 @@ class Tables(OtherDomains):
             tables.load(reservations)
             tables.record(seq)
             tables.commit()
-            tables.checkpoint()  # `close` would not tell that it could not write the WAL back
+            tables.checkpoint()  # `close` does not report a failure to write the WAL back
         finally:
             tables.close()
-
-    def close(self) -> None:
-        """Write the WAL back and close."""
-        self.connection.close()
-
-    def checkpoint(self) -> None:
-        """Write the WAL back and begin a new one. Raises sqlite3.Error if it is not all written."""
-        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-
-    def abandon(self) -> None:
-        """Close as a kill would: what is in the WAL stays there."""
-        # sqlite3_interrupt() ends the checkpoint of a close before its first page.
-        self.connection.interrupt()
-        self.connection.close()
-
-    def begin(self) -> None:
-        """Begin a transaction."""
-        self._execute("BEGIN IMMEDIATE")
-
-    def record(self, seq: int) -> None:
-        """Note in the transaction that the log up to `seq` is applied."""
-        self.meta = self.meta._replace(seq=seq)
-        content = (VERSION, *self.meta)
-        self._execute(
-            "UPDATE meta SET version = ?, store = ?, seq = ?, count = ?, crc = ? WHERE id = 1",
-            (*content, crc_of(content)),
-        )
-
-    def commit(self) -> None:
-        """End the transaction."""
-        self._execute("COMMIT")
-
-    def read_again(self) -> None:
-        """After a transaction that failed: become what the files say, as a later process would.
-
-        SQLite may have rolled it back by itself. It may also have written all of it before it ran
-        out of memory, and not know that.
-        """
-        self.abandon()
-        self._open()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -188,13 +100,13 @@ class Tables(OtherDomains):
             other = f"{row[0]}\0"
             if row[0] == boot:
                 continue
-            found = self._execute(
+            row_of_boot = self._execute(
                 "SELECT address FROM reservation INDEXED BY by_boot WHERE boot = ? AND domain = ? "
                 "AND address BETWEEN ? AND ? ORDER BY address LIMIT 1",
                 (row[0], domain, key_of(interval.first), key_of(interval.last)),
             ).fetchone()
-            if found is not None and (lowest is None or found[0] < lowest):
-                lowest = found[0]
+            if row_of_boot is not None and (lowest is None or row_of_boot[0] < lowest):
+                lowest = row_of_boot[0]
         if lowest is None:
             return None
         stale = self._existing(domain, lowest)
@@ -210,7 +122,7 @@ class Tables(OtherDomains):
             (attachment.network, attachment.container_id, attachment.ifname),
         ).fetchall()
         held = [self._existing(*key) for key in keys]
-        if any(one.attachment != attachment for one in held):
+        if any(reservation.attachment != attachment for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
 
@@ -221,7 +133,7 @@ class Tables(OtherDomains):
             (network,),
         ).fetchall()
         held = [self._existing(*key) for key in keys]
-        if any(one.network != network for one in held):
+        if any(reservation.network != network for reservation in held):
             raise Damage("the index of attachments does not match the reservations")
         return held
 
@@ -246,7 +158,7 @@ class Tables(OtherDomains):
                 )
             )
         held = [self._existing(*key) for key in sorted(keys)]
-        return [one for one in held if one.held_by_pod_of(owner)]
+        return [reservation for reservation in held if reservation.held_by_pod_of(owner)]
 
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""
@@ -256,7 +168,7 @@ class Tables(OtherDomains):
             yield reservation_of(row)
 
     def ranges(self) -> list[tuple[str, str]]:
-        """Domain and network of whatever range a reservation is from, each once."""
+        """Domain and network of each range that a reservation is from, each once."""
         return self._execute(
             "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
         ).fetchall()
@@ -326,18 +238,6 @@ class Tables(OtherDomains):
 
     # --- the rows ----------------------------------------------------------------------------
 
-    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        return self.connection.execute(statement, values)
-
-    def _read_version(self) -> int:
-        version = meta_of(self.connection)[0]
-        if version > VERSION:
-            raise Newer(f"it has version {version}, this program reads {VERSION}")
-        return version
-
-    def _read_meta(self) -> Meta:
-        return Meta(*meta_of(self.connection)[1:])
-
     def _row(self, domain: str, key: bytes) -> Reservation | None:
         row = self._execute(
             f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address = ?",
@@ -348,7 +248,7 @@ class Tables(OtherDomains):
     def _existing(self, domain: str, key: bytes) -> Reservation:
         reservation = self._row(domain, key)
         if reservation is None:
-            raise Damage("an index names a reservation that is not there")
+            raise Damage("an index names a reservation that does not exist")
         return reservation
 
     def _run_up_to(self, domain: str, address: int) -> Interval | None:

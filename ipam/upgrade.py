@@ -1,13 +1,11 @@
-"""A database of version 1 becomes one of this version, in the place where it is.
+"""Upgrades a database of version 1 in place.
 
-Version 1 did not know on which link an address is used: it counts as used on every link until its
-pod comes again (`segments.BEFORE`). All of it is one transaction of SQLite: whoever is killed in it
-leaves version 1, whole. The log needs no change, for a record without the new field is read as one
-of BEFORE.
+Version 1 did not record on which link an address is used. Such a reservation counts as on every
+link until its pod comes again (`segments.BEFORE`). The upgrade is one transaction of SQLite, so a
+process that is killed in it leaves version 1.
 """
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 from ipam.schema import (
@@ -24,20 +22,21 @@ from ipam.schema import (
 from ipam.segments import BEFORE
 
 FORMER = 1
-_COLUMNS = COLUMNS.removesuffix(", segment")
+FORMER_COLUMNS = COLUMNS.removesuffix(", segment")
 _RESERVATION = RESERVATION.replace("segment TEXT, ", "")
 _SCHEMA = (META, _RESERVATION, RUN, *INDEXES[:-1])
-_UNSOUND = -1  # no crc32 is negative: what did not match its checksum before still does not
+_UNSOUND = -1  # not a crc32: a row that did not match its checksum must not match the new one
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Make version 1 this version. Raises Damage and sqlite3.Error; then nothing has changed."""
+    """Upgrade version 1. Raises Damage and sqlite3.Error, with nothing changed."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema") if sql}
-        if found != set(_SCHEMA):
+        schema = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema") if sql}
+        if schema != set(_SCHEMA):
             raise Damage("its tables are not those of an address store of version 1")
-        rows = list(rows_of(connection))
+        former = connection.execute(f"SELECT {FORMER_COLUMNS}, crc FROM reservation")
+        rows = [upgraded(row) for row in former]
         connection.execute("DROP TABLE reservation")
         for statement in (RESERVATION, *INDEXES):
             connection.execute(statement)
@@ -53,12 +52,8 @@ def upgrade(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def rows_of(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
-    """The reservations of a database of version 1, as the rows that they become."""
-    return map(_upgraded, connection.execute(f"SELECT {_COLUMNS}, crc FROM reservation"))
-
-
-def _upgraded(row: tuple[Any, ...]) -> tuple[object, ...]:
+def upgraded(row: tuple[Any, ...]) -> tuple[object, ...]:
+    """A reservation's row of version 1, with its checksum, as one of this version."""
     *content, crc = row
     new = (*content, BEFORE)
     return (*new, crc_of(new) if crc == crc_of(content) else _UNSOUND)

@@ -13,7 +13,7 @@ from ipam.store import RangeUsage
 from ipam.tables import Tables
 
 MOST = 256  # ranges: each becomes some lines of metrics
-IDLE = 300.0  # seconds after which a range that no ADD names and no address is held from is gone
+IDLE = 300.0  # seconds after which a range is forgotten that no ADD names and has no address held
 
 
 class SeenRanges:
@@ -28,8 +28,8 @@ class SeenRanges:
         """Note the ranges of a network. What was not seen for longest is forgotten."""
         now = time.monotonic()
         with self._lock:
-            for one in sets:
-                for range_ in one.ranges:
+            for range_set in sets:
+                for range_ in range_set.ranges:
                     key = (range_.domain, range_.network, range_.first, range_.last)
                     self._ranges[key] = range_, now
                     self._ranges.move_to_end(key)
@@ -43,7 +43,7 @@ class SeenRanges:
 
     def forget_unused(self, usage: Iterable[RangeUsage]) -> None:
         """Drop what no ADD has named lately, if no address was held from it by that count."""
-        unused = {(one.domain, one.range) for one in usage if one.used == 0}
+        unused = {(count.domain, count.range) for count in usage if count.used == 0}
         before = time.monotonic() - IDLE
         with self._lock:
             for key, (range_, seen) in list(self._ranges.items()):
@@ -51,20 +51,20 @@ class SeenRanges:
                     del self._ranges[key]
 
 
-def usage_of(tables: Tables, known: Sequence[Range]) -> tuple[RangeUsage, ...]:
-    """The known ranges, and as whole networks others that reservations are from.
+def usage_of(tables: Tables, asked: Sequence[Range]) -> tuple[RangeUsage, ...]:
+    """The usage of these ranges, and as whole networks of others that reservations are from.
 
     If there are too many, those without a reservation are left out first.
 
-    One step for each run of taken addresses, and one of SQLite for each reservation.
+    Costs a step for each run of taken addresses, and a step of SQLite for each reservation.
     """
-    named = {(one.domain, one.network) for one in known}
-    ranges = {(one.domain, _spelling(one)): one for one in known}
-    for one in _others(tables, named):
-        ranges.setdefault((one.domain, _spelling(one)), one)
+    named = {(range_.domain, range_.network) for range_ in asked}
+    ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
+    for range_ in _others(tables, named):
+        ranges.setdefault((range_.domain, _spelling(range_)), range_)
     counted = [_usage(tables, range_, spelling) for (_, spelling), range_ in ranges.items()]
-    shown = sorted(counted, key=lambda one: one.used == 0)[:MOST]
-    return tuple(sorted(shown, key=lambda one: (one.domain, one.range)))
+    shown = sorted(counted, key=lambda count: count.used == 0)[:MOST]
+    return tuple(sorted(shown, key=lambda count: (count.domain, count.range)))
 
 
 def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
@@ -73,7 +73,7 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
             network = parse_interface(cidr)[1]
         except ValueError:
             raise Damage(f"a reservation is from the range {cidr!r}") from None
-        if (domain, network) in named or network.prefix == 128:  # one address is no range
+        if (domain, network) in named or network.prefix == 128:  # a single address
             continue
         first, last = of_network(network, use_all=network.prefix == 127)
         yield Range(

@@ -1,7 +1,7 @@
 """A walk over addresses that remembers what it has passed.
 
-A definition may have hundreds of ranges over the same addresses, and the store's lock is held while
-they are searched. So a stretch that the search of one range has passed costs the others one step.
+A definition may have hundreds of ranges over the same addresses, and they are searched under the
+store's lock. So a stretch that the search of one range has passed costs the other ranges one step.
 """
 
 from bisect import bisect_left, bisect_right

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from cni.spec.errors import CNIError, Code
@@ -16,7 +16,7 @@ RANGES = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}
 WAYS = ("opened for each call", "kept open")
 VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS")
 WRITING = {"ADD", "DEL", "GC"}
-FILES = {"lock", "reservations.db", "reservations.db-wal", "reservations.log"}
+FILES = {"lock", "reservations.db", "reservations.mark", "reservations.backup"}
 
 
 class Watched:
@@ -56,10 +56,15 @@ class Watched:
         for verb in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
             assert self.call(verb, "later"), self.failures[-1]
             self.require_true()
-        if isinstance(self.calls.files, Resident):
-            self.calls.files.close()
+        self.close_files()
         assert fsck.check(self.calls.directory, print)
         assert {path.name for path in self.calls.directory.iterdir()} <= FILES
+
+    def close_files(self) -> None:
+        """Close the files of a store that is kept open. The next call opens them again."""
+        if isinstance(self.calls.files, Resident):
+            self.calls.files.close()
+            self.calls.files = Resident(self.calls.directory, report=silent)
 
     def _add(self, container_id: str) -> None:
         result = self.calls.addresses(RANGES, container_id)
@@ -101,13 +106,16 @@ class Watched:
 
 
 @contextmanager
-def node_on(directory: Path, way: str, idle: float = 60.0) -> Iterator[Watched]:
+def node_on(directory: Path, way: str) -> Iterator[Watched]:
     """A node with its store in `directory`, opened in that way."""
     if way == "opened for each call":
         yield Watched(Calls(directory))
         return
-    with closing(Resident(directory, idle=idle, report=silent)) as kept:
-        yield Watched(Calls(kept))
+    node = Watched(Calls(Resident(directory, report=silent)))
+    try:
+        yield node
+    finally:
+        node.close_files()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation
-from tests.unit.ipam.test_scale import steps
+from tests.unit.ipam.steps import steps
 
 __all__ = ["steps"]
 
@@ -156,7 +156,7 @@ def test_the_error_of_full_ranges_counts_a_few_of_them(
     def message(count: int) -> str:
         chosen = [RangeSet(tuple(full[:count]))]
         if verb == "STATUS":
-            return store.exhausted(chosen)
+            return store.exhausted(chosen) or ""
         return error_of(lambda: store.reserve(owner("a"), chosen)).message
 
     small, large = steps(lambda: message(4)), steps(lambda: message(MOST))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ipam import sqlite_store
+from ipam import recovery
 from tests.attacks.full_disk import descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 
@@ -46,10 +46,10 @@ def test_answer_is_true_however_many_pages_are_left_for_a_new_store(way: str) ->
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_del_is_true_however_many_pages_are_left_for_the_log_to_be_compacted(
+def test_del_is_true_however_many_pages_are_left_for_the_backup_copy(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "_RECORDS_WORTH_COMPACTING", -1000)
+    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
     with disk_with_store() as disk:
         for pages in range(ENOUGH):
             disk.restore()
@@ -111,8 +111,9 @@ def test_answer_is_true_without_inodes_for_a_new_store(way: str) -> None:
 def test_answer_is_true_on_a_read_only_disk(verb: str, way: str) -> None:
     with disk_with_store() as disk:
         disk.restore()
-        with node_on(disk.directory, way, idle=0.01) as node:
+        with node_on(disk.directory, way) as node:
             for round_ in range(3):
+                node.close_files()  # or the disk cannot be remounted
                 disk.make_read_only()
                 answered = node.call(verb, "new" if verb == "ADD" else f"c{round_}")
                 assert not (answered and verb in WRITING)

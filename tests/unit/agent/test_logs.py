@@ -195,7 +195,7 @@ def test_new_settings_take_effect_without_a_second_handler(output: Output) -> No
     LOG.debug("unseen")
     configure(Settings(log_level="debug", log_format="json"))
     LOG.debug("seen")
-    logging.getLogger("filelock").debug("a library's own")
+    logging.getLogger("asyncio").debug("a library's own")
     configure(Settings(log_level="error"))
     LOG.warning("unseen")
     (line,) = output.lines()

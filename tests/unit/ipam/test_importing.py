@@ -86,7 +86,7 @@ def test_a_pool_that_makes_no_sense_is_named(tmp_path: Path, spec: str, seen: st
 def test_what_is_no_yaml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "pools.yaml"
     file.write_text("{[")
-    with pytest.raises(CNIError, match="is no YAML"):
+    with pytest.raises(CNIError, match="is not YAML"):
         whereabouts(file, DEFAULTS, [])
 
 

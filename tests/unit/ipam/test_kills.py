@@ -1,106 +1,18 @@
-"""A process killed at any line of a transaction: the next call goes on correctly.
+"""A process killed at any line of a transaction: the next call goes on correctly."""
 
-A child traces itself and exits, without any cleaning up, before a line of the store's modules:
-each line that the work executes, before its last time.
-"""
-
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 from unittest import mock
 
 import pytest
 
-from base import files
 from cni.spec.errors import CNIError, Code
-from ipam import fsck, sqlite_store
-from ipam.recovery import DATABASE
-from ipam.sqlite_store import SqliteStore
-from ipam.store_files import PerCall
-from tests.unit.ipam.calls import BOOT, owner, range_of, reservation, sets_of
-
-MODULES = {
-    str(Path(sqlite_store.__file__).with_name(name))
-    for name in (
-        "sqlite_store.py",
-        "opening.py",
-        "resident.py",
-        "tables.py",
-        "log.py",
-        "recovery.py",
-        "fsck.py",
-    )
-} | {files.__file__}
-SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
-KILLED = 9
-
-
-def quiet(directory: Path) -> SqliteStore:
-    return SqliteStore(PerCall(directory, report=lambda text: None), BOOT)
-
-
-Line = tuple[str, int]
-
-
-def lines_of(work: Callable[[], object]) -> dict[Line, int]:
-    """Do `work`; each line that it executed, and as the how manieth it did so last."""
-    last: dict[Line, int] = {}
-    count = 0
-
-    def note(frame: FrameType) -> None:
-        nonlocal count
-        last[(frame.f_code.co_filename, frame.f_lineno)] = count
-        count += 1
-
-    traced(work, note)
-    return last
-
-
-def kill_at(line: int, work: Callable[[], object]) -> None:
-    """Do `work` in a child that is gone before it executes that line."""
-    child = os.fork()
-    if child == 0:
-        remaining = line
-
-        def die(frame: FrameType) -> None:
-            nonlocal remaining
-            if remaining == 0:
-                os._exit(KILLED)
-            remaining -= 1
-
-        traced(work, die)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
-
-
-def traced(work: Callable[[], object], on_line: Callable[[FrameType], None]) -> None:
-    """Do `work`, with a call before each line of the store's modules."""
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - sys.settrace's
-        if frame.f_code.co_filename not in MODULES:
-            return None
-        if event == "line":
-            on_line(frame)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-
-
-def copied(base: Path) -> Path:
-    """A fresh copy of the store in `base`."""
-    directory = base.with_name("copy")
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(base, directory)
-    return directory
+from ipam import fsck, recovery
+from ipam.recovery import BACKUP, DATABASE, MARK
+from tests.unit.ipam.calls import owner, reservation
+from tests.unit.ipam.kills import SETS, copied, fail, held, kill_at, lines_of, quiet
 
 
 def reserve(directory: Path) -> None:
@@ -124,30 +36,30 @@ def load(directory: Path) -> None:
 
 
 def compact(directory: Path) -> None:
-    with mock.patch.object(sqlite_store, "_RECORDS_WORTH_COMPACTING", -1000):
+    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
         release(directory)
 
 
-def repair_log(directory: Path) -> None:
-    with (directory / "reservations.log").open("r+b") as log:
-        log.truncate(300)
+def back_up_again(directory: Path) -> None:
+    compact(directory)
+    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
+        reserve(directory)
+
+
+def recover_the_mark(directory: Path) -> None:
+    (directory / MARK).unlink()
     quiet(directory).reservations()
 
 
-def redo(directory: Path) -> None:
-    shutil.copy(directory / "older.db", directory / DATABASE)
-    quiet(directory).reservations()
-
-
-@pytest.mark.parametrize("work", [reserve, release, collect, undo, load, compact, repair_log, redo])
+@pytest.mark.parametrize(
+    "work", [reserve, release, collect, undo, load, compact, back_up_again, recover_the_mark]
+)
 def test_a_kill_leaves_the_state_before_or_after(
     memory_path: Path, work: Callable[[Path], None]
 ) -> None:
     base = memory_path / "base"
     for number in range(3):
         quiet(base).reserve(owner(f"c{number}", pod=f"p{number}"), SETS)
-        if number == 0:
-            shutil.copy(base / DATABASE, base / "older.db")
     states = [held(base), *states_of(work, base)]
     # Opening a store that is as it should be changes nothing: those lines are left out.
     opening = lines_of(partial(held, copied(base)))
@@ -172,15 +84,11 @@ def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
     if work is undo:
         quiet(directory).reserve(owner("victim", pod="p1"), SETS)
         states.append(held(directory))
+    if work is back_up_again:
+        directory = copied(base)
+        compact(directory)
+        states.append(held(directory))
     return states
-
-
-def held(directory: Path) -> dict[str, str]:
-    return {one.address: one.container_id for one in quiet(directory).reservations()}
-
-
-def fail(line: str) -> None:
-    raise AssertionError(line)
 
 
 def test_a_kill_while_the_store_is_made_leaves_one_that_works(memory_path: Path) -> None:
@@ -202,7 +110,9 @@ def test_a_kill_while_fsck_rebuilds_can_be_repaired_by_fsck(memory_path: Path) -
     base = memory_path / "base"
     for number in range(3):
         quiet(base).reserve(owner(f"c{number}"), SETS)
+    compact(base)
     expected = held(base)
+    assert (base / BACKUP).exists()
     (base / DATABASE).write_bytes(b"\0" * 4096)
     for line, count in lines_of(partial(fsck.rebuild, copied(base), silent)).items():
         directory = copied(base)
@@ -217,4 +127,4 @@ def test_a_kill_while_fsck_rebuilds_can_be_repaired_by_fsck(memory_path: Path) -
 
 
 def silent(line: str) -> None:
-    """Nobody reads it."""
+    """Ignore what fsck says."""

@@ -1,9 +1,9 @@
-"""A store that is kept open: by many threads, beside other processes, and given up in time."""
+"""A store that is kept open: by many threads, beside other processes, across a fork."""
 
 import multiprocessing
 import os
+import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import Code
-from ipam import fsck, resident
-from ipam.log import Log
-from ipam.recovery import LOCK, WAL, Report, open_store
+from ipam import fsck, recovery, resident, salvage
+from ipam.recovery import BACKUP, LOCK, WAL, Report, open_store
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
+from ipam.store_files import LOCK_TIMEOUT
 from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 SETS = sets_of(range_of("10.0.0.0/8"))
 SPAWN = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def kept(memory_path: Path) -> Iterator[Resident]:
-    with closing(Resident(memory_path / "ipam", idle=10 * PATIENCE)) as kept:
+    with closing(Resident(memory_path / "ipam")) as kept:
         yield kept
 
 
@@ -38,14 +38,8 @@ def store(kept: Resident) -> SqliteStore:
 
 
 def is_kept(directory: Path) -> bool:
-    """Whether someone has the files open: SQLite removes the WAL in closing them."""
+    """Whether a process has the files open: the last one to close them removes the WAL."""
     return (directory / WAL).exists()
-
-
-def is_locked(directory: Path) -> bool:
-    """Whether someone holds the lock. To open it would be a wish for it."""
-    inode = (directory / LOCK).stat().st_ino
-    return f":{inode} " in Path("/proc/locks").read_text()
 
 
 # --- keeping ---------------------------------------------------------------------------------
@@ -56,9 +50,9 @@ def test_the_files_are_opened_once_for_many_transactions(
 ) -> None:
     opened = []
 
-    def counted(directory: Path, report: Report) -> tuple[Tables, Log]:
+    def counted(directory: Path, report: Report, *, kept: bool = False) -> Tables:
         opened.append(directory)
-        return open_store(directory, report)
+        return open_store(directory, report, kept=kept)
 
     monkeypatch.setattr(resident, "open_store", counted)
     for number in range(20):
@@ -67,16 +61,75 @@ def test_the_files_are_opened_once_for_many_transactions(
     assert is_kept(store.directory)
 
 
-def test_idle_files_are_closed_and_what_is_on_disk_is_compact(memory_path: Path) -> None:
-    with closing(Resident(memory_path, idle=0.05)) as kept:
+def test_close_makes_a_backup_copy_and_what_is_on_disk_is_compact(memory_path: Path) -> None:
+    with closing(Resident(memory_path)) as kept:
         store = SqliteStore(kept, BOOT)
         store.reserve(owner("c1"), SETS)
-        assert is_kept(memory_path)
-        until(lambda: not is_locked(memory_path))
-        assert not is_kept(memory_path)
-        store.reserve(owner("c2"), SETS)
-        assert is_kept(memory_path)
-        assert len(store.reservations()) == 2
+        assert not (memory_path / BACKUP).exists()
+    assert {path.name for path in memory_path.iterdir()} == {
+        "lock", "reservations.db", "reservations.mark", "reservations.backup",
+    }  # fmt: skip
+    assert held_in_backup(memory_path) == ["c1"]
+
+
+def held_in_backup(directory: Path) -> list[str]:
+    contents = salvage.read(directory / BACKUP)
+    assert contents.problem is None
+    return [held.container_id for held in contents.rows.values()]
+
+
+def test_backup_copy_is_made_again_once_much_has_changed(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 10)
+    for number in range(25):
+        store.reserve(owner(f"c{number}"), SETS)
+    assert len(held_in_backup(store.directory)) == 20
+    assert fsck.check(store.directory, print)
+
+
+def test_close_without_room_for_a_backup_copy_closes_the_files_all_the_same(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, tables: Tables) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resident, "back_up", refuse)
+    reports: list[str] = []
+    with closing(Resident(memory_path, report=reports.append)) as kept:
+        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
+    assert not is_kept(memory_path)
+    assert "no backup copy was made" in reports[0]
+    assert fsck.check(memory_path, print)
+
+
+def test_large_store_is_copied_at_the_end_only(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 2)
+    monkeypatch.setattr(recovery, "_CHEAP_TO_COPY", 5)
+    with closing(Resident(memory_path)) as kept:
+        store = SqliteStore(kept, BOOT)
+        for number in range(8):
+            store.reserve(owner(f"c{number}"), SETS)
+        assert len(held_in_backup(memory_path)) == 4
+    assert len(held_in_backup(memory_path)) == 8
+
+
+def test_backup_copy_that_cannot_be_made_is_reported_and_the_call_succeeds(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, tables: Tables) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
+    monkeypatch.setattr(recovery, "back_up", refuse)
+    reports: list[str] = []
+    with closing(Resident(memory_path, report=reports.append)) as kept:
+        SqliteStore(kept, BOOT).reserve(owner("c1"), SETS)
+        assert len(reports) == 1
+        assert "no backup copy was made" in reports[0]
+        assert [held.container_id for held in SqliteStore(kept, BOOT).reservations()] == ["c1"]
 
 
 def test_nothing_is_kept_after_close(kept: Resident, store: SqliteStore) -> None:
@@ -89,33 +142,7 @@ def test_nothing_is_kept_after_close(kept: Resident, store: SqliteStore) -> None
     assert [one.container_id for one in store.reservations()] == ["c1", "c2"]
 
 
-def test_nothing_is_kept_where_there_is_no_inotify(
-    memory_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(resident, "Wishes", refuse)
-    with closing(Resident(memory_path)) as kept:
-        store = SqliteStore(kept, BOOT)
-        store.reserve(owner("c1"), SETS)
-        assert not is_kept(memory_path)
-        assert len(store.reservations()) == 1
-
-
-def test_nothing_is_kept_where_there_are_no_watches_left(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: object, lock: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("ipam.lock_watch.Wishes.begin", refuse)
-    store.reserve(owner("c1"), SETS)
-    assert not is_kept(store.directory)
-    assert len(store.reservations()) == 1
-
-
-def test_an_error_closes_the_files_and_the_next_call_opens_them_anew(store: SqliteStore) -> None:
+def test_an_error_closes_the_files_and_the_next_call_opens_them_again(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     assert error_of(lambda: store.reserve(owner("c1"), SETS)).code == Code.ALREADY_ATTACHED
     assert not is_kept(store.directory)
@@ -126,32 +153,14 @@ def test_an_error_closes_the_files_and_the_next_call_opens_them_anew(store: Sqli
 def test_a_large_wal_is_written_back_and_the_files_stay_open(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resident, "_LARGE_WAL", 200_000)
-    reports: list[str] = []
-    monkeypatch.setattr(store._opening, "_report", reports.append)
+    monkeypatch.setattr(recovery, "_LARGE_WAL", 200_000)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     sizes = []
     for number in range(60):
         store.reserve(owner(f"c{number}"), SETS)
         sizes.append((store.directory / WAL).stat().st_size)
     assert max(sizes) < 300_000
     assert 0 in sizes
-    assert reports == []
-
-
-def test_the_log_is_followed_when_it_is_written_anew(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ipam.sqlite_store._RECORDS_WORTH_COMPACTING", 10)
-    reports: list[str] = []
-    monkeypatch.setattr(store._opening, "_report", reports.append)
-    for number in range(40):
-        store.reserve(owner(f"c{number}"), SETS)
-        store.release(owner(f"c{number}").attachment)
-    store.reserve(owner("last"), SETS)
-    assert is_kept(store.directory)
-    assert reports == []
-    assert fsck.check(store.directory, print)
-    assert [one.container_id for one in store.reservations()] == ["last"]
 
 
 # --- threads ---------------------------------------------------------------------------------
@@ -192,17 +201,21 @@ def test_a_thread_waits_for_another_no_longer_than_the_lock_may_take(memory_path
 # --- other processes -------------------------------------------------------------------------
 
 
-def elsewhere(directory: Path, rounds: int, pause: float = 0.0) -> None:
-    """Reservations by another process. One that waits for longer than a lock may take fails."""
+def elsewhere(directory: Path, rounds: int, pause: float = 0.0) -> list[float]:
+    """Reservations by another process, each with the seconds it took."""
     with SPAWN.Pool(1) as pool:
-        pool.apply(reserve_each, (directory, rounds, pause))
+        return pool.apply(reserve_each, (directory, rounds, pause))
 
 
-def reserve_each(directory: Path, rounds: int, pause: float) -> None:
+def reserve_each(directory: Path, rounds: int, pause: float) -> list[float]:
     store = SqliteStore(directory, BOOT)
+    seconds = []
     for number in range(rounds):
+        started = time.monotonic()
         store.reserve(owner(f"other{number}"), SETS)
+        seconds.append(time.monotonic() - started)
         time.sleep(pause)
+    return seconds
 
 
 class Stream:
@@ -234,19 +247,22 @@ class Stream:
             future.result()
 
 
-def test_another_process_gets_idle_files_at_once(store: SqliteStore) -> None:
+def test_another_process_gets_in_between_two_transactions(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
-    elsewhere(store.directory, 1)
-    assert not is_kept(store.directory)
-    assert len(store.reservations()) == 2
+    seconds = elsewhere(store.directory, 3)
+    assert seconds[0] < LOCK_TIMEOUT
     assert is_kept(store.directory)
+    assert len(store.reservations()) == 4
+    store.reserve(owner("c2"), SETS)
+    assert fsck.check(store.directory, print)
 
 
-def test_a_stream_of_transactions_gives_way_to_another_process_and_goes_on(
+def test_another_process_gets_in_beside_a_stream_of_transactions(
     store: SqliteStore,
 ) -> None:
     with Stream(store, threads=8) as stream:
-        elsewhere(store.directory, 50, pause=0.03)
+        seconds = elsewhere(store.directory, 50, pause=0.03)
+        assert statistics.median(seconds) < LOCK_TIMEOUT / 10
         before = stream.done
         until(lambda: stream.done > before + 50)
     held = {one.container_id for one in store.reservations()}
@@ -265,10 +281,9 @@ def test_two_that_keep_the_same_store_take_turns(memory_path: Path) -> None:
     assert SqliteStore(memory_path, BOOT).reservations() == []
 
 
-def test_a_lock_file_that_is_removed_is_let_go_of(store: SqliteStore) -> None:
+def test_a_lock_file_that_is_removed_is_made_again(store: SqliteStore) -> None:
     store.reserve(owner("c1"), SETS)
     (store.directory / LOCK).unlink()
-    until(lambda: not is_kept(store.directory))
     elsewhere(store.directory, 1)
     assert len(store.reservations()) == 2
 
@@ -289,19 +304,18 @@ def in_child(work: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_forked_child_cannot_use_the_parents_files(store: SqliteStore) -> None:
+def test_a_forked_child_cannot_use_the_parents_files(kept: Resident, store: SqliteStore) -> None:
     def work() -> None:
         for _ in range(2):
             error = error_of(lambda: store.reserve(owner("child"), SETS))
             assert error.code == Code.TRY_AGAIN
             assert "forked" in error.message
-        store._opening.close()  # type: ignore[attr-defined]
+        kept.close()
 
     store.reserve(owner("c1"), SETS)
     before = looks(store.directory)
     in_child(work)
     assert looks(store.directory) == before
-    assert is_locked(store.directory)
     store.reserve(owner("c2"), SETS)
     assert [one.container_id for one in store.reservations()] == ["c1", "c2"]
     assert fsck.check(store.directory, print)
@@ -348,11 +362,3 @@ def test_the_end_of_a_forked_child_writes_nothing(memory_path: Path) -> None:
     )
     assert status == 0
     assert len(SqliteStore(memory_path, BOOT).reservations()) == 2
-
-
-def test_no_thread_is_left_after_close(memory_path: Path) -> None:
-    before = threading.active_count()
-    for _ in range(5):
-        with closing(Resident(memory_path)) as kept:
-            SqliteStore(kept, BOOT).reservations()
-    until(lambda: threading.active_count() <= before)

@@ -1,7 +1,7 @@
-"""Files changed by someone else while a process keeps them open: an operator's `cp` and `rm`.
+"""Files changed by another program while a process keeps them open: an operator's `cp` and `rm`.
 
-What follows is what a closed store would do: the same errors, or right answers. Nothing is
-written over what was put there.
+The outcome is that of a closed store: the same errors, or right answers. The files that were put
+there are not written to.
 """
 
 import shutil
@@ -14,12 +14,13 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.recovery import DATABASE, LOCK, LOG, WAL
+from ipam.fsck import NodeFacts
+from ipam.recovery import DATABASE, LOCK, MARK, WAL, back_up
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 from ipam.store_files import PerCall
-from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
+from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 BACKUP = "backup"
@@ -37,6 +38,8 @@ class Node:
         plain = SqliteStore(self.directory, BOOT)
         for number in range(30):
             plain.reserve(owner(f"c{number}"), SETS)
+        with PerCall(self.directory).transaction() as tables:
+            back_up(self.directory, tables)
         shutil.copytree(self.directory, self.backup)
         self.kept = Resident(self.directory, report=self.reports.append)
         self.store = SqliteStore(self.kept, BOOT)
@@ -44,6 +47,7 @@ class Node:
             self.store.reserve(owner(f"c{number}"), SETS)
         self.store.release(owner("c3").attachment)
         self.held = set(self.store.reservations())
+        self.facts = NodeFacts(journal=tuple(self.held))
         assert (self.directory / WAL).stat().st_size > 0
 
 
@@ -92,13 +96,13 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [emptied, halved, zeroed, removed, replaced])
-@pytest.mark.parametrize("name", [DATABASE, WAL, LOG])
+@pytest.mark.parametrize("name", [DATABASE, WAL, MARK])
 def test_damage_is_noticed_as_by_a_store_that_is_closed(
     node: Node, memory_path: Path, name: str, how: Damage
 ) -> None:
     closed = memory_path / "closed"
-    # As a kill would leave it. To open the lock would be a wish for it.
-    shutil.copytree(node.directory, closed, ignore=shutil.ignore_patterns(LOCK))
+    # As a kill would leave it.
+    shutil.copytree(node.directory, closed, ignore=shutil.ignore_patterns("*-shm"))
     if name == DATABASE:
         # A closed store has no WAL, which may hold all pages that a test's small store has.
         SqliteStore(closed, BOOT).reservations()
@@ -107,21 +111,21 @@ def test_damage_is_noticed_as_by_a_store_that_is_closed(
     how(node.directory / name)
     content = (node.directory / DATABASE).exists() and (node.directory / DATABASE).read_bytes()
     code = outcome(node.store, node.held)
-    assert code == expected
-    assert any("another program changed" in line and name in line for line in node.reports)
+    # What is left of a database may do, if its WAL has the other pages: `outcome` has looked.
+    assert code == expected or (name, code) == (DATABASE, 0)
     if code:
         assert code == Code.STORE_DAMAGED
         assert content == (
             (node.directory / DATABASE).exists() and (node.directory / DATABASE).read_bytes()
         )
-    assert fsck.rebuild(node.directory, print)
+    assert fsck.rebuild(node.directory, print, facts=node.facts)
     assert fsck.check(node.directory, print)
     assert node.held <= set(node.store.reservations())
     assert outcome(node.store, node.held) in (0, Code.ALREADY_ATTACHED)
 
 
 @pytest.mark.parametrize("ending", ["close", "transaction", "handover"])
-@pytest.mark.parametrize("names", [(DATABASE,), (DATABASE, LOG)])
+@pytest.mark.parametrize("names", [(DATABASE,), (DATABASE, MARK)])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_backup_that_is_put_back_is_not_written_to_by_who_had_the_files_open(
     node: Node, ending: str, names: tuple[str, ...], in_place: bool
@@ -137,17 +141,40 @@ def test_a_backup_that_is_put_back_is_not_written_to_by_who_had_the_files_open(
         assert (node.directory / DATABASE).read_bytes() == (node.backup / DATABASE).read_bytes()
         node.store = SqliteStore(node.directory, BOOT)
     elif ending == "handover":
-        assert fsck.check(node.directory, print) is (LOG in names)
-    expected = node.held
-    if LOG in names:
-        expected = set(SqliteStore(node.backup, BOOT).reservations())
-    assert set(node.store.reservations()) == expected
-    assert outcome(node.store, expected) == 0
+        fsck.check(node.directory, print)
+    # The file is the one that the WAL was begun on, so nothing is lost.
+    assert set(node.store.reservations()) == node.held
+    assert outcome(node.store, node.held) == 0
     assert fsck.check(node.directory, print)
-    assert any(path.name.startswith(f"{WAL}.damaged-") for path in node.directory.iterdir())
 
 
-def test_everything_removed_is_a_new_store_as_ever(node: Node) -> None:
+@pytest.mark.parametrize("ending", ["close", "transaction"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_older_copy_that_is_put_back_is_damage(node: Node, ending: str, in_place: bool) -> None:
+    for number in range(2):  # the copy is two checkpoints behind
+        node.kept.close()
+        node.kept = Resident(node.directory)
+        node.store = SqliteStore(node.kept, BOOT)
+        node.store.reserve(owner(f"more{number}"), SETS)
+    held = set(node.store.reservations())
+    new = node.directory / "new"
+    shutil.copyfile(node.backup / DATABASE, new)
+    if in_place:
+        shutil.copyfile(new, node.directory / DATABASE)
+        new.unlink()
+    else:
+        new.replace(node.directory / DATABASE)
+    if ending == "close":
+        node.kept.close()
+        node.store = SqliteStore(node.directory, BOOT)
+    assert outcome(node.store, held) == Code.STORE_DAMAGED
+    assert (node.directory / DATABASE).read_bytes() == (node.backup / DATABASE).read_bytes()
+    assert fsck.rebuild(node.directory, print, facts=NodeFacts(journal=tuple(held)))
+    assert held <= set(node.store.reservations())
+    assert outcome(node.store, held) == 0
+
+
+def test_everything_removed_is_a_new_store(node: Node) -> None:
     for path in node.directory.iterdir():
         path.unlink()
     assert node.store.reservations() == []
@@ -155,45 +182,46 @@ def test_everything_removed_is_a_new_store_as_ever(node: Node) -> None:
     assert fsck.check(node.directory, print)
 
 
-def test_a_directory_that_is_removed_is_made_anew(node: Node) -> None:
+def test_a_directory_that_is_removed_is_made_again(node: Node) -> None:
     shutil.rmtree(node.directory)
     assert outcome(node.store, set()) == 0
     assert fsck.check(node.directory, print)
 
 
-def test_a_database_removed_with_its_log_is_damage_while_the_wal_is_there(node: Node) -> None:
+def test_a_database_removed_with_its_mark_is_damage_while_the_wal_exists(node: Node) -> None:
     (node.directory / DATABASE).unlink()
-    (node.directory / LOG).unlink()
+    (node.directory / MARK).unlink()
     assert outcome(node.store, node.held) == Code.STORE_DAMAGED
     assert (node.directory / WAL).stat().st_size > 0
 
 
 def test_a_file_that_was_only_touched_changes_nothing_but_is_looked_at(node: Node) -> None:
-    for name in (DATABASE, WAL, LOG, LOCK):
+    for name in (DATABASE, WAL, MARK, LOCK):
         (node.directory / name).touch()
         assert set(node.store.reservations()) == node.held
     assert outcome(node.store, node.held) == 0
     assert fsck.check(node.directory, print)
 
 
-def test_another_sqlite_program_cannot_get_in_between(node: Node) -> None:
-    with (
-        closing(sqlite3.connect(node.directory / DATABASE, timeout=0.05)) as other,
-        pytest.raises(sqlite3.OperationalError, match="locked"),
-    ):
-        other.execute("DELETE FROM reservation")
-    assert outcome(node.store, node.held) == 0
+def test_another_sqlite_program_may_read_and_what_it_changes_is_damage(node: Node) -> None:
+    with closing(sqlite3.connect(node.directory / DATABASE)) as other:
+        ((count,),) = other.execute("SELECT count(*) FROM reservation").fetchall()
+        assert count == len(node.held)
+        assert outcome(node.store, node.held) == 0
+        other.execute("DELETE FROM reservation WHERE container_id = 'c1'")
+        other.commit()
+    assert not fsck.check(node.directory, print)
+    requested = sets_of(range_of("10.0.0.0/24", start="10.0.0.2", end="10.0.0.2"))
+    error = error_of(lambda: node.store.reserve(owner("new"), requested))
+    assert error.code in (Code.STORE_DAMAGED, Code.NO_FREE_ADDRESS)
 
 
-@pytest.mark.parametrize("name", [DATABASE, WAL, LOG])
-def test_a_file_that_is_replaced_within_a_transaction_is_noticed_behind_it(
-    node: Node, name: str
-) -> None:
-    with node.kept.transaction() as (tables, _):
+@pytest.mark.parametrize("name", [DATABASE, WAL, MARK])
+def test_a_file_that_is_replaced_within_a_transaction_is_noticed(node: Node, name: str) -> None:
+    with node.kept.transaction() as tables:
         assert len(list(tables.all())) == len(node.held)
         replaced(node.directory / name)
     code = outcome(node.store, node.held)
-    assert code == (Code.STORE_DAMAGED if name == DATABASE else 0)
-    assert any("another program changed" in line and name in line for line in node.reports)
-    assert fsck.rebuild(node.directory, print)
+    assert code == (0 if name == MARK else Code.STORE_DAMAGED)
+    assert fsck.rebuild(node.directory, print, facts=node.facts)
     assert node.held <= set(node.store.reservations())

@@ -12,12 +12,13 @@ from unittest import mock
 
 import pytest
 
-from ipam import fsck, resident
+from ipam import fsck, recovery, resident
 from ipam.recovery import WAL
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
+from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
-from tests.unit.ipam.test_kills import copied, fail, held, kill_at, lines_of, quiet
+from tests.unit.ipam.kills import copied, fail, held, kill_at, lines_of, quiet
 
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 ROUNDS = 40
@@ -39,7 +40,10 @@ def reserve(directory: Path) -> None:
 
 
 def both(directory: Path) -> None:
-    with keeping(directory) as store, mock.patch.object(resident, "_LARGE_WAL", 10_000):
+    with (
+        keeping(directory) as store,
+        mock.patch.multiple(recovery, _LARGE_WAL=10_000, _LOOK_AT_WAL=1),
+    ):
         store.reserve(owner("victim"), SETS)
         store.release(owner("victim").attachment)
         store.reserve(owner("victim", pod="p"), SETS)
@@ -48,7 +52,7 @@ def both(directory: Path) -> None:
 def compact(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch("ipam.sqlite_store._RECORDS_WORTH_COMPACTING", -1000),
+        mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1),
     ):
         store.release(owner("c1").attachment)
         store.reserve(owner("victim"), SETS)
@@ -80,13 +84,13 @@ def states_of(work: Callable[[Path], None], base: Path) -> list[dict[str, str]]:
     """The states after each transaction of `work`."""
     directory = copied(base)
     states = []
-    settle = resident._Kept.settle
+    commit = Tables.commit
 
-    def noted(kept: resident._Kept) -> bool:
-        states.append({one.address: one.container_id for one in kept.tables.all()})
-        return settle(kept)
+    def noted(tables: Tables) -> None:
+        commit(tables)
+        states.append({held.address: held.container_id for held in tables.all()})
 
-    with mock.patch.object(resident._Kept, "settle", noted):
+    with mock.patch.object(Tables, "commit", noted):
         work(directory)
     return states
 

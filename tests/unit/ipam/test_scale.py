@@ -1,19 +1,21 @@
 """What a call costs in a pool that is large: counted in steps of SQLite, not in seconds."""
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ipam import sqlite_store, store_files
+from ipam import recovery
 from ipam.addresses import Interval, parse, text
-from ipam.log import Log
 from ipam.ranges import RangeSet, merged
-from ipam.recovery import Report, open_store
+from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
-from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, owner, range_of, reservation
+from tests.unit.ipam.steps import steps
+
+__all__ = ["steps"]
 
 HELD = 50_000
 FIRST = parse("10.0.0.1")
@@ -30,32 +32,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
     )
     return directory
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
-    """Counts the instructions that SQLite executes during a call."""
-    count = 0
-
-    def step() -> int:
-        nonlocal count
-        count += 1
-        return 0
-
-    def counted(directory: Path, report: Report) -> tuple[Tables, Log]:
-        tables, log = open_store(directory, report)
-        tables.connection.set_progress_handler(step, 1)
-        return tables, log
-
-    monkeypatch.setattr(store_files, "open_store", counted)
-
-    def measure(call: Callable[[], object]) -> int:
-        nonlocal count
-        count = 0
-        call()
-        return count
-
-    return measure
 
 
 def test_every_verb_costs_the_same_in_a_large_pool(
@@ -128,16 +104,18 @@ def test_an_ipv6_slash_64_is_no_different(tmp_path: Path) -> None:
     assert store.reserve(owner("w"), wide).granted[0].reservation.address == "fd00:0:0:1::5"
 
 
-def test_the_log_follows_the_size_of_the_store(
+def test_the_files_follow_the_size_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "_RECORDS_WORTH_COMPACTING", 20)
-    store = SqliteStore(tmp_path, BOOT)
+    monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 20)
     sets = [RangeSet((range_of("10.0.0.0/24"),))]
     sizes = []
-    for n in range(60):
-        store.reserve(owner(f"c{n}"), sets)
-        store.release(owner(f"c{n}").attachment)
-        sizes.append((tmp_path / "reservations.log").stat().st_size)
-    assert max(sizes) < 30 * 400
-    assert sizes[-1] < max(sizes)
+    with closing(Resident(tmp_path)) as files:
+        store = SqliteStore(files, BOOT)
+        for n in range(60):
+            store.reserve(owner(f"c{n}"), sets)
+            store.release(owner(f"c{n}").attachment)
+            sizes.append((tmp_path / recovery.WAL).stat().st_size)
+    assert max(sizes) < 20 * 60_000
+    assert 0 in sizes
+    assert (tmp_path / recovery.BACKUP).stat().st_size < 100_000

@@ -13,10 +13,11 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam import fsck
-from ipam.log import Log, Record
+from ipam.recovery import UNCERTAIN
 from ipam.resident import Resident
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
+from ipam.tables import Tables
 from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, reservation, sets_of
 
 SETS = sets_of(range_of("10.0.0.0/24"))
@@ -41,8 +42,8 @@ def test_everything_is_for_root_alone(store: SqliteStore) -> None:
         os.umask(previous)
     assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
-    modes.pop("reservations.db-wal", None)
-    assert modes == {"lock": 0o600, "reservations.db": 0o600, "reservations.log": 0o600}
+    assert set(modes.values()) == {0o600}
+    assert {"lock", "reservations.db", "reservations.mark"} <= modes.keys()
 
 
 def test_a_lock_that_is_held_is_named_and_waited_for_no_longer_than_said(
@@ -65,47 +66,44 @@ def test_a_directory_that_cannot_be_made_is_named(memory_path: Path) -> None:
     assert str(memory_path / "file") in error.message
 
 
-def test_a_log_that_cannot_be_written_leaves_no_reservation(
+def test_commit_that_cannot_be_counted_is_not_certain_and_del_releases_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.reserve(owner("c1"), SETS)
-    before = store.reservations()
 
-    def full(descriptor: int, content: memoryview) -> int:
-        if len(content) > 10:
-            return real(descriptor, content[:10])
-        raise OSError(28, "No space left on device", "reservations.log")
+    def refuse(descriptor: int, content: bytes, offset: int) -> None:
+        raise OSError(5, "Input/output error")
 
-    real = os.write
     with monkeypatch.context() as patched:
-        patched.setattr("ipam.log.os.write", full)
+        patched.setattr("ipam.watermark.write_at", refuse)
         error = error_of(lambda: store.reserve(owner("c2"), SETS))
     assert error.code == Code.IO_FAILURE
-    assert "No space left" in error.message
-    assert store.reservations() == before
+    assert UNCERTAIN in error.message
+    store.release(owner("c2").attachment)
+    assert [held.container_id for held in store.reservations()] == ["c1"]
     assert fsck.check(store.directory, print)
 
 
-def test_an_interrupted_transaction_leaves_no_trace_in_either_file(
+def test_an_interrupted_transaction_leaves_no_trace(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(BaseException):
         pass
 
-    def append(self: Log, records: list[Record]) -> None:
-        real(self, records)
+    def record(self: Tables, seq: int) -> None:
+        real(self, seq)
         raise Interrupted
 
     store.reserve(owner("c1"), SETS)
     before = store.reservations()
-    real = Log.append
+    real = Tables.record
     with monkeypatch.context() as patched:
-        patched.setattr(Log, "append", append)
+        patched.setattr(Tables, "record", record)
         with pytest.raises(Interrupted):
             store.reserve(owner("c2"), SETS)
     reports: list[str] = []
-    opening = PerCall(store.directory, report=reports.append)
-    assert SqliteStore(opening, BOOT).reservations() == before
+    files = PerCall(store.directory, report=reports.append)
+    assert SqliteStore(files, BOOT).reservations() == before
     assert reports == []
 
 
@@ -117,7 +115,7 @@ def test_a_database_that_another_program_holds_is_try_again(
     other = sqlite3.connect(store.directory / "reservations.db", isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr("ipam.tables.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
+        monkeypatch.setattr("ipam.database.sqlite3.connect", partial(sqlite3.connect, timeout=0.05))
         error = error_of(lambda: store.reserve(owner("c2"), SETS))
     finally:
         other.close()

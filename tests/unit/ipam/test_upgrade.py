@@ -1,6 +1,6 @@
-"""A store that the program before `segment` wrote: its files, made anew of what it left.
+"""A store that the program before `segment` wrote.
 
-version1/reservations.sql is what SQLite's shell would dump of its database; the log is its log.
+version1/reservations.sql is what SQLite's shell dumps of its database. It kept a log beside it.
 """
 
 import shutil
@@ -16,8 +16,7 @@ from cni.policy.rules import Policy
 from cni.spec.config import NetworkConfig
 from cni.spec.errors import Code
 from ipam import fsck, upgrade
-from ipam.log import Log, records_of
-from ipam.recovery import DATABASE, LOG
+from ipam.recovery import DATABASE
 from ipam.resident import Resident
 from ipam.schema import VERSION, crc_of
 from ipam.segments import BEFORE, of_config
@@ -29,12 +28,12 @@ from tests.unit.ipam.calls import (
     error_of,
     owner,
     range_of,
-    reservation,
     sets_of,
 )
-from tests.unit.ipam.test_kills import MODULES, fail, kill_at, lines_of
+from tests.unit.ipam.kills import MODULES, fail, kill_at, lines_of
 
 WRITTEN = Path(__file__).parent / "version1"
+LOG = "reservations.log"
 SETS = sets_of(range_of("10.0.0.0/24"), range_of("fd00::/64"))
 HELD = {
     ("", "10.0.0.1", "c0"), ("", "10.0.0.2", "d0"), ("", "10.0.0.3", "c2"),
@@ -51,7 +50,7 @@ def directory(memory_path: Path) -> Path:
     with closing(sqlite3.connect(directory / DATABASE, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = WAL")
         database.executescript((WRITTEN / "reservations.sql").read_text())
-    shutil.copy(WRITTEN / LOG, directory / LOG)
+    (directory / LOG).write_text("a log of an earlier version\n")
     return directory
 
 
@@ -100,11 +99,14 @@ def test_fsck_of_it_finds_it_sound_and_changes_nothing(directory: Path) -> None:
     assert version_of(directory) == VERSION
 
 
-def test_a_log_that_is_ahead_is_applied_to_it(directory: Path) -> None:
-    with closing(Log(directory / LOG)) as log:
-        log.append(records_of(7, [reservation("10.0.0.9", "late")]))
-    assert held(directory) == HELD | {("", "10.0.0.9", "late")}
-    assert fsck.check(directory, fail)
+def test_the_log_of_an_earlier_version_is_removed(directory: Path) -> None:
+    reports: list[str] = []
+    store = SqliteStore(PerCall(directory, report=reports.append), BOOT)
+    store.reservations()
+    assert not (directory / LOG).exists()
+    assert len(reports) == 1
+    store.reservations()
+    assert len(reports) == 1
 
 
 def test_a_row_that_was_damaged_before_is_damaged_still(directory: Path) -> None:
@@ -114,7 +116,10 @@ def test_a_row_that_was_damaged_before_is_damaged_still(directory: Path) -> None
     assert error_of(lambda: store_in(directory).reservations()).code == Code.STORE_DAMAGED
     assert store_in(directory).held_by(owner("c0").attachment) != []
     assert fsck.rebuild(directory, lambda line: None)
-    assert held(directory) == HELD
+    assert held(directory) == {
+        (domain, address, fsck.UNKNOWN if holder == "c2" else holder)
+        for domain, address, holder in HELD
+    }
 
 
 LINKS = pytest.mark.parametrize("link", [{"master": "eth0"}, {}])
@@ -183,18 +188,10 @@ def test_no_configuration_names_the_link_of_before(key: str) -> None:
     assert of_config(NetworkConfig(keys={"type": "other", key: BEFORE.strip()})) != BEFORE
 
 
-def test_a_log_of_version_1_rebuilds_a_lost_database_as_the_upgrade_would(directory: Path) -> None:
-    (directory / DATABASE).unlink()
-    assert fsck.rebuild(directory, lambda line: None)
-    assert held(directory) == HELD
-    assert {one.segment for one in store_in(directory).reservations()} == {BEFORE}
-
-
 def test_rows_are_salvaged_although_an_index_is_damaged(directory: Path) -> None:
     damage_index(directory, "by_boot")
-    (directory / LOG).unlink()  # it would know all of them
     assert error_of(lambda: store_in(directory).reservations()).code == Code.STORE_DAMAGED
-    assert fsck.rebuild(directory, lambda line: None, accept_loss=True)
+    assert fsck.rebuild(directory, lambda line: None)
     assert held(directory) == HELD
     assert {one.segment for one in store_in(directory).reservations()} == {BEFORE}
     assert fsck.check(directory, fail)
@@ -245,7 +242,7 @@ def test_a_store_of_a_newer_program_is_refused_by_name_and_not_rebuilt(
 def test_a_kill_at_any_line_leaves_version_1_or_this_one(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.unit.ipam.test_kills.MODULES", MODULES | {upgrade.__file__})
+    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", MODULES | {upgrade.__file__})
     base = directory.with_name("base")
     shutil.copytree(directory, base)
 
