@@ -1,210 +1,221 @@
-"""/metrics, /healthz and /readyz, on this machine's own address or a unix socket.
+"""/metrics, /healthz and /readyz, on a loopback address or a unix socket.
 
-A client is anybody on the node, so everything has its bound: a request's size and time, how many
-there are at once, and how many of them make a scrape. One that only keeps others waiting is
-closed for the next. A connection serves one request.
+Any process of the node may be a client, so everything is bounded: the size and time of a request,
+how many clients there are at once, and how many of them scrape. When all places are taken, the
+client that has waited longest without sending its request is dropped for the next one. A
+connection serves one request.
+
+The server is the standard library's. Its http.server adds little to the request line that is read
+here, and takes twice as long to import as this package.
 """
 
-import errno
 import logging
-import os
-import select
 import socket
-import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
+from typing import Any, NamedTuple
 
+from agent import unix_socket
 from agent.settings import listen_address
 
 MAX_REQUEST = 8 << 10  # bytes; a Prometheus sends some 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
-LINGER = 0.3  # seconds for the client to close, once it has its answer
+LINGER = 0.3  # seconds for the client to close after its answer
 MAX_CLIENTS = 16
-MAX_SCRAPES = 4  # the others are for whoever asks whether the agent lives
-BACKLOG = 64
-
-PLAIN = "text/plain; charset=utf-8"
-EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+MAX_SCRAPES = 4  # the other places are for health checks
 
 State = Callable[[], tuple[bool, str]]
-"""Whether all is well, and one line about it."""
+"""Whether all is well, and a line of text about it."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Reply(NamedTuple):
-    status: int
-    body: bytes
-    kind: str = PLAIN
+class Endpoint(ThreadingMixIn, TCPServer):
+    """Serves at `listen` (see `settings.listen_address`), a thread for each client, until `close`.
 
-
-class Endpoint:
-    """Serves at `listen` (see `settings.listen_address`) in threads of its own until `close`.
-
-    Port 0 is any free one; `address` says which. OSError if it cannot listen there.
+    Port 0 is any free port; `address` says which. OSError if it cannot listen there.
     """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
         self, listen: str, exposition: Callable[[], bytes], alive: State, ready: State
     ) -> None:
-        address = listen_address(listen)
-        if address is None:
+        self._listen = listen_address(listen)
+        if self._listen is None:
             raise ValueError("an endpoint needs an address")
-        self._exposition = exposition
-        self._states = {"/healthz": alive, "/readyz": ready}
-        self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
-        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+        self.exposition = exposition
+        self.states = {"/healthz": alive, "/readyz": ready}
+        self.scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._places = threading.BoundedSemaphore(MAX_CLIENTS)
         self._lock = threading.Lock()
         self._reading: dict[socket.socket, None] = {}  # clients without a request, oldest first
         self._closing = False
-        self._path = address if isinstance(address, Path) else None
-        self._listener = _at_path(address) if isinstance(address, Path) else _at_port(*address)
-        self._listener.setblocking(False)
-        self._inode = address.lstat().st_ino if isinstance(address, Path) else 0
-        self._end = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._accept, name="http", daemon=True)
-        self._thread.start()
+        port = self._listen if isinstance(self._listen, tuple) else ("", 0)
+        self.address_family = socket.AF_INET6 if ":" in port[0] else socket.AF_INET
+        super().__init__(port, _Handler)
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
 
     @property
     def address(self) -> str:
-        """Where it listens, in the form of `listen`."""
-        if self._path is not None:
-            return f"unix:{self._path}"
-        host, port = self._listener.getsockname()[:2]
+        """The address in the form of `listen`."""
+        if isinstance(self._listen, Path):
+            return f"unix:{self._listen}"
+        host, port = self.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def close(self) -> None:
-        """No longer listen. Answers that are on their way are not waited for."""
+        """Stop listening. Answers that are being sent are not waited for."""
         if self._closing:
             return
         self._closing = True
-        os.eventfd_write(self._end, 1)
-        self._thread.join()
-        os.close(self._end)
-        if self._path is not None:
-            with suppress(OSError):
-                if self._path.lstat().st_ino == self._inode:
-                    self._path.unlink()
-        self._listener.close()
-        self._close_readers(MAX_CLIENTS)
+        self.shutdown()
+        if isinstance(self._listen, Path):
+            self._listen.unlink(missing_ok=True)  # before another process can listen there
+        self.server_close()
+        self._drop_readers(MAX_CLIENTS)
 
-    def _accept(self) -> None:
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
-        poll.register(self._listener, select.POLLIN)
-        while not self._closing:
-            poll.poll()
-            try:
-                client, _ = self._listener.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:  # no descriptor left
-                _log.warning("metrics and health: accepting a connection: %s", error.strerror)
-                time.sleep(0.2)
-                continue
-            if self._make_room():
-                self._begin(client)
-            else:
-                client.close()
+    def has_read(self, client: socket.socket) -> None:
+        """The client has sent its request, or will not: it is no longer dropped for another."""
+        with self._lock:
+            self._reading.pop(client, None)
 
-    def _make_room(self) -> bool:
-        """Wait until there may be one more client. False if it is the end."""
-        while not self._room.acquire(blocking=False):
+    def server_bind(self) -> None:
+        """As in TCPServer, or listen at the path of a unix socket."""
+        if isinstance(self._listen, Path):
+            self.socket.close()
+            self.socket = unix_socket.listen(self._listen, self.request_queue_size)
+        else:
+            super().server_bind()
+        self.socket.setblocking(False)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a client, and wait for a place for it. Raises OSError if there will be none."""
+        try:
+            client, address = super().get_request()
+        except BlockingIOError:
+            raise
+        except OSError as error:  # no descriptor is left
+            _log.warning("metrics and health: accepting a connection: %s", error.strerror)
+            time.sleep(0.2)
+            raise
+        patience = 0.0
+        while not self._places.acquire(timeout=patience):
             if self._closing:
-                return False
-            self._close_readers(1)
-            if self._room.acquire(timeout=0.1):
-                break
-        return True
-
-    def _begin(self, client: socket.socket) -> None:
+                client.close()
+                raise OSError("the endpoint is closing")
+            self._drop_readers(1)
+            patience = 0.1
         with self._lock:
             self._reading[client] = None
-        try:
-            threading.Thread(target=self._serve, args=(client,), name="http", daemon=True).start()
-        except RuntimeError as error:  # no more threads for this process
-            _log.warning("metrics and health: %s", error)
-            with self._lock:
-                self._reading.pop(client, None)
-            client.close()
-            self._room.release()
+        return client, address
 
-    def _close_readers(self, count: int) -> None:
-        """Those that have waited longest for their own request."""
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in TCPServer
+        """Let the client read its answer, close the connection, and free its place."""
+        self.has_read(request)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            # The kernel resets a connection with unread input, and the client loses its answer.
+            end = time.monotonic() + LINGER
+            while (left := end - time.monotonic()) > 0:
+                request.settimeout(left)
+                if not request.recv(MAX_REQUEST):
+                    break
+        self.close_request(request)
+        self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Log what ended a client's thread, unless the client just went away."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _log.error("metrics and health: serving a client", exc_info=error)
+
+    def _drop_readers(self, count: int) -> None:
+        """Shut down the clients that have waited longest without sending their request."""
         with self._lock:
             for client in list(self._reading)[:count]:
                 del self._reading[client]
                 with suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, client: socket.socket) -> None:
-        try:
-            with client, suppress(OSError):  # it went away
-                head = self._read(client)
-                if isinstance(head, _Reply):
-                    _send(client, b"", head)
-                elif head:
-                    _send(client, head, self._answer(head))
-        finally:
-            self._room.release()
 
-    def _read(self, client: socket.socket) -> bytes | _Reply:
-        """A request's head; b"" if there is nobody to answer; an answer to what is none."""
+class _Reply(NamedTuple):
+    status: HTTPStatus
+    text: bytes
+    version: str = ""  # of Prometheus' format
+
+
+class _Handler(BaseRequestHandler):
+    """One request, in the client's thread."""
+
+    server: Endpoint
+    request: socket.socket
+
+    def handle(self) -> None:
+        """Read the request and answer it."""
         try:
-            return _receive(client)
+            head = _receive(self.request)
         except TimeoutError:
-            return _text(408, "the request did not come in time")
+            self._send(_text(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time"))
         except ValueError as error:
-            return _text(431, str(error))
-        finally:
-            with self._lock:
-                self._reading.pop(client, None)
+            self._send(_text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error)))
+        else:
+            self.server.has_read(self.request)
+            if head:
+                self._send(self._answer(head), body=not head.startswith(b"HEAD "))
 
     def _answer(self, head: bytes) -> _Reply:
         words = head.splitlines()[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _text(400, "this is no HTTP/1 request")
-        method, target, _ = words
-        path = target.partition("?")[0]
-        if path != "/metrics" and path not in self._states:
-            return _text(404, f"there are /metrics, {', '.join(self._states)}")
-        if method not in ("GET", "HEAD"):
-            return _text(405, "GET and HEAD are served")
+            return _text(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request")
+        path = words[1].partition("?")[0]
+        if path != "/metrics" and path not in self.server.states:
+            paths = ", ".join(self.server.states)
+            return _text(HTTPStatus.NOT_FOUND, f"the paths are /metrics, {paths}")
+        if words[0] not in ("GET", "HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
         try:
             if path == "/metrics":
                 return self._scrape()
-            well, text = self._states[path]()
+            well, text = self.server.states[path]()
         except Exception:  # noqa: BLE001 - the outermost edge: the client must get an answer
             _log.exception("answering %s", path)
-            return _text(500, "the agent failed to answer: see its log")
-        return _text(200 if well else 503, text)
+            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "the agent failed: see its log")
+        return _text(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text)
 
     def _scrape(self) -> _Reply:
-        if not self._scrapes.acquire(blocking=False):
-            return _text(503, "too many scrapes at once")
+        if not self.server.scrapes.acquire(blocking=False):
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many scrapes at once")
         try:
-            return _Reply(200, self._exposition(), EXPOSITION)
+            return _Reply(HTTPStatus.OK, self.server.exposition(), " version=0.0.4;")
         finally:
-            self._scrapes.release()
+            self.server.scrapes.release()
+
+    def _send(self, reply: _Reply, *, body: bool = True) -> None:
+        head = [
+            f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
+            f"Content-Type: text/plain;{reply.version} charset=utf-8",
+            f"Content-Length: {len(reply.text)}",
+            "Connection: close",
+            "X-Content-Type-Options: nosniff",
+        ]
+        if reply.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            head.append("Allow: GET, HEAD")
+        self.request.settimeout(ANSWER_TIME)  # of sendall altogether
+        self.request.sendall("\r\n".join((*head, "", "")).encode() + (reply.text if body else b""))
 
 
 def _receive(client: socket.socket) -> bytes:
-    """A request's head, b"" if the client goes. TimeoutError; ValueError if it is too long."""
+    """A request's head, b"" if the client goes away. TimeoutError; ValueError if it is too long."""
     end = time.monotonic() + REQUEST_TIME
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head:
@@ -217,78 +228,9 @@ def _receive(client: socket.socket) -> bytes:
         chunk = client.recv(MAX_REQUEST - len(head))
         if not chunk:
             return b""
-        head = (head + chunk).lstrip(b"\r\n")  # as RFC 9112 wants it, section 2.2
+        head = (head + chunk).lstrip(b"\r\n")  # RFC 9112, section 2.2
     return head
 
 
-def _send(client: socket.socket, head: bytes, reply: _Reply) -> None:
-    lines = [
-        f"HTTP/1.1 {reply.status} {REASONS[reply.status]}",
-        f"Content-Type: {reply.kind}",
-        f"Content-Length: {len(reply.body)}",
-        "Connection: close",
-        "X-Content-Type-Options: nosniff",
-    ]
-    if reply.status == 405:
-        lines.append("Allow: GET, HEAD")
-    body = b"" if head.startswith(b"HEAD ") else reply.body
-    client.settimeout(ANSWER_TIME)  # of sendall altogether
-    client.sendall("\r\n".join((*lines, "", "")).encode() + body)
-    client.shutdown(socket.SHUT_WR)
-    # What it still sends, unread, would make the kernel reset the connection under the answer.
-    end = time.monotonic() + LINGER
-    while (left := end - time.monotonic()) > 0:
-        client.settimeout(left)
-        if not client.recv(MAX_REQUEST):
-            break
-
-
-def _text(status: int, text: str) -> _Reply:
+def _text(status: HTTPStatus, text: str) -> _Reply:
     return _Reply(status, f"{text}\n".encode(errors="replace"))
-
-
-def _at_port(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _at_path(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # What bind(2) makes has this mode at once, and no other thread's umask changes.
-        os.fchmod(listener.fileno(), 0o600)
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _is_stale(path):
-                raise
-            path.unlink()
-            listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _is_stale(path: Path) -> bool:
-    """Whether it is a socket on which nobody listens."""
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # a listener whose backlog is full
-            return False
-    return False

@@ -32,7 +32,7 @@ MAX_TRACEBACK = 16_000
 
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 # At our level "debug" they would say how they do what we asked them.
-_QUIET = ("asyncio", "concurrent", "filelock", "pyroute2")
+_QUIET = ("asyncio", "concurrent", "filelock")
 _ATTACHMENT = ("network", "container_id", "ifname")
 
 _fields: ContextVar[Mapping[str, object] | None] = ContextVar("fields", default=None)

@@ -16,24 +16,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from agent import logs, settings, systemd
+from agent import logs, settings, systemd, unix_socket
 from agent.calls import Calls, Loader
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
-from agent.server import OVERTIME, Server, listen
+from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
 from base import msgspec_warmup
 from base.paths import Paths
 from cni import installation
-from cni.attachments.entry import JournalDamaged
-from cni.attachments.journal import Journal
-from cni.attachments.removal import sweep_all
+from cni.attachments import pod_choices
+from cni.attachments.journal import Journal, JournalDamaged
+from cni.attachments.sweep import REMOVED, sweep_all
 from cni.installation import OtherState
 from cni.ipoib.plugin import IPoIB
 from cni.policy.rules import Policy
@@ -91,7 +91,12 @@ class Agent:
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
-        self._devices = Service(paths, lambda: pools.load(paths.config), paths.config)
+        self._devices = Service(
+            paths,
+            lambda: pools.load(paths.config),
+            paths.config,
+            pods_known=partial(pod_choices.prune, paths),
+        )
         stack.callback(self._devices.close)
         self._workers = Workers(given.workers)
         self._metrics = Metrics(
@@ -132,8 +137,8 @@ class Agent:
         # A call asks for the interpreter some twenty times, after each step of the store's: it must
         # not wait for the usual 5 ms each time beside another that decodes a large configuration.
         sys.setswitchinterval(SWITCH)
-        gc.collect()
         gc.freeze()  # what is here now stays: no collection looks at it again
+        gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         if self._state == "starting":
@@ -166,7 +171,7 @@ class Agent:
             return
         path = self._paths.agent_socket
         try:
-            listener = listen(path)
+            listener = unix_socket.listen(path, BACKLOG)
         except OSError as error:
             hint = ": is it systemd's? `systemctl start podfabric-agent`"
             more = hint if error.errno == errno.EADDRINUSE else ""
@@ -227,18 +232,18 @@ class Agent:
         self._server.stop()
 
     def _sweep(self) -> None:
-        """What a kill or a reboot left behind, before anybody asks for it."""
+        """Remove what a kill or a reboot left behind."""
         started = time.monotonic()
         try:
-            done = sweep_all(self._ipoib.sweep, self._sriov.sweep)
+            outcomes = sweep_all(self._ipoib, self._sriov)
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))
             return
-        removed = sum(line.startswith("removed") for line in done)
-        self._metrics.swept(removed=removed, errors=len(done) - removed)
-        for line in done:
-            _log.warning("sweep: %s", line)
+        removed = sum(isinstance(outcome, REMOVED) for outcome in outcomes)
+        self._metrics.swept(removed=removed, errors=len(outcomes) - removed)
+        for outcome in outcomes:
+            _log.warning("sweep: %s", outcome)
         _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
 
     def _attachments(self) -> Mapping[tuple[str, str], int]:

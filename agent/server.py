@@ -5,7 +5,6 @@ and an answer that a client does not read waits here. A client that goes away, o
 that passes, ends its call where it may end (`base.interrupts`).
 """
 
-import errno
 import gc
 import logging
 import os
@@ -13,8 +12,6 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 from agent import framing, logs
@@ -118,9 +115,8 @@ class Server:
     def _drain(self) -> None:
         self._accept_if_room()
         for connection in list(self._connections.values()):
-            # What no worker has begun is refused; a worker that comes to it passes over it.
-            called = connection.state is ConnectionState.CALLED and not connection.begun
-            if called or connection.state is ConnectionState.WAITING:
+            # A worker that comes to a refused call later skips it.
+            if not connection.begun and connection.state is not ConnectionState.ANSWERED:
                 self._refuse(connection, *STOPPING)
         end = time.monotonic() + self.limits.grace
         while self._workers.busy and time.monotonic() < end:
@@ -159,7 +155,7 @@ class Server:
             self._accept_if_room()
             if self._room.was_left():
                 gc.collect()
-                memory.give_back()
+                memory.trim()
             for connection in list(self._connections.values()):
                 if now >= connection.deadline:
                     self._expire(connection)
@@ -355,28 +351,3 @@ def _cost(size: int) -> int:
     that was measured with the worst of shapes.
     """
     return min(3 * size + (2 << 20), ROOM)
-
-
-def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`, for root only; what a dead agent left there is replaced.
-
-    The caller has made sure that no other agent lives. OSError EADDRINUSE if somebody listens
-    there all the same, as systemd does for an agent that it starts.
-    """
-    with socket.socket(socket.AF_UNIX) as client, suppress(FileNotFoundError, ConnectionError):
-        client.setblocking(False)
-        client.connect(str(path))
-        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.unlink(missing_ok=True)
-        os.fchmod(listener.fileno(), 0o600)  # which bind(2) gives to the file
-        listener.bind(str(temporary))
-        listener.listen(BACKLOG)
-        temporary.replace(path)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

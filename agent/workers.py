@@ -171,7 +171,7 @@ class Workers:
                 job.does(job)
             except BaseException:  # noqa: BLE001 - the pool must not shrink by a job's mistake
                 _log.exception("a worker's job failed")
-            home = self._home.bring_back()
+            home = self._home.restore()
             self._done(job, keep=home)
             if not home:
                 _log.error("a worker is lost in a pod's network namespace: it is replaced")

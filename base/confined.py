@@ -1,9 +1,9 @@
-"""Files that someone less trusted names, below directories that the administrator allows.
+"""Opens files that a tenant names, below directories that the administrator allows.
 
-The path is followed by hand: each component is opened below the one before it, never through a
-symbolic link (openat(2), O_NOFOLLOW). So a directory that becomes a link meanwhile leads nowhere
-else. What stands at the end is looked at before it is opened (O_PATH): only to open a pipe can
-wait for ever, and only to open a device can set it to work.
+Each component of the path is opened relative to the previous one and never through a symbolic
+link (openat(2), O_NOFOLLOW), so replacing a directory by a link meanwhile has no effect. The file
+is examined before it is opened (O_PATH), because opening a pipe can block for ever and opening a
+device can start it.
 """
 
 import os
@@ -16,18 +16,18 @@ _OPENED = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
-    """The file is not one to be opened. The text says why, in words that follow its name."""
+    """The file must not be opened. The text says why and follows the file's name."""
 
 
 def is_below(directories: Iterable[str], path: str) -> bool:
-    """Whether the text of `path` leads below one of them. Nothing on disk is looked at."""
-    return _placed(directories, path) is not None
+    """Whether `path` is below one of the directories, by its text alone."""
+    return _split(directories, path) is not None
 
 
 def read(directories: Iterable[str], path: str, most: int) -> bytes:
-    """A regular file of at most `most` bytes. Raises Unfit, OSError."""
+    """The content of a regular file of at most `most` bytes. Raises UnsafeFile, OSError."""
     with _parent(directories, path) as (parent, name):
-        descriptor = _reopened(parent, name, os.O_RDONLY)
+        descriptor = _open(parent, name, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -36,14 +36,15 @@ def read(directories: Iterable[str], path: str, most: int) -> bytes:
 
 
 def append(directories: Iterable[str], path: str, content: bytes, most: int) -> None:
-    """Add to a regular file with one name, which is made (0600) if there is none.
+    """Append to a regular file; create it (0600) if it does not exist.
 
-    Raises Unfit, also where the file would have more than `most` bytes, and OSError.
+    Raises UnsafeFile, also if the file has a second name or would exceed `most` bytes, and
+    OSError.
     """
     with _parent(directories, path) as (parent, name):
-        descriptor = _made(parent, name)
+        descriptor = _create(parent, name)
         if descriptor is None:
-            descriptor = _reopened(parent, name, os.O_WRONLY | os.O_APPEND)
+            descriptor = _open(parent, name, os.O_WRONLY | os.O_APPEND)
     with os.fdopen(descriptor, "ab", buffering=0) as file:
         status = os.fstat(descriptor)
         if status.st_nlink > 1:  # the other name may be a file that others trust
@@ -53,8 +54,8 @@ def append(directories: Iterable[str], path: str, content: bytes, most: int) -> 
         file.write(content)
 
 
-def _placed(directories: Iterable[str], path: str) -> tuple[str, list[str]] | None:
-    """The allowed directory that `path` is below, and the names from there on."""
+def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | None:
+    """The allowed directory above `path`, and the components below that directory."""
     names = _names(path)
     if names is None:
         return None
@@ -66,7 +67,7 @@ def _placed(directories: Iterable[str], path: str) -> tuple[str, list[str]] | No
 
 
 def _names(path: str) -> list[str] | None:
-    """The components of an absolute path; None for a text with "..", or one that is not a path."""
+    """The components of an absolute path; None if it has ".." or is not a valid path."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:  # half a surrogate pair
@@ -77,11 +78,11 @@ def _names(path: str) -> list[str] | None:
 
 @contextmanager
 def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
-    """A descriptor of the directory that holds the file, and the file's name in it."""
-    placed = _placed(directories, path)
-    if placed is None:
+    """A descriptor of the file's directory, and the file's name in it."""
+    split = _split(directories, path)
+    if split is None:
         raise UnsafeFile("is not below an allowed directory")
-    directory, names = placed
+    directory, names = split
     with ExitStack() as opened:
         # The administrator's own path may lead through links.
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -89,12 +90,12 @@ def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
         for name in names[:-1]:
             descriptor = os.open(name, _STEP, dir_fd=descriptor)
             opened.callback(os.close, descriptor)
-            _require(descriptor, stat.S_ISDIR, f'is below "{name}", which is no directory')
+            _require(descriptor, stat.S_ISDIR, f'is below "{name}", which is not a directory')
         yield descriptor, names[-1]
 
 
-def _made(parent: int, name: str) -> int | None:
-    """A new file, None if there is something of that name."""
+def _create(parent: int, name: str) -> int | None:
+    """A descriptor of a new file; None if the name exists already."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _OPENED
     try:
         return os.open(name, flags, 0o600, dir_fd=parent)
@@ -102,15 +103,15 @@ def _made(parent: int, name: str) -> int | None:
         return None
 
 
-def _reopened(parent: int, name: str, flags: int) -> int:
-    """The regular file of that name, opened for good."""
-    found = os.open(name, _STEP, dir_fd=parent)
+def _open(parent: int, name: str, flags: int) -> int:
+    """A descriptor of the regular file with that name."""
+    handle = os.open(name, _STEP, dir_fd=parent)
     try:
-        _require(found, stat.S_ISREG, "is no regular file")
-        # The very file that was looked at, whatever bears its name by now.
-        return os.open(f"/proc/self/fd/{found}", flags | _OPENED)
+        _require(handle, stat.S_ISREG, "is not a regular file")
+        # Through the handle: the name may belong to another file by now.
+        return os.open(f"/proc/self/fd/{handle}", flags | _OPENED)
     finally:
-        os.close(found)
+        os.close(handle)
 
 
 def _require(descriptor: int, kind: Callable[[int], bool], otherwise: str) -> None:

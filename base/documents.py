@@ -1,7 +1,7 @@
-"""Reads what an administrator writes, YAML or JSON, and checks it key by key.
+"""Reads files that an administrator writes, YAML or JSON, and checks them key by key.
 
 Every mistake is a DocumentError: one line that names the file, the path to the key
-("pools[1].slots"), what was found and what would be right.
+("pools[1].slots"), the value and what is allowed.
 """
 
 import os
@@ -19,15 +19,18 @@ MAX_BYTES = 256 << 10
 
 
 class DocumentError(Exception):
-    """A document that cannot be used. The text names file and key and says what to do."""
+    """A document cannot be used. The text names the file and the key and says what to do."""
 
 
 def read(path: Path) -> bytes:
-    """The file's content. DocumentError if it is no file or too large; else OSError."""
-    # Not blocking, for what is no file (a FIFO) would be waited for.
+    """The content of the file at `path`.
+
+    Raises DocumentError if it is not a regular file or is larger than MAX_BYTES, and OSError.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for a writer.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise DocumentError(f"{path}: is no file: put one there, or nothing")
+            raise DocumentError(f"{path}: is not a regular file: replace or remove it")
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise DocumentError(f"{path}: is larger than {MAX_BYTES} bytes")
@@ -35,20 +38,20 @@ def read(path: Path) -> bytes:
 
 
 def decode(content: bytes, name: str) -> object:
-    """The one value in it, None if there is none; `name` is for the errors (DocumentError)."""
+    """The document's value; None if it is empty. `name` is the file's name for DocumentErrors."""
     if content.lstrip().startswith(b"{"):
-        # PyYAML refuses JSON that is indented by tabs and takes 1e2 for a string.
+        # PyYAML refuses JSON that is indented by tabs, and reads 1e2 as a string.
         try:
             value = msgspec.json.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # it may be YAML's own form with braces
+            pass  # it may be YAML's flow style, which uses braces too
         else:
             _refuse_repeated_in_json(content, name)
             return value
-    import yaml  # not earlier: only a node that has a file needs it
+    import yaml  # here, because most nodes have no such file
 
     try:
-        # Not CSafeLoader: deep nesting overflows its C stack, and the process dies.
+        # Not CSafeLoader: deep nesting overflows its C stack and kills the process.
         loader = yaml.SafeLoader(content)
         node = loader.get_single_node()
         if node is None:
@@ -57,9 +60,9 @@ def decode(content: bytes, name: str) -> object:
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = error.problem or error.context
-        raise DocumentError(f"{name}: {place}neither YAML nor JSON: {problem}") from None
+        raise DocumentError(f"{name}: {position}neither YAML nor JSON: {problem}") from None
     except RecursionError:
         raise DocumentError(f"{name}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -68,8 +71,8 @@ def decode(content: bytes, name: str) -> object:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """The value if it is a mapping with strings for keys, {} for None; else DocumentError."""
-    if value is None:  # nothing but comments
+    """The value as a mapping with string keys; {} for None. Raises DocumentError otherwise."""
+    if value is None:  # an empty file, or only comments
         return {}
     if not isinstance(value, dict):
         raise DocumentError(f"{where}: expected keys with values, got {shown(value)}")
@@ -82,59 +85,63 @@ def mapping(value: object, where: str) -> dict[str, Any]:
 def fields(
     value: object, shapes: Mapping[str, object], where: str, *, loose: bool = False
 ) -> dict[str, Any]:
-    """The keys of a mapping, each converted to its shape, an annotation that msgspec knows.
+    """The values of a mapping by key, each converted to its shape.
 
-    `where` is the mapping's own place: "config.yaml: agent". An unknown key or a value of
-    another shape is a DocumentError. `loose` is how Go's encoding/json reads: the letters' case
-    of a key does not matter, and null is as good as absent.
+    Args:
+        value: the mapping, as decoded.
+        shapes: the type annotation of each key, which msgspec converts to.
+        where: the path to the mapping, for errors: "config.yaml: agent".
+        loose: read as Go's encoding/json does: ignore the case of keys, and ignore null.
+
+    Raises DocumentError for an unknown or repeated key, and for a value of another type.
     """
     spelt = {shape.lower(): shape for shape in shapes} if loose else {}
     values: dict[str, Any] = {}
-    for given, inner in mapping(value, where).items():
-        key = given if given in shapes else spelt.get(given.lower(), given)
+    for written, inner in mapping(value, where).items():
+        key = written if written in shapes else spelt.get(written.lower(), written)
         if key not in shapes:
-            raise DocumentError(f"{where}.{given}: unknown key: {hint(given, shapes)}")
+            raise DocumentError(f"{where}.{written}: unknown key: {hint(written, shapes)}")
         if key in values:
-            raise DocumentError(f"{where}.{given}: is there twice: keep one")
+            raise DocumentError(f"{where}.{written}: appears twice: keep one")
         if not (loose and inner is None):
-            values[key] = convert(inner, shapes[key], f"{where}.{given}")
+            values[key] = convert(inner, shapes[key], f"{where}.{written}")
     return values
 
 
 def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - the shape's
-    """The value as the shape, without coercion, or DocumentError."""
+    """The value converted to the shape, without coercion. Raises DocumentError."""
     if shape is object:
         return value
     try:
-        # NaN is neither below nor above any limit.
+        # NaN passes every comparison with a limit.
         if value != value:
             raise msgspec.ValidationError("Expected a number")
         return msgspec.convert(value, type=shape)
     except ValueError as error:
-        text, separator, place = str(error).rpartition(" - at `$")
-        path = place.rstrip("`") if separator else ""
-        found = _at(value, path) if path else value
+        text, separator, position = str(error).rpartition(" - at `$")
+        path = position.rstrip("`") if separator else ""
+        wrong = _at(value, path) if path else value
         text = _explained(text if separator else str(error), shape)
-        raise DocumentError(f"{where}{path}: {shown(found)}: {text}") from None
+        raise DocumentError(f"{where}{path}: {shown(wrong)}: {text}") from None
 
 
-def hint(key: str, known: Collection[str]) -> str:
-    """What to write in place of an unknown key."""
-    nearest = resembling(key, known)
-    return f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(known))}"
+def hint(key: str, valid: Collection[str]) -> str:
+    """What to write in place of an unknown key, for an error."""
+    nearest = resembling(key, valid)
+    return f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
 
 
 def shown(value: object) -> str:
-    """A value that somebody wrote, fit for one line of an error."""
+    """A foreign value, printable and short, for an error."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN401 - lazily imported
-    """PyYAML takes the last of two equal keys, and the first would be lost without a word."""
+    """Raise DocumentError for a key that appears twice: PyYAML silently takes the last one."""
     if id(node) in seen or isinstance(node.value, str):
         return
-    seen.add(id(node))  # an alias may lead back to where it stands
+    seen.add(id(node))  # an alias may point to a node that contains it
     keys: set[str] = set()
     for child in node.value:
         if not isinstance(child, tuple):
@@ -144,33 +151,33 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
         text = key.value if isinstance(key.value, str) else ""
         if text and text in keys:
             line = key.start_mark.line + 1
-            raise DocumentError(f"{name}: line {line}: {text}: is there twice: keep one")
+            raise DocumentError(f"{name}: line {line}: {text}: appears twice: keep one")
         keys.add(text)
         _refuse_repeated(value, name, seen)
 
 
 class _Pairs(list[tuple[str, object]]):
-    """The keys of a JSON object with their values, as often as they are there."""
+    """The keys and values of a JSON object, with repeated keys."""
 
 
 def _refuse_repeated_in_json(content: bytes, name: str) -> None:
-    """As of YAML: msgspec takes the last one, too, and does not tell."""
+    """Raise DocumentError for a key that appears twice: msgspec silently takes the last one."""
     import json
 
     try:
-        # Numbers as they are written: some cannot be read, and they do not matter here.
+        # Numbers stay text: some are too large to parse, and they do not matter here.
         pairs = json.loads(
             content, object_pairs_hook=_Pairs, parse_int=str, parse_float=str, strict=False
         )
-        place = _repeated(pairs, "")
+        key = _repeated(pairs, "")
     except RecursionError:
         raise DocumentError(f"{name}: nested too deeply") from None
-    if place:
-        raise DocumentError(f"{name}: {place}: is there twice: keep one")
+    if key is not None:
+        raise DocumentError(f"{name}: {key}: appears twice: keep one")
 
 
-def _repeated(value: object, where: str) -> str:
-    """The path to the first key that its object has twice, "" if there is none."""
+def _repeated(value: object, where: str) -> str | None:
+    """The path to the first key that appears twice in its object; None if no key does."""
     children: list[tuple[str, object]] = []
     if isinstance(value, _Pairs):
         keys = set()
@@ -182,11 +189,12 @@ def _repeated(value: object, where: str) -> str:
             children.append((path, child))
     elif isinstance(value, list):
         children = [(f"{where}[{index}]", child) for index, child in enumerate(value)]
-    return next((found for path, child in children if (found := _repeated(child, path))), "")
+    repeated = (_repeated(child, path) for path, child in children)
+    return next((path for path in repeated if path is not None), None)
 
 
 def _explained(text: str, shape: object) -> str:
-    """msgspec says "Invalid enum value 'loud'" and "Expected `int` <= 256"."""
+    """msgspec's texts in our words: it says "Invalid enum value 'loud'", "Expected `int`"."""
     choices = _choices(shape)
     if choices and text.startswith("Invalid enum value"):
         return f"expected one of {', '.join(choices)}"
@@ -203,7 +211,8 @@ def _explained(text: str, shape: object) -> str:
 def _choices(shape: object) -> tuple[str, ...]:
     if typing.get_origin(shape) is Literal:
         return typing.get_args(shape)
-    return next((found for one in typing.get_args(shape) if (found := _choices(one))), ())
+    inner = (_choices(argument) for argument in typing.get_args(shape))
+    return next((choices for choices in inner if choices), ())
 
 
 def _is_list(shape: object) -> bool:
@@ -211,7 +220,7 @@ def _is_list(shape: object) -> bool:
 
 
 def _at(value: object, path: str) -> object:
-    """What stands at msgspec's path, such as "[0]"; the whole value where that is more."""
+    """The value at msgspec's path if that is an index such as "[0]"; else the whole value."""
     index = path[1:-1]
     if isinstance(value, list) and index.isdecimal() and int(index) < len(value):
         return value[int(index)]

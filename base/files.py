@@ -1,4 +1,4 @@
-"""Writing files that must survive a kill or a power cut at any moment."""
+"""Writes files that must survive a kill or a power cut at any moment."""
 
 import os
 import threading
@@ -10,37 +10,38 @@ from pathlib import Path
 def write_atomically(
     path: Path, content: bytes, mode: int = 0o600, *, durable: bool = True
 ) -> None:
-    """Replace `path` by `content`, as `replacing` does."""
+    """Replace the file at `path` by `content`, as `replacing` does."""
     with replacing(path, mode, durable=durable) as descriptor:
         write_at(descriptor, content, 0)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterator[int]:
-    """Replace `path` by what the block writes to the descriptor.
+    """Replace the file at `path` by what the block writes to the descriptor.
 
-    A reader sees the old file or the new one, never a part. It survives a kill. If it is `durable`
-    it survives a power cut, too, from when the block has ended: the directory entry is on disk.
-    Else the old file may be back, or none, and half the waiting for the disk is saved. The caller
-    holds a lock that makes it the only writer of `path`: the temporary file's name is fixed, so
-    that what a killed writer leaves is overwritten by the next one. A failure leaves no temporary
-    file: it would take the room that is lacking. Raises OSError, which names a file.
+    A reader sees the old file or the new one, never a part. A `durable` file survives a power cut
+    once the block has ended. Otherwise a power cut may bring back the old file or none; this saves
+    one of two waits for the disk (the directory's fsync). A failure leaves no temporary file,
+    because a full disk needs the room.
+
+    The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
+    writer overwrites what a killed one left. Raises OSError, which names the file.
     """
     temporary = _temporary(path)
     with ExitStack() as opened:
         try:
-            descriptor = _created(temporary, mode)
+            descriptor = _create_temporary(temporary, mode)
             opened.callback(os.close, descriptor)
-            # Opened before anything is changed: no descriptor may be left for it afterwards.
+            # Opened before the rename, so that running out of descriptors changes nothing.
             directory = _open_directory(path.parent, opened) if durable else -1
             os.fchmod(descriptor, mode)
             yield descriptor
             os.fsync(descriptor)
-            os.replace(temporary, path)  # noqa: PTH105 - a Path's own costs more than the call
+            os.replace(temporary, path)  # noqa: PTH105 - Path.replace costs more than the call
         except BaseException as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:  # of a descriptor
+            if isinstance(error, OSError) and error.filename is None:  # a call on a descriptor
                 error.filename = str(path)
             raise
         if durable:
@@ -48,9 +49,9 @@ def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterato
 
 
 def create(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write `content` to `path`, durably and in one step, unless there is such a file already.
+    """Create the file at `path` with `content`, durably and in one step, unless it exists.
 
-    Of several that do it at once the first one counts. The directory must be there.
+    Of several callers at the same time the first one wins. The directory must exist.
     """
     if path.exists():
         return
@@ -70,26 +71,34 @@ def create(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write all of `content`. Raises OSError, with a part of it written."""
+    """Write all of `content`. A part of it may be written when OSError is raised."""
     left = memoryview(content)
     while left:
         written = os.pwrite(descriptor, left, offset)
         left, offset = left[written:], offset + written
 
 
-def remove(path: Path) -> None:
-    """Remove `path`, and what a killed writer left of it, durably; nothing there is fine."""
+def remove(path: Path, *, durable: bool = True) -> None:
+    """Remove the file at `path` and a killed writer's temporary file.
+
+    A file that does not exist is no error. A removal that is not `durable` may be undone by a
+    power cut.
+    """
     with ExitStack() as opened:
-        try:
-            directory = _open_directory(path.parent, opened)
-        except FileNotFoundError:
-            return
-        _temporary(path).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-        os.fsync(directory)
+        directory = -1
+        if durable:
+            try:
+                directory = _open_directory(path.parent, opened)
+            except FileNotFoundError:
+                return
+        for name in (_temporary(path), path):
+            with suppress(FileNotFoundError):
+                os.unlink(name)  # noqa: PTH108 - a Path's own costs more than the call
+        if durable:
+            os.fsync(directory)
 
 
-def _created(path: Path, mode: int) -> int:
+def _create_temporary(path: Path, mode: int) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, mode)
@@ -103,13 +112,13 @@ def _temporary(path: Path) -> Path:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Write the names in a directory to disk (fsync)."""
     with ExitStack() as opened:
         os.fsync(_open_directory(path, opened))
 
 
 def _open_directory(path: Path, opened: ExitStack) -> int:
-    """A descriptor of the directory, for fsync(2), until `opened` ends."""
+    """A descriptor of the directory for fsync(2); `opened` closes it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, descriptor)
     return descriptor

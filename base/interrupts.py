@@ -1,15 +1,15 @@
-"""What ends a call before its time, and where that may happen.
+"""How a call is interrupted, and where that may happen.
 
-In a process of its own, SIGTERM raises Terminated wherever the call is. In an agent another
-thread ends a call (`Call.end`: its client has gone, its deadline is over). A thread cannot be
-interrupted, so there the call looks by itself, at each `checkpoint`. Plugins need not know which
-of the two they run in.
+In a process that serves one call, SIGTERM raises Terminated wherever the call is. In an agent
+another thread ends the call (`Call.end`, when the client has hung up or the deadline is over).
+Python cannot interrupt a thread, so the call checks for this at each `checkpoint`. Plugins work
+the same way in both.
 
-Whether a call's client is still there is asked of the kernel, under the lock of the attachment:
-by `require_client` before the work, by `hold` behind it. A runtime sends DEL only after the
-launcher of the ADD has ended, the kernel closes the launcher's connection before the runtime can
-see that end, and the DEL waits for the same lock. So an ADD that still has its client at `hold`
-was not followed by a DEL yet, and an ADD that has lost its client is undone before the DEL looks.
+A call asks the kernel whether its client is still connected, under the attachment's lock: with
+`require_client` before the work and with `hold` after it. A runtime sends DEL only after the
+ADD's launcher has ended. The kernel closes the launcher's connection before the runtime sees that
+end, and the DEL waits for the same lock. So if an ADD still has its client at `hold`, no DEL has
+followed it; if it has lost its client, it is undone before the DEL reads the journal.
 """
 
 import signal
@@ -23,24 +23,29 @@ _armed = False
 
 
 class Terminated(BaseException):
-    """The call is to end now: unwind. Not an Exception, so no handler takes it for a failure."""
+    """The call must end now and undo its work.
+
+    Not an Exception, so that no handler takes it for a failure of one step.
+    """
 
 
 class Call:
-    """One call in an agent. A call that is not `endable` (a DEL) runs to its own end once begun.
+    """One call in an agent.
 
-    `gone` asks the kernel whether the client has hung up.
+    Args:
+        endable: the call can be interrupted; False for a DEL.
+        gone: asks the kernel whether the client has hung up.
     """
 
     def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
         self._gone = gone
         self._lock = threading.Lock()
-        self._settled = not endable  # from here on it ends as it is going to end
+        self._settled = not endable  # it can no longer be interrupted
         self._ended = False
-        self._held = 0  # only the call's own thread counts here
+        self._held = 0  # depth of `held` blocks; used by the call's own thread only
 
     def end(self) -> bool:
-        """Ask the call to unwind, from any thread. False: it will come to its own end."""
+        """Interrupt the call, from any thread. False if it can no longer be interrupted."""
         with self._lock:
             if self._settled:
                 return False
@@ -78,7 +83,7 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 @contextmanager
 def serving(call: Call) -> Iterator[None]:
-    """The block is that call, in this thread."""
+    """This thread serves that call in the block."""
     token = _call.set(call)
     try:
         yield
@@ -87,16 +92,16 @@ def serving(call: Call) -> Iterator[None]:
 
 
 def arm() -> None:
-    """From here on SIGTERM raises Terminated: for a process that serves one call."""
+    """Let SIGTERM raise Terminated from now on, in a process that serves one call."""
     global _armed
     signal.signal(signal.SIGTERM, _terminate)
     _armed = True
 
 
 def require_client() -> None:
-    """Terminated if the client has gone, of a DEL too: for where nothing was begun yet.
+    """Raise Terminated if the client has gone, also in a DEL. Call this before any work.
 
-    What its runtime does next, another ADD for example, may be done already.
+    The runtime may already have gone on, for example with another ADD.
     """
     call = _call.get()
     if call is not None:
@@ -104,10 +109,10 @@ def require_client() -> None:
 
 
 def hold() -> None:
-    """From here on the call ends as it is going to end.
+    """From here the call can no longer be interrupted.
 
-    Terminated if it is to end already, or if its client has gone: then an ADD undoes its work.
-    For a call that holds the lock of its attachment.
+    Raises Terminated if it was interrupted already or its client has gone; an ADD then undoes its
+    work. The caller must hold its attachment's lock.
     """
     call = _call.get()
     if call is not None:
@@ -118,7 +123,7 @@ def hold() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """The block is not interrupted; in a process, a signal that came arrives at its end."""
+    """Do not interrupt the block. In a process, a pending SIGTERM is delivered at its end."""
     call = _call.get()
     if call is not None:
         with call._hold():
@@ -135,12 +140,12 @@ def held() -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """A place where the call may end: wherever it waits, every now and then."""
+    """Raise Terminated if the call was interrupted. Anything that waits calls this repeatedly."""
     call = _call.get()
     if call is not None:
         call._checkpoint()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the undoing
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the undo
     raise Terminated

@@ -1,32 +1,39 @@
-"""Where the memory of a process that serves for months is kept, and how it goes back to the kernel.
+"""Keeps the memory of a process that runs for months small, by returning free pages to the kernel.
 
-Python keeps small objects in arenas of 1 MiB, and gives back only an empty one: a single lasting
-object that was made among those of a large request keeps all of its arena. glibc can give back
-every free page of its heaps. Elsewhere (musl) nothing of this is there.
+Python keeps small objects in arenas of 1 MiB and frees an arena only when it is empty: a single
+lasting object that was created during a large request keeps its whole arena. glibc can return
+every free page of its heaps. Other C libraries (musl) cannot; these functions then do nothing.
 """
 
-import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 
-# glibc makes eight heaps for each CPU, and each keeps what its threads once needed.
+# By default glibc has eight heaps for each CPU, and each keeps what its threads once needed.
 _ALLOCATION = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}
-
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def allocate_in_glibc(environ: Mapping[str, str] = os.environ) -> None:
-    """Begin this process again so that glibc has all of its objects; return if it has them.
+    """Restart this process so that Python allocates with glibc; return if that is decided.
 
-    A PYTHONMALLOC that somebody set stays. Before there are threads, and before anything is done.
+    Whoever sets PYTHONMALLOC decides, also for another allocator. To be called before other
+    imports, which the restarted process does again, and before there are threads.
     """
-    if _malloc_trim is None or "PYTHONMALLOC" in environ or not sys.executable:
+    glibc = "CS_GNU_LIBC_VERSION" in os.confstr_names
+    if not glibc or "PYTHONMALLOC" in environ or not sys.executable:
         return
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, **_ALLOCATION})
 
 
-def give_back() -> None:
-    """Give pages that are free by now, wherever they are in the heaps, back to the kernel."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+def trim() -> None:
+    """Return all free pages to the kernel, wherever they are in the heaps."""
+    _malloc_trim()(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], object]:
+    import ctypes  # not needed before the first large request has ended
+
+    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
+    return trim

@@ -1,4 +1,4 @@
-"""Decoders, built before there are threads."""
+"""Builds msgspec's decoders before a process starts threads."""
 
 from contextlib import suppress
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 def build(of: type[msgspec.Struct] = msgspec.Struct) -> None:
-    """Have msgspec know every Struct that is there by now.
+    """Build a decoder for every Struct class that is imported.
 
-    It works out a type at its first decoding, and two threads that do so at the same time crash
-    the process (msgspec 0.22). Again, for what was imported since, is fine.
+    msgspec analyses a type at its first decoding, and two threads that do so at the same time
+    crash the process (msgspec 0.22). Call it again after further imports.
     """
-    for shape in of.__subclasses__():
-        with suppress(TypeError):  # some cannot be decoded, and are for values alone
-            msgspec.json.Decoder(shape)
-        build(shape)
+    for struct in of.__subclasses__():
+        with suppress(TypeError):  # some classes cannot be decoded; they only hold values
+            msgspec.json.Decoder(struct)
+        build(struct)

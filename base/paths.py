@@ -1,13 +1,14 @@
-"""Where everything is on this node. Every root can be moved, so that tests run on made-up trees."""
+"""Paths of the node's files. Every root can be changed, so that tests run on trees of their own."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """The roots, and what lies below them."""
+    """The root directories, and the paths below them."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -23,13 +24,13 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The roots that PODFABRIC_SYS, _PROC and so on name, one per field; else the usual."""
-        given = {
+        """The defaults, except for what PODFABRIC_SYS, PODFABRIC_PROC and so on set."""
+        roots = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
             if environ.get(variable := f"PODFABRIC_{field.upper()}")
         }
-        return cls(**given)
+        return cls(**roots)
 
     @property
     def attachments(self) -> Path:
@@ -38,12 +39,12 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ipam(self) -> Path:
-        """The address store, its log and its lock."""
+        """The address store and its lock."""
         return self.state / "ipam"
 
     @property
     def devices(self) -> Path:
-        """What the device plugin has handed out, and what the CNI plugins made of it."""
+        """The device plugin's records, and each pod's choice of HCA."""
         return self.state / "devices"
 
     @property
@@ -53,7 +54,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_plugins(self) -> Path:
-        """Where the kubelet and its device plugins have their sockets."""
+        """The directory of the kubelet's and the device plugins' sockets."""
         return self.kubelet / "device-plugins"
 
     @property
@@ -63,19 +64,25 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def locks(self) -> Path:
-        """Locks that need not outlive a boot."""
+        """Lock files of calls; a boot may remove them."""
         return self.run / "lock"
 
     @property
     def config(self) -> Path:
-        """What the administrator sets for this node."""
+        """The administrator's configuration of this node."""
         return self.etc / "config.yaml"
 
     @property
     def agent_socket(self) -> Path:
-        """Where launchers find the agent."""
+        """The socket that launchers connect to."""
         return self.run / "agent.sock"
 
     def boot_id(self) -> str:
-        """This boot's identity (proc(5)): state of another boot's kernel is moot."""
-        return (self.proc / "sys/kernel/random/boot_id").read_text().strip()
+        """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
+        return _boot_id(self.proc)
+
+
+@cache
+def _boot_id(proc: Path) -> str:
+    """Read once: no process outlives a boot."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""Texts that others wrote, made fit for a line that a person reads."""
+"""Makes foreign text fit for one line of a log, and finds the key that was meant."""
 
 import re
 from collections.abc import Collection
@@ -9,47 +9,48 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """Without line ends, escape sequences, or letters that turn the direction of writing.
+    """The text with line ends, escape sequences and direction marks escaped.
 
-    What a pod or a client wrote can then forge no line of a log, and no look of one.
+    So text from a pod or client cannot forge a line of a log.
     """
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )
 
 
 def line(text: str) -> str:
-    """One printable line, with a long word cut at its end and a long text in its middle.
+    """The text as one printable line: long words cut at the end, a long text in the middle.
 
-    The end of an error says what to do, so it stays. JSON makes 6 bytes of a character beyond
-    ASCII: a text that has any may be a sixth as long.
+    The end stays because an error's end says what to do. JSON writes a non-ASCII character in 6
+    bytes, so a text with such characters may have a sixth of the length.
     """
     if len(text) <= LONGEST_WORD and text.isprintable():
         return text
-    text = printable(without_middle(text, LONGEST))  # first cut, so that all of this is quick
+    text = printable(without_middle(text, LONGEST))  # cut first: the rest is slow on long texts
     text = _LONG_WORD.sub(lambda word: f"{word[0][:LONGEST_WORD]}...", text)
     return without_middle(text, LONGEST if text.isascii() else LONGEST // 6)
 
 
 def without_middle(text: str, longest: int) -> str:
-    """The text, or its beginning and its end where it has more than `longest` characters."""
+    """The text; if it is longer than `longest` characters, its beginning and its end."""
     if len(text) <= longest:
         return text
     end = longest // 4
     return f"{text[: longest - end]} ... {text[-end:]}"
 
 
-def resembling(key: str, known: Collection[str]) -> str:
-    """The known key that `key` most likely was meant to be, or ""."""
-    import difflib  # only a configuration that is wrong pays for it
+def resembling(key: str, valid: Collection[str]) -> str | None:
+    """The valid key that `key` was most likely meant to be; None if none is close."""
+    import difflib  # here, because only wrong configurations need it
 
-    folded = {_folded(name): name for name in sorted(known)}
+    folded = {_folded(name): name for name in sorted(valid)}
     if _folded(key) in folded:
         return folded[_folded(key)]
     nearest = difflib.get_close_matches(_folded(key), folded, n=1, cutoff=0.76)
-    return folded[nearest[0]] if nearest else ""
+    return folded[nearest[0]] if nearest else None
 
 
 def _folded(key: str) -> str:

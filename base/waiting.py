@@ -1,4 +1,4 @@
-"""Waiting for a condition, in a call that may be ended meanwhile."""
+"""Waits for a condition, in a call that may be interrupted."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,10 @@ T = TypeVar("T")
 def wait_until(
     condition: Callable[[], T], seconds: float, pause: float = 0.02, longest_pause: float = 0.1
 ) -> T:
-    """What `condition` answers once it is true, or its last answer when `seconds` are over.
+    """Call `condition` until its answer is true, for at most `seconds`. Returns its last answer.
 
-    It is asked at once and then after each pause; pauses double up to `longest_pause` (seconds).
-    Raises what `condition` raises, and Terminated if the call is to end.
+    The first call is at once. Pauses start at `pause` seconds and double up to `longest_pause`.
+    Raises what `condition` raises, and Terminated if the call is interrupted.
     """
     deadline = time.monotonic() + seconds
     while not (answer := condition()) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Tells when a file's content may be another, however it is changed."""
+"""Watches a file and reports when its content may have changed."""
 
 import logging
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from inotify_simple import INotify, flags
 
-LOOK_EVERY = 5.0  # seconds, where the kernel does not tell of a change
-SETTLE = 0.2  # seconds without another change, before a changed file is read
+LOOK_EVERY = 5.0  # seconds between two checks, for changes that inotify does not report
+SETTLE = 0.2  # seconds without another change before `changed` is called
 
 _log = logging.getLogger(__name__)
 
@@ -26,12 +26,13 @@ _EVENTS = (
 
 
 class WatchedFile:
-    """Calls `changed` whenever the file may say something else than before, and once at first.
+    """Calls `changed` when the file's content may have changed, and once at the start.
 
-    A thread of its own looks, until `close`. The directory is watched and not the file, which
-    editors and ConfigMap mounts replace; and what inotify cannot tell of (no directory yet, a
-    link's target elsewhere) is seen by a look every few seconds. The first call is for a change
-    between the caller's own reading and the watch. `changed` reads the file and raises nothing.
+    A thread does this until `close`. It watches the directory, because editors and ConfigMap
+    mounts replace the file. It also checks every few seconds for what inotify does not report: a
+    directory that does not exist yet, or a link's target elsewhere. The call at the start covers
+    a change between the caller's own reading and the watch. `changed` reads the file and must not
+    raise.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class WatchedFile:
         self._thread.start()
 
     def close(self) -> None:
-        """No call of `changed` begins after this."""
+        """Stop watching. `changed` is not called after this returns."""
         if not self._thread.is_alive():
             return
         os.eventfd_write(self._end, 1)
@@ -67,13 +68,18 @@ class WatchedFile:
         try:
             inotify = INotify(nonblocking=True)
         except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
-            _log.warning("inotify: %s: %s is looked at now and then", error.strerror, self._path)
+            _log.warning(
+                "inotify: %s: %s is checked every %g s instead",
+                error.strerror,
+                self._path,
+                self._look_every,
+            )
             return None
         self._any.register(inotify, select.POLLIN)
         return inotify
 
     def _run(self) -> None:
-        seen: tuple[int, ...] = ()  # so that a change since the file was read counts
+        seen: tuple[int, ...] = ()  # differs from every fingerprint: `changed` is called at once
         while True:
             self._follow_directory()
             if self._fingerprint() != seen:
@@ -86,10 +92,10 @@ class WatchedFile:
             if self._ended.poll(0):
                 return
             if self._inotify is not None and self._inotify.read(timeout=0):
-                seen = ()  # whatever the fingerprint says: its times are coarse
+                seen = ()  # the fingerprint may be the same: file times are coarse
 
     def _follow_directory(self) -> None:
-        """Watch what has the directory's name now. To watch what is watched changes nothing."""
+        """Watch the directory that has the name now. Watching it again changes nothing."""
         if self._inotify is None:
             return
         try:
@@ -97,20 +103,20 @@ class WatchedFile:
         except OSError:  # no directory yet
             watch = None
         if self._watch not in (None, watch):
-            with suppress(OSError):  # gone with its directory
+            with suppress(OSError):  # the watch ended with its directory
                 self._inotify.rm_watch(self._watch)
         self._watch = watch
 
     def _fingerprint(self) -> tuple[int, ...]:
-        """What changes with the file's content, whoever replaces it and how."""
+        """Numbers that change with the file's content, however it is written or replaced."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError as error:
             return (error.errno or 0,)
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def _settled(self) -> tuple[int, ...] | None:
-        """The fingerprint once it stays, for a writer may be at work; None if it is the end."""
+        """The fingerprint once a writer has finished; None after `close`."""
         last = self._fingerprint()
         for _ in range(25):
             if self._ended.poll(SETTLE * 1000):

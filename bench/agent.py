@@ -65,6 +65,11 @@ class Agent:
             self._process.wait()
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
     def resident_bytes(self) -> int:
         """Its VmRSS (proc_pid_status(5))."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():

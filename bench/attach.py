@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from bench import floor
 from bench.agent import LAUNCHER, Agent
 from bench.ipam import BOOT, fill_host_local, reservations
 from bench.processes import (
@@ -39,6 +41,7 @@ LARGE = 16_000  # reservations
 MANY = 200  # at once
 MOVES = 16  # at once
 SETTLE = 0.25  # seconds for a removed namespace's end, which takes the lock that moves need
+MOST_OF_FLOOR = 1.4
 VERSION = "1.0.0"
 
 
@@ -122,34 +125,84 @@ def version(executable: Path, agent: Agent, number: int) -> float:
     return call.seconds
 
 
+class Seconds(NamedTuple):
+    """How long an ADD and the DEL after it took; `inside` without the start of its process."""
+
+    added: float
+    removed: float
+    inside: float = 0.0
+
+
 def moves(root: Path, agent: Agent, pairs: Sequence["Cable"], rounds: int) -> None:
-    """An interface moved into a pod and given an address: one, and many at once."""
+    """An interface moved into a pod and given an address, and back: one, and many at once."""
     theirs = root / "host-local"
     ours = agent.executables / "moved"
+    program = floor.build(root)
     half = len(pairs) // 2
     for count, target in ((1, 0.7), (MOVES, 0.5)):
-        ours_taken, theirs_taken = interleaved(
+        podfabric, go, bare = interleaved(
             max(rounds // count, 8),
             partial(attach_and_detach, ours, agent, theirs, pairs[:half][:count]),
             partial(attach_and_detach, HOST_DEVICE, agent, theirs, pairs[half:][:count]),
+            partial(bare_attach_and_detach, program, pairs[half:][:count]),
         )
-        what = "an interface and an address" + (f", {count} at once" if count > 1 else "")
-        row(what, ours_taken, theirs_taken, target)
+        many = f", {count} at once" if count > 1 else ""
+        for label, verb, limit in (
+            (f"an interface and an address{many}", "added", target),
+            (f"  given back{many}", "removed", None),
+        ):
+            measured = ([getattr(one, verb) for one in turns] for turns in (podfabric, go, bare))
+            row(label, next(measured), next(measured), limit, next(measured))
+        if count == 1:
+            above_floor(agent, podfabric, bare, rounds)
+
+
+def above_floor(
+    agent: Agent, podfabric: Sequence[Seconds], bare: Sequence[Seconds], rounds: int
+) -> None:
+    """Whether an ADD takes 1.4 times what the kernel needs, and the start of a process."""
+    executable = agent.executables / "podfabric-ipam"
+    start = statistics.median(version(executable, agent, number) for number in range(rounds))
+    least = statistics.median(turn.inside for turn in bare)
+    taken = statistics.median(turn.added for turn in podfabric)
+    limit = MOST_OF_FLOOR * least + start
+    print(
+        f"{'  of its floor and the start of a process':44}{taken * 1e3:9.2f} ms"
+        f"   {MOST_OF_FLOOR} * {least * 1e3:.2f} + {start * 1e3:.2f} = {limit * 1e3:.2f} ms"
+        f"{'' if taken <= limit else '  MISSED'}",
+        flush=True,
+    )
 
 
 def attach_and_detach(
     executable: Path, agent: Agent, theirs: Path, pairs: Sequence["Cable"], number: int
-) -> float:
-    """The seconds until all cables' interfaces are in their pods; they are taken back again."""
-    seconds = at_once(added := cable_calls(executable, agent, theirs, pairs, "ADD", number))
-    for call, cable in zip(added, pairs, strict=True):
+) -> Seconds:
+    """Move all cables' interfaces into their pods at once, and back."""
+    added = at_once(adds := cable_calls(executable, agent, theirs, pairs, "ADD", number))
+    for call, cable in zip(adds, pairs, strict=True):
         (ip,) = call.answer()["ips"]
         cable.require_address(ip["address"])
-    at_once(removed := cable_calls(executable, agent, theirs, pairs, "DEL", number))
-    for call in removed:
+    removed = at_once(dels := cable_calls(executable, agent, theirs, pairs, "DEL", number))
+    for call in dels:
         call.answer()
     time.sleep(SETTLE)
-    return seconds
+    return Seconds(added, removed)
+
+
+def bare_attach_and_detach(program: Path, pairs: Sequence["Cable"], number: int) -> Seconds:
+    """The same, done by the program that does nothing else."""
+    seconds: dict[str, float] = {}
+    inside = 0
+    for verb in ("ADD", "DEL"):
+        calls = [floor.call(program, verb, floor.MOVED, cable.netns, cable.name) for cable in pairs]
+        seconds[verb] = at_once(calls)
+        walls = [call.answer()["wall"] for call in calls]
+        if verb == "ADD":
+            inside = max(walls)
+            for cable in pairs:
+                cable.require_address(floor.ADDRESS)
+    time.sleep(SETTLE)
+    return Seconds(seconds["ADD"], seconds["DEL"], inside / 1e9)
 
 
 def cable_calls(

@@ -11,7 +11,6 @@ import argparse
 import gc
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,7 +30,6 @@ from base.paths import Paths
 from bench.processes import quantile
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.checkpoint_log import Log
 from tests.kubelet import Kubelet
 from tests.unit.host import servers
 
@@ -100,7 +98,6 @@ def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
     near: list[list[float]] = []
     alone: list[list[float]] = []
     allocated: list[list[float]] = []
-    synced: list[list[float]] = []
     gpus = paths.proc / "driver"
     hidden = gpus.with_name("no-driver")
     for _ in range(ROUNDS):
@@ -111,14 +108,12 @@ def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
         alone.append(_times(CALLS, lambda _: stub.GetPreferredAllocation(choose)))
         hidden.rename(gpus)
         allocated.append(_allocations(stub, paths))
-        synced.append(_lines(paths))
     base = _median(empty)
     _row("empty method (GetDevicePluginOptions)", empty, base)
     _row(f"first ListAndWatch of {IDS}", lists, base, 0.050)
     _row("GetPreferredAllocation, 8 of 64, 8 GPUs", near, base, 0.005)
     _row("  no GPUs, so the kubelet is not asked", alone, base, 0.005)
     _row(f"Allocate, {CALLS} one after another", allocated, base, 0.003)
-    _row("  a line to the disk, by itself", synced, base)
 
 
 def _empty(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
@@ -147,21 +142,6 @@ def _allocations(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> list[
     seconds = _each(requests, stub.Allocate)
     held = checkpoint.read(paths).allocations
     assert {one.id for one in held} == set(_ids(SLOTS)[:CALLS])
-    return seconds
-
-
-def _lines(paths: Paths) -> list[float]:
-    """What an Allocate writes, to a log beside it and to the disk: nobody waits for that."""
-    directory = paths.devices / "bench"
-    log = Log.create(directory)
-    lines = [msgspec.json.encode(one) for one in checkpoint.read(paths).allocations]
-
-    def write(line: bytes) -> None:
-        assert log.append([line])
-        log.sync()
-
-    seconds = _each(lines, write)
-    shutil.rmtree(directory)
     return seconds
 
 

@@ -9,8 +9,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from base.pod import Pod
 from bench.processes import interleaved, row
-from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
 from ipam.addresses import parse, parse_interface, text
 from ipam.ranges import Range, RangeSet, of_network

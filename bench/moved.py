@@ -6,32 +6,25 @@ measured against host-device, on any machine.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 
 from base import interrupts
 from base.paths import Paths
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import (
-    attachment_of,
-    begun,
-    explained,
-    hops,
-    namespace_of,
-    require_still_there,
-)
-from cni.attachments.undo import Undo
+from cni.attachments.journal import Journal, JournalEntry
+from cni.attachments.lifecycle import Undo, explained, sandbox_of
+from cni.attachments.results import hops
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode
+from cni.spec.config import convert
 from cni.spec.entry import VERSIONS
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
 from host import announce, links, netdev_move
 from host.addresses import add_routes
 from host.errors import NamespaceGone
+from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
 from host.netlink import Rtnetlink, netlink
 from ipam.delegation import Delegation, IpamCall
@@ -59,17 +52,16 @@ class Moved:
 
     def add(self, request: Request) -> Result:
         """Move the device in, give it addresses, announce them."""
-        config = decode(request.config, _Config)
-        attachment = attachment_of(request)
+        config = convert(request.config.keys, _Config)
+        attachment = Attachment.of(request)
         mark = Mark(attachment.key)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
-            namespace = opened.enter_context(namespace_of(request))
-            host = opened.enter_context(netlink())
-            pod = opened.enter_context(netlink(namespace))
+            sandbox = opened.enter_context(sandbox_of(request))
+            namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             device = links.require(host, config.device)
             netdev_move.require_free(pod, request.ifname)
             origin = netdev_move.origin_of(device)
-            entry = begun("moved", request, namespace, self._paths.boot_id(), origin)
+            entry = JournalEntry.begun("moved", request, namespace, self._paths.boot_id(), origin)
             ipam = self._ipam(request)
             with Undo() as undo:
                 self._journal.write(entry)
@@ -79,24 +71,23 @@ class Moved:
                 cidrs = [ip.address for ip in answer.ips]
                 undo.register(
                     "the move",
-                    lambda: netdev_move.bring_back(host, pod, request.ifname, origin, mark),
+                    lambda: netdev_move.restore(host, pod, request.ifname, origin, mark),
                 )
                 moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
                 ready, given = netdev_move.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
                     announce.announce(namespace, ready, given)
                 add_routes(pod, ready, hops(answer))
-                require_still_there(namespace)
+                sandbox.require_still_there()
                 interrupts.hold()
-                done = msgspec.structs.replace(entry, phase=ATTACHED, addresses=tuple(cidrs))
-                self._journal.write(done)
+                self._journal.write(entry.attached(origin, cidrs))
         interface = Interface(name=ready.name, mac=ready.mac, mtu=ready.mtu, sandbox=request.netns)
         ips = tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips)
         return Result(interfaces=(interface,), ips=ips, routes=answer.routes, dns=answer.dns)
 
     def delete(self, request: Request) -> None:
         """Move the device back as it was, then release its addresses."""
-        attachment = attachment_of(request)
+        attachment = Attachment.of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             entry = self._journal.read(attachment)
             if entry is not None:
@@ -118,13 +109,11 @@ class Moved:
     ) -> None:
         host = opened.enter_context(netlink())
         pod: Rtnetlink | None = None
-        try:
-            namespace = opened.enter_context(namespace_of(request))
-            pod = opened.enter_context(netlink(namespace))
-        except NamespaceGone:
-            pass
+        with suppress(NamespaceGone):
+            namespace = NetworkNamespace.open(request.netns, request.netns_descriptor)
+            pod = opened.enter_context(netlink(opened.enter_context(namespace)))
         origin, mark = entry.undo_as(Origin), Mark(attachment.key)
-        netdev_move.bring_back(host, pod, request.ifname, origin, mark)
+        netdev_move.restore(host, pod, request.ifname, origin, mark)
 
     def _ipam(self, request: Request) -> IpamCall:
         ipam = self._delegation.of(request)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # Debian's are of 1.1.1. Later ones go through a third namespace (1.7.1: `go install` both from
 # github.com/containernetworking/plugins into a directory of their own).
 GO_PLUGINS = Path(os.environ.get("PODFABRIC_BENCH_GO", "/usr/lib/cni"))
 HOST_LOCAL = GO_PLUGINS / "host-local"
 HOST_DEVICE = GO_PLUGINS / "host-device"
+T = TypeVar("T")
 GIVE_UP = 5.0  # seconds for what was started, when the measurement is interrupted
 
 
@@ -31,6 +32,7 @@ class Call:
     executable: Path
     environ: Mapping[str, str]
     config: bytes = b""
+    arguments: Sequence[str] = ()
     started: float = 0.0
     ended: float = 0.0
     pid: int = 0
@@ -53,7 +55,7 @@ class Call:
             (os.POSIX_SPAWN_DUP2, self._output, 1),
         ]
         path = str(self.executable)
-        self.pid = os.posix_spawn(path, [path], self.environ, file_actions=actions)
+        self.pid = os.posix_spawn(path, [path, *self.arguments], self.environ, file_actions=actions)
 
     def wait(self) -> None:
         """Wait for its end, also if the measurement is given up; the clock stops."""
@@ -143,15 +145,15 @@ def at_once(calls: Sequence[Call]) -> float:
     return max(call.ended for call in calls) - started
 
 
-def interleaved(rounds: int, *contenders: Callable[[int], float]) -> list[list[float]]:
-    """The seconds that each contender answers, whose rounds alternate; two to warm up."""
-    seconds: list[list[float]] = [[] for _ in contenders]
+def interleaved(rounds: int, *contenders: Callable[[int], T]) -> list[list[T]]:
+    """What each contender answers, whose rounds alternate; two to warm up."""
+    answers: list[list[T]] = [[] for _ in contenders]
     for number in range(-2, rounds):
         for index, contender in enumerate(contenders):
-            taken = contender(number + 2)
+            answer = contender(number + 2)
             if number >= 0:
-                seconds[index].append(taken)
-    return seconds
+                answers[index].append(answer)
+    return answers
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -160,13 +162,25 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def row(
-    label: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None
+    label: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    target: float | None = None,
+    floor: Sequence[float] = (),
 ) -> None:
-    """One row of the table: medians, their ratio, and what the ratio is to be at most."""
-    one, other = statistics.median(ours), statistics.median(theirs)
+    """One row of the table: medians, their ratio, and what the ratio may be at most.
+
+    `floor` are the seconds of the kernel's own work, for a second ratio.
+    """
+    seconds, others = statistics.median(ours), statistics.median(theirs)
     wanted = "" if target is None else f"   <= {target:.2f}"
-    missed = "" if target is None or one / other <= target else "  MISSED"
+    missed = "" if target is None or seconds / others <= target else "  MISSED"
+    bare = ""
+    if floor:
+        least = statistics.median(floor)
+        bare = f"   floor {least * 1e3:.2f} ms, {seconds / least:.2f} times"
     print(
-        f"{label:44}{one * 1e3:9.2f} ms{other * 1e3:9.2f} ms{one / other:8.2f}{wanted}{missed}",
+        f"{label:44}{seconds * 1e3:9.2f} ms{others * 1e3:9.2f} ms{seconds / others:8.2f}"
+        f"{wanted}{missed}{bare}",
         flush=True,
     )

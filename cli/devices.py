@@ -5,7 +5,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +18,6 @@ from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA
-
-if TYPE_CHECKING:
-    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 class Offered(msgspec.Struct, frozen=True):
@@ -50,17 +46,14 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     not_offered: tuple[NotOffered, ...]
 
 
-def add_commands(parts: "Parts") -> None:
-    """The command of this module."""
-    parser = parts.add_parser(
-        "devices", help="every HCA, which pools offer it, and why others do not"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
     output.add_option(parser)
     parser.add_argument("--pool", metavar="RESOURCE", help='only this pool: "rdma/hca"')
     parser.add_argument(
         "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
     )
-    parser.set_defaults(part=run)
+    parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,7 +95,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
         for hca in pool.hcas:
             known = hca.id
             has = Offered(resource, ids[known], held[resource, known], unfit.get(known, {}))
-            faults[known] = of_pool[known] or (faults[known] if known in offered else "")
+            faults[known] = of_pool[known] or (faults[known] if known in offered else None)
             offered.setdefault(known, []).append(has)
     left: dict[str, list[NotOffered]] = {}
     for one in node.left_out:
@@ -112,7 +105,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
         ListedHCA(
             hca=hca,
             present=hca.id not in gone,
-            fault=faults[hca.id],
+            fault=faults[hca.id] or "",
             offered=tuple(offered.get(hca.id, ())),
             not_offered=tuple(left.get(hca.id, ())),
         )
@@ -121,7 +114,7 @@ def devices(node: ThisNode) -> list[ListedHCA]:
 
 
 def _reasons(
-    pool: Pool, faults: Mapping[str, str], unfit: Mapping[str, str]
+    pool: Pool, faults: Mapping[str, str | None], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
     """By HCA, how many of its ids cannot be handed out, or not with it, for which reason."""
     found: dict[str, dict[str, int]] = {}
@@ -187,7 +180,7 @@ def _unfit(found: list[ListedHCA]) -> Table | str:
 def _hardware(hca: HCA) -> tuple[str, ...]:
     ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
-    elsewhere = not hca.rdma and hca.verbs
+    elsewhere = not hca.rdma and hca.rdma_names
     return (
         hca.id,
         _rdma(hca),
@@ -213,7 +206,7 @@ def _hardware(hca: HCA) -> tuple[str, ...]:
 
 def _rdma(hca: HCA) -> str:
     visible = [one.name for one in hca.rdma]
-    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.verbs])
+    return "\n".join(visible or [f"{name} (in a pod)" for name in hca.rdma_names])
 
 
 def _others(found: list[ListedHCA]) -> Table | str:

@@ -3,16 +3,12 @@
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from base.paths import Paths
 from cli import output
 from cli.checks import Check, Finding, fabric, installation, kernel, kubelet, roce
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
-
-if TYPE_CHECKING:
-    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
@@ -43,13 +39,10 @@ CHECKS: Sequence[tuple[str, Check]] = (
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "not applicable": "dim"}
 
 
-def add_commands(parts: "Parts") -> None:
-    """The command of this module."""
-    parser = parts.add_parser(
-        "doctor", help="check all that has to be in place, and say what to do (1: something failed)"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
     output.add_option(parser)
-    parser.set_defaults(part=run)
+    parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,16 +16,11 @@ if TYPE_CHECKING:
     from cli.pod_devices import HeldDevice
     from cli.pods import AttachedInterface, Explained, Way
 
-    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _DASH = "-"
 
 
-def add_commands(parts: "Parts") -> None:
-    """The command of this module."""
-    parser = parts.add_parser(
-        "explain", help="what a pod was given, and whether its interfaces and HCAs are a match"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
     parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
     parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
@@ -39,7 +34,7 @@ def add_commands(parts: "Parts") -> None:
         metavar="GPU,...",
         help="of the container: PCI addresses, UUIDs, or GPU0 as topo calls it",
     )
-    parser.set_defaults(part=run, wrong=parser.error)
+    parser.set_defaults(main=run, wrong=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:

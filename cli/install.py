@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +18,6 @@ from cli.arguments import file
 from cli.executables import FALLBACK, PLUGINS
 from cni import installation
 
-if TYPE_CHECKING:
-    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
-
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
 
@@ -29,37 +25,45 @@ class InstallRefused(Exception):
     """It cannot be done. The text names the file and says what to do."""
 
 
-def add_commands(parts: "Parts") -> None:
-    """The commands of this module, each with the `part` that runs it."""
-    install = parts.add_parser("install", help="put the CNI executables where the runtime looks")
-    install.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `podfabric install`."""
+    parser.add_argument(
         "--plugins",
         type=_plugins,
         default=tuple(PLUGINS),
         metavar="NAME,...",
         help=f"which of {', '.join(PLUGINS)} (default: all)",
     )
-    install.add_argument(
+    parser.add_argument(
         "--fallback",
         action="store_true",
-        help="and what runs the plugins by this interpreter where there is no agent",
+        help="also install the scripts that run the plugins where the agent does not run",
     )
-    install.add_argument("--force", action="store_true", help="also over files of others")
-    install.add_argument(
-        "--launcher", type=file, default=executables.LAUNCHER, help="default: what `make cni` made"
+    parser.add_argument("--force", action="store_true", help="overwrite files of other software")
+    parser.add_argument(
+        "--launcher", type=file, default=executables.LAUNCHER, help="default: what `make cni` built"
     )
-    install.set_defaults(part=run, command=_install)
-    uninstall = parts.add_parser("uninstall", help="remove what `podfabric install` put in place")
-    uninstall.set_defaults(part=run, command=_uninstall)
-    for parser in (install, uninstall):
-        parser.add_argument("--bin-dir", type=file, default=DEFAULT_BIN_DIR)
+    _add_bin_dir(parser)
+    parser.set_defaults(main=run, action=_install)
+
+
+def add_uninstall_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `podfabric uninstall`."""
+    _add_bin_dir(parser)
+    parser.set_defaults(main=run, action=_uninstall)
+
+
+def _add_bin_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bin-dir", type=file, default=DEFAULT_BIN_DIR, help=f"default: {DEFAULT_BIN_DIR}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command that `arguments` name; the exit code."""
-    name = arguments.command.__name__.strip("_")
+    """Install or uninstall; the exit code."""
+    name = arguments.action.__name__.strip("_")
     try:
-        lines = list(arguments.command(arguments))  # done before anything is told
+        lines = list(arguments.action(arguments))  # print only after all of it is done
     except InstallRefused as refused:
         sys.stderr.write(f"podfabric {name}: {refused}\n")
         return 1

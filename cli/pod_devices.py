@@ -108,7 +108,7 @@ def _staleness(node: ThisNode, face: PodDevice) -> list[str]:
     hca = node.hca(face.device.id)
     if hca is None:
         return [f"HCA {face.device.id} of {face.resource} is gone from this node"]
-    names = {*(rdma.name for rdma in hca.rdma), *hca.verbs}
+    names = {*(rdma.name for rdma in hca.rdma), *hca.rdma_names}
     try:
         pod_devices.require_current(node.paths, face, names)
     except Stale as stale:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from base.pod import Pod
 from cli.pod_devices import HeldDevice, devices_of
 from cli.this_node import ThisNode, rdma_label
-from cni.attachments.entry import JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from deviceplugin import claims as kept
-from deviceplugin.claims import Pod
+from cni.attachments import pod_choices
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from host.discovery import HCA
@@ -75,7 +74,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     entries = _entries(node, namespace, name, notes)
     claims = {
         one.uid: one.claims
-        for one in kept.every(node.paths)
+        for one in pod_choices.every(node.paths)
         if (one.namespace, one.name) == (namespace, name)
     }
     told = _told(node, notes)
@@ -177,7 +176,7 @@ def _attachment(
 
 
 def _has_rdma(hca: HCA) -> bool:
-    return bool(hca.rdma or hca.verbs)
+    return bool(hca.rdma or hca.rdma_names)
 
 
 def _verdict(

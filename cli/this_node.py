@@ -81,8 +81,8 @@ class ThisNode:
         return left_out(self.config, found, kept, used)
 
     @cached_property
-    def reports(self) -> Mapping[str, str]:
-        """What is wrong with each HCA's ports, by its id; "" of those that are well."""
+    def reports(self) -> Mapping[str, str | None]:
+        """What is wrong with each HCA's ports, by its id; None for healthy ones."""
         health = Health()
         health.observe(self.hcas, [one.id for one in self.gone], 0.0)
         return health.reports()
@@ -91,7 +91,7 @@ class ThisNode:
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
         """By resource, the HCAs that another one's holders keep from it, and the reasons."""
         return {
-            pool.config.resource: availability.elsewhere(pool, self.allocations)
+            pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
         }
 
@@ -102,7 +102,7 @@ class ThisNode:
         for pool in self.pools:
             name = pool.config.resource
             held = {one.id: one for one in self.allocations if one.resource == name}
-            found[name] = availability.unfit(pool, self.reports, held, self.elsewhere[name])
+            found[name] = availability.unavailable(pool, self.reports, held, self.elsewhere[name])
         return found
 
     @cached_property
@@ -151,7 +151,7 @@ def gpu_label(found: Iterable[GPU], address: str) -> str:
 
 def rdma_label(hca: HCA) -> str:
     """The RDMA devices of an HCA, also those that are in a pod; its id if it has none."""
-    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.verbs])
+    names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.rdma_names])
     return ",".join(names) or hca.id
 
 

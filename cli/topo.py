@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -16,9 +16,6 @@ from cli.this_node import ThisNode, gpu_label, numa_text, rdma_label
 from host.discovery import HCA
 from host.errors import HostError
 from host.topology import Distance, Topology
-
-if TYPE_CHECKING:
-    Parts = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _LEGEND = (
     (Distance.SAME, "the device itself, or another function of its card"),
@@ -57,11 +54,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     without_place: tuple[str, ...] = ()  # on no PCI function
 
 
-def add_commands(parts: "Parts") -> None:
-    """The command of this module."""
-    parser = parts.add_parser(
-        "topo", help="how far GPUs and HCAs are from each other, as nvidia-smi's classes"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
     output.add_option(parser)
     parser.add_argument(
         "--svg",
@@ -70,7 +64,7 @@ def add_commands(parts: "Parts") -> None:
         help='draw it into this file; "-" is standard output',
     )
     parser.add_argument("--all", action="store_true", help="also VFs and SFs, beside their PFs")
-    parser.set_defaults(part=run)
+    parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,7 +96,7 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
             label=label, kind="gpu", address=gpu.address, uuid=gpu.uuid, numa=gpu.numa
         )
         devices.append(_placed(made, topology))
-    hcas = [one for one in node.hcas if one.rdma or one.verbs]
+    hcas = [one for one in node.hcas if one.rdma or one.rdma_names]
     pfs = {one.address for one in hcas if one.address}
     hidden = [] if everything else [one for one in hcas if one.pf in pfs]
     without = [one for one in hcas if not one.address]
@@ -136,14 +130,14 @@ def _hca(hca: HCA) -> TopologyDevice:
 
 
 def _placed(device: TopologyDevice, topology: Topology) -> TopologyDevice:
-    place = topology.place(device.address)
-    if place is None:
+    location = topology.location(device.address)
+    if location is None:
         return device
     return msgspec.structs.replace(
         device,
-        numa=place.numa if place.numa is not None else device.numa,
-        bridge=place.bridge,
-        switches=tuple(port for port in place.ports[1:-1:2] if port not in place.flat),
+        numa=location.numa if location.numa is not None else device.numa,
+        bridge=location.bridge,
+        switches=tuple(port for port in location.ports[1:-1:2] if port not in location.flat),
     )
 
 

@@ -1,13 +1,13 @@
-"""Which files a process for one call works on, and that they are those of the node's agent.
+"""The files that a process for one call works on, which must be those of the node's agent.
 
 `podfabric install --fallback` writes an installation beside the fallback's scripts: where the
-node's files are, and the identity of the state directory. A fallback goes by that alone. It
-does nothing where it cannot be sure that the agent works on the same state:
+node's files are, and the identity of the state directory. A fallback uses only that. It does
+nothing unless it is sure that the agent works on the same state:
 
-- The state directory has the identity that was installed: it is not missing, nor another one.
-- The launcher looked for the agent of this installation, whose locks are the fallback's.
-- In this boot, agent and fallback have worked on one state directory. The first one that is at
-  work writes down which (`claim`), beside the agent's socket. No attachment outlives the boot.
+- The state directory exists and has the identity that was installed.
+- The launcher looked for the agent of this installation, which has the same locks as the fallback.
+- In this boot, agent and fallback have worked on the same state directory. The first of them
+  records which (`claim`), beside the agent's socket. No attachment outlives the boot.
 """
 
 import os
@@ -32,7 +32,7 @@ _AGAIN = "run `podfabric install --fallback` again, with the agent's environment
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """What the file says: the roots by the names of `Paths`, the state directory's identity."""
+    """Content of the file: the roots by the names of `Paths`, the state directory's identity."""
 
     made_for: str
     roots: dict[str, str]
@@ -40,28 +40,28 @@ class Installation(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The state directory that agent and fallback work on in this boot."""
+    """The state directory that agent and fallback use in this boot."""
 
     state: str
     identity: str
 
 
 class OtherState(Exception):
-    """It cannot be sure that this is the node's state directory. The text says why."""
+    """This may not be the node's state directory. The text says why."""
 
 
 def describe(paths: Paths) -> bytes:
-    """The content of an installation's file; the state directory is made where it is missing."""
+    """The content of an installation's file. Makes the state directory if it is missing."""
     roots = {name: str(root.absolute()) for name, root in msgspec.structs.asdict(paths).items()}
     installation = Installation(MARK, roots, identify(paths.state))
     return msgspec.json.format(msgspec.json.encode(installation)) + b"\n"
 
 
 def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -> Paths:
-    """The node's files for the fallback `script` of an installation, CNIError 114 if unsure.
+    """The node's files for the fallback `script` of an installation; CNIError 114 if unsure.
 
-    Without an installation, `environ` says where they are: a script for development
-    (DEVELOPMENT), or an executable of a Python environment ("").
+    For a script for development (DEVELOPMENT) or an executable of a Python environment (""),
+    `environ` says where they are.
     """
     if script == "" and Path(sys.argv[0]).parent.name == _SCRIPTS:
         raise CNIError(
@@ -89,14 +89,17 @@ def paths_of(script: str, environ: os._Environ[str], arguments: Sequence[str]) -
 
 
 def identify(state: Path) -> str:
-    """The identity of a state directory, made where it has none. Raises OSError, OtherState."""
+    """The identity of a state directory, made if it is missing. Raises OSError, OtherState."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.create(state / _IDENTITY, f"{uuid.uuid4().hex}\n".encode())
     return _identity_of(state)
 
 
 def claim(paths: Paths, identity: str) -> None:
-    """In this boot, agent and fallback work on this state directory. Raises OtherState, OSError."""
+    """Record that agent and fallback use this state directory in this boot.
+
+    Raises OtherState if they have used a different one, OSError.
+    """
     path = paths.run / f"state-{paths.boot_id()}.json"
     paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

@@ -1,8 +1,8 @@
-"""Which devices of this node are for pods: a pool offers them, or a pod was given them.
+"""Which devices of this node are for pods: a pool offers them, or a pod holds them.
 
-By the device plugin's checkpoint, and by the kubelet's own, which has the ids of every device
-plugin of the node. Whoever attaches such a device to a pod that was not given it takes it away
-from the pod that was, or from the pool. Nothing here changes anything.
+The sources are the device plugin's checkpoint and the kubelet's own, which has the ids of all
+device plugins of the node. Attaching such a device to another pod would take it from its holder,
+or from the pool. This module only reads.
 """
 
 from collections.abc import Mapping
@@ -11,75 +11,79 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedHCA, Checkpoint, CheckpointDamaged
+from deviceplugin.checkpoint import (
+    AllocatedHCA,
+    AllocationKey,
+    Checkpoint,
+    CheckpointDamaged,
+)
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.pod_devices import KUBELET_TIMEOUT, GivenToPod, Unknown, hca_of
+from deviceplugin.pod_devices import KUBELET_TIMEOUT, PodHoldings, Unknown, hca_of
 from host import pci, sysfs
-
-Key = tuple[str, str]
-"""A resource and a device id of it, which the kubelet gives to one pod at a time."""
 
 _NONE: Mapping[str, str] = {}
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """Devices by address; one without, such as a software HCA, by its RDMA device's name."""
+    """Assigned devices by address; software HCAs by the name of their RDMA device."""
 
-    held: Mapping[Key, str]  # the ids whose holder has a device for itself, and which device
-    pooled: Mapping[str, str]  # a pool offers the device, or some pod was given it: the resource
+    held: Mapping[AllocationKey, str]  # the devices whose holder has them alone
+    pooled: Mapping[str, str]  # the resource of each device that a pool offers or a pod holds
 
 
 class OfOtherPods(msgspec.Struct, frozen=True):
-    """Devices that are for other pods than one, each with the resource that it is of."""
+    """The devices that are not for a certain pod, each with its resource."""
 
-    held: Mapping[str, str] = _NONE  # another pod has it for itself
-    pooled: Mapping[str, str] = _NONE  # a pool offers it, or another pod was given it
+    held: Mapping[str, str] = _NONE  # another pod has the device alone
+    pooled: Mapping[str, str] = _NONE  # a pool offers the device, or another pod holds it
 
 
-def others(paths: Paths, every: Assigned, given: GivenToPod) -> OfOtherPods:
-    """What of the devices that are assigned is for other pods than the one with these."""
+def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
+    """The assigned devices that the pod with these `holdings` does not hold."""
     ids = _Ids(paths)
-    own = {ids.device(face.device) for face in given.faces} | set(map(ids.meant, given.ids))
+    own = {ids.device(hca.device) for hca in holdings.hcas} | set(map(ids.named_by, holdings.ids))
     return OfOtherPods(
-        held={device: key[0] for key, device in every.held.items() if key not in given.keys},
-        pooled={device: of for device, of in every.pooled.items() if device not in own},
+        held={device: key[0] for key, device in every.held.items() if key not in holdings.keys},
+        pooled={device: resource for device, resource in every.pooled.items() if device not in own},
     )
 
 
 def assigned(paths: Paths) -> Assigned:
-    """What is assigned now; nothing where there is neither a kubelet nor a checkpoint of ours.
+    """What is assigned now; nothing if the node has neither a kubelet nor our checkpoint.
 
-    An id by which no device can be told, as "17", counts only if our checkpoint knows what is
-    behind it. Raises Unknown where a record is there, or must be, and cannot be read.
+    An id that names no device, such as "17", counts only if our checkpoint has its devices. Raises
+    Unknown if a record that exists, or must exist, cannot be read.
     """
     try:
         ours = checkpoint.read(paths)
     except CheckpointDamaged as damage:
         raise Unknown(str(damage)) from None
     ids = _Ids(paths)
-    held: dict[Key, str] = {}
+    held: dict[AllocationKey, str] = {}
     pooled: dict[str, str] = {}
-    for one in ours.allocations:
-        devices = [ids.device(device) for device in one.devices]
-        pooled |= dict.fromkeys(devices, one.resource)
-        if [one.id] == [device.id for device in one.devices]:
-            held[one.key] = devices[0]
+    for allocation in ours.allocations:
+        devices = [ids.device(device) for device in allocation.devices]
+        pooled |= dict.fromkeys(devices, allocation.resource)
+        if allocation.exclusive:
+            held[allocation.key] = devices[0]
     for resource, hcas in ours.offered.items():
-        pooled = dict.fromkeys(filter(None, map(ids.meant, hcas)), resource) | pooled
+        pooled = dict.fromkeys(filter(None, map(ids.named_by, hcas)), resource) | pooled
     if paths.device_plugins.is_dir():
         allocated, offered = _of_the_kubelet(paths, ours)
-        held |= {key: ids.meant(key[1]) for key in allocated if ids.is_whole(key[1])}
+        held |= {key: ids.named_by(key[1]) for key in allocated if ids.is_whole(key[1])}
         for resource, device_id in (*allocated, *offered):
-            if device := ids.meant(device_id):
+            if device := ids.named_by(device_id):
                 pooled.setdefault(device, resource)
     return Assigned(held, pooled)
 
 
-def _of_the_kubelet(paths: Paths, ours: Checkpoint) -> tuple[list[Key], list[Key]]:
-    """What the kubelet has given to pods, and what can be given. Raises Unknown."""
+def _of_the_kubelet(
+    paths: Paths, ours: Checkpoint
+) -> tuple[list[AllocationKey], list[AllocationKey]]:
+    """The ids that the kubelet has given to pods, and all ids that it may give. Raises Unknown."""
     try:
-        content = records.written(paths)
+        content = records.from_checkpoint_with_registered(paths)
         if content is None:
             _require_none(paths, ours)
             return [], []
@@ -95,22 +99,22 @@ def _of_the_kubelet(paths: Paths, ours: Checkpoint) -> tuple[list[Key], list[Key
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise Unreadable unless no device plugin has ever sent a list to this node's kubelet.
+    """Raise KubeletUnreadable unless this node's kubelet never got a list of a device plugin.
 
-    With the first one the kubelet writes its checkpoint.
+    The kubelet writes its checkpoint with the first list.
     """
     if not ours.resources and not ours.allocations:
         held = {row.resource for row in records.from_pod_resources(paths, KUBELET_TIMEOUT)}
         if not held:
             return
     raise KubeletUnreadable(
-        f"{paths.device_plugins} has no checkpoint of the kubelet, though it has device plugins: "
-        "the kubelet writes it with the next list of one: restart the agent, or the device plugin"
+        f"{paths.device_plugins} has no checkpoint of the kubelet, though the node has device "
+        "plugins: the kubelet writes it with the next list: restart the agent or the device plugin"
     )
 
 
 class _Ids:
-    """Which device an id of a device plugin means by its own words."""
+    """Finds the device that an id of a device plugin names."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -118,21 +122,24 @@ class _Ids:
         self._holders: dict[str, str] = {}
 
     def device(self, device: AllocatedHCA) -> str:
-        """The name of a device of our checkpoint's in `Assigned`."""
-        return device.address or self.meant(device.id) or device.id
+        """The key in `Assigned` of a device of our checkpoint."""
+        return device.address or self.named_by(device.id) or device.id
 
-    def meant(self, device_id: str) -> str:
-        """The same of an id: an address, a slot of one, or an RDMA device; "" if none of them."""
+    def named_by(self, device_id: str) -> str:
+        """The key in `Assigned` of the device that an id names; "" if it names none.
+
+        An id names a device by an address, by a slot of one, or by an RDMA device.
+        """
         hca = hca_of(device_id)
         address = pci.canonical(hca) or records.address_in(device_id)
         if address:
             return address
-        name = next((one for one in (device_id, hca) if one in self._rdma), "")
+        name = next((name for name in (device_id, hca) if name in self._rdma), "")
         if name and name not in self._holders:
             self._holders[name] = pci.holder_of_rdma(self._paths, name) or name
         return self._holders.get(name, "")
 
     def is_whole(self, device_id: str) -> bool:
-        """Whether an id means all of its device, and no slot of it."""
+        """Whether an id names a whole device, not a slot of it."""
         named = device_id in self._rdma or records.is_address(device_id)
         return named or pci.canonical(device_id) is not None

@@ -1,98 +1,99 @@
-"""Which device ids of a pool may be handed out now, and why others may not.
+"""Which device ids of a pool may be allocated now, and why the others may not.
 
-An id is fit while its HCA is well, as far as the pool's holders need that, and nobody holds
-the HCA who cannot share it. What is wrong with ports comes from `health`.
+An id is available while its HCA is healthy, as far as the pool's holders need that, and no other
+holder excludes the use of that HCA. `health` says what is wrong with ports.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from deviceplugin.allocate.nodes import gives_verbs
+from deviceplugin import current
+from deviceplugin.allocate.nodes import gives_uverbs
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool import Pool, Slot
 from host.discovery import HCA
 
-_NOBODY: Mapping[str, str] = {}
+_NOWHERE: Mapping[str, str] = {}
 
 
-def unfit(
+def unavailable(
     pool: Pool,
-    reports: Mapping[str, str],
+    reports: Mapping[str, str | None],
     held: Mapping[str, Allocation],
-    elsewhere: Mapping[str, str] = _NOBODY,
+    elsewhere: Mapping[str, str] = _NOWHERE,
 ) -> dict[str, str]:
-    """Why an id may not be handed out, by id; the fit ones are left out.
+    """The ids that may not be allocated, with the reason.
 
-    `reports` are of `Health`, over all HCAs; `held` the pool's allocations by id; `elsewhere`
-    of the function below. One HCA of several is enough: the holder of all gets those that are
-    well.
+    `reports` come from `Health` and cover all HCAs; `held` has the pool's allocations by id;
+    `elsewhere` comes from `held_elsewhere`. An id of several HCAs needs one that is healthy: its
+    holder gets the healthy ones.
     """
     taken = _taken(pool, held, elsewhere)
-    faults = {one.id: fault(pool, one, reports) for one in pool.hcas}
-    # In the subsystem's exclusive mode an RDMA device goes with its holder's interface.
-    away = {one.id for one in pool.hcas if _is_away(pool, one)}
+    faults = {hca.id: fault(pool, hca, reports) for hca in pool.hcas}
+    # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
+    away = {hca.id for hca in pool.hcas if _is_away(pool, hca)}
 
-    def why(slot: Slot, known: str) -> str:
-        where = _away(known) if known in away and slot.id not in held else ""
-        return taken.get(known) or faults[known] or where
+    def why(slot: Slot, hca_id: str) -> str | None:
+        is_away = hca_id in away and slot.id not in held
+        return taken.get(hca_id) or faults[hca_id] or (_away(hca_id) if is_away else None)
 
     return _of_slots(pool, pool.slots, held, why)
 
 
-def barred(
+def ids_held_elsewhere(
     pool: Pool,
     slots: Iterable[Slot],
     held: Mapping[str, Allocation],
     elsewhere: Mapping[str, str],
 ) -> dict[str, str]:
-    """Those of `unfit` whatever the hardware does: for somebody holds what they stand for."""
+    """Those ids of `unavailable` whose reason is another holder, or outdated nodes of their own."""
     taken = _taken(pool, held, elsewhere)
-    return _of_slots(pool, slots, held, lambda _, known: taken.get(known, ""))
+    return _of_slots(pool, slots, held, lambda _, hca_id: taken.get(hca_id))
 
 
-def elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
-    """Adapters that another resource has handed out and this pool must not, with the reason.
+def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
+    """The HCAs that this pool must not allocate since another resource has, with the reason.
 
-    Those are all for a pool of mode "exclusive"; for any other, what somebody has alone.
+    For a pool of mode "exclusive" these are all HCAs that another resource has allocated, for
+    other pools only those whose holder has them alone.
     """
-    found: dict[str, str] = {}
-    own = pool.config.resource
-    for one in allocations:
-        if one.resource == own:
+    reasons: dict[str, str] = {}
+    for allocation in allocations:
+        if allocation.resource == pool.config.resource:
             continue
-        alone = [device.id for device in one.devices] == [one.id]
-        for device in one.devices if alone or pool.config.mode == "exclusive" else ():
-            why = f"{device.id} is held by id {one.id} of {one.resource}"
-            found.setdefault(device.id, f"{why}: it is free when that pod is gone")
-    return found
+        if allocation.exclusive or pool.config.mode == "exclusive":
+            for device in allocation.devices:
+                holder = f"id {allocation.id} of {allocation.resource}"
+                reasons.setdefault(device.id, _is_held_by(device.id, holder))
+    return reasons
 
 
-def fault(pool: Pool, hca: HCA, reports: Mapping[str, str]) -> str:
-    """What is wrong with an HCA for a holder of the pool's; "" if nothing is."""
-    own = reports.get(hca.id, "")
-    if own == GONE:
-        return own
-    if not gives_verbs(pool, hca):
-        return ""
-    if not hca.rdma and not hca.verbs:
+def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None:
+    """What is wrong with an HCA for a holder of the pool's; None if nothing is."""
+    report = reports.get(hca.id)
+    if report == GONE:
+        return report
+    if not gives_uverbs(pool, hca):
+        return None
+    if not hca.rdma and not hca.rdma_names:
         return f"{hca.id} has no RDMA device now: is the RDMA module of its driver loaded?"
     if hca.rdma and not any(rdma.uverbs for rdma in hca.rdma):
         return f"{hca.rdma[0].name} has no uverbs device: is the module ib_uverbs loaded?"
     if own_ports_count(pool, hca, reports):
-        return own
-    above = reports[hca.pf]
-    return above and f"its PF {hca.pf} is not well: {above}"
+        return report
+    of_pf = reports[hca.pf]
+    return None if of_pf is None else f"its PF {hca.pf} is unhealthy: {of_pf}"
 
 
-def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str]) -> bool:
-    """Whether an HCA's own ports tell how it is, rather than its PF's or nobody's.
+def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> bool:
+    """Whether the health of an HCA is that of its own ports, not of its PF's or of none.
 
-    A VF or SF that a pod is to have alone is set up when it is attached. Before, its port is DOWN:
-    RoCE's with its interface, InfiniBand's for want of a GUID. The wire is the PF's, if that is on
-    this node: a virtual machine has VFs without. One that stays with the host for many holders
-    (modes "shared" and "all") is set up by nobody else, so it must be well itself.
+    A VF or SF of an exclusive pool is set up when it is attached to its pod. Until then its port is
+    DOWN: a RoCE port follows its interface, an InfiniBand port has no GUID yet. The link is the
+    PF's, if the PF is on this node; virtual machines have VFs without a PF. In modes "shared" and
+    "all" the function stays on the host and is not set up later, so its own port must be ACTIVE.
     """
-    if not gives_verbs(pool, hca):
+    if not gives_uverbs(pool, hca):
         return False
     set_up_later = pool.config.mode == "exclusive" and reports.get(hca.pf, GONE) != GONE
     return not set_up_later
@@ -100,17 +101,17 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str]) -> bool:
 
 def changes(
     pool: Pool, before: Mapping[str, str], now: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """What became of ids between two answers of `unfit`: ids in words, and why or "" if fit.
+) -> Iterator[tuple[str, str | None]]:
+    """What changed between two results of `unavailable`: ids, and the reason, None if available.
 
-    Those of one HCA with one reason are told together.
+    The ids of an HCA with the same reason are one item.
     """
-    told: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    ids_by_reason: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for slot in pool.slots:
-        why = now.get(slot.id, "")
-        if why != before.get(slot.id, ""):
-            told.setdefault((slot.hcas, why), []).append(slot.id)
-    for (_, why), ids in told.items():
+        why = now.get(slot.id)
+        if why != before.get(slot.id):
+            ids_by_reason.setdefault((slot.hcas, why), []).append(slot.id)
+    for (_, why), ids in ids_by_reason.items():
         yield ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more", why
 
 
@@ -118,71 +119,65 @@ def _of_slots(
     pool: Pool,
     slots: Iterable[Slot],
     held: Mapping[str, Allocation],
-    why: Callable[[Slot, str], str],
+    why: Callable[[Slot, str], str | None],
 ) -> dict[str, str]:
-    found = {}
+    result = {}
     for slot in slots:
-        reasons = [why(slot, known) for known in slot.hcas]
-        stale = "" if slot.id not in held else _stale(pool, held[slot.id])
-        if stale or all(reasons):
-            found[slot.id] = stale or next(iter(reasons), "it has no HCA")
-    return found
+        reasons = [why(slot, hca_id) for hca_id in slot.hcas]
+        stale = _stale(pool, held[slot.id]) if slot.id in held else None
+        if stale is not None or all(reasons):
+            result[slot.id] = stale or next(iter(reasons), None) or "it has no HCA"
+    return result
 
 
 def _taken(
     pool: Pool, held: Mapping[str, Allocation], elsewhere: Mapping[str, str]
 ) -> Mapping[str, str]:
-    return {**elsewhere, **dict(_contested(pool, held))}
+    return {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
 
 
-def _contested(pool: Pool, held: Mapping[str, Allocation]) -> Iterator[tuple[str, str]]:
-    """Adapters that are held by an id of an earlier configuration, and cannot be shared with it."""
-    for known, allocation in held.items():
-        if pool.slot(known) is not None:
+def _of_earlier_configuration(
+    pool: Pool, held: Mapping[str, Allocation]
+) -> Iterator[tuple[str, str]]:
+    """HCAs held by an id that the pool does not have any more and that excludes other holders."""
+    for device_id, allocation in held.items():
+        if pool.slot(device_id) is not None:
             continue
-        for device in allocation.devices:
-            if pool.config.mode == "exclusive" or known == device.id:
-                yield (
-                    device.id,
-                    f"{device.id} is held by id {known} of an earlier configuration: it is free "
-                    "when that pod is gone",
-                )
+        if pool.config.mode == "exclusive" or allocation.exclusive:
+            for device in allocation.devices:
+                holder = f"id {device_id} of an earlier configuration"
+                yield device.id, _is_held_by(device.id, holder)
+
+
+def _is_held_by(hca_id: str, holder: str) -> str:
+    return f"{hca_id} is held by {holder}: it is free when that pod is gone"
 
 
 def _is_away(pool: Pool, hca: HCA) -> bool:
-    return bool(hca.verbs) and not hca.rdma and gives_verbs(pool, hca)
+    return bool(hca.rdma_names) and not hca.rdma and gives_uverbs(pool, hca)
 
 
-def _away(known: str) -> str:
+def _away(hca_id: str) -> str:
     return (
-        f"the RDMA device of {known} is in another network namespace: it is back when that is gone"
+        f"the RDMA device of {hca_id} is in another network namespace: it is back when that is gone"
     )
 
 
-def _stale(pool: Pool, allocation: Allocation) -> str:
-    """That the HCA has other device numbers than the container was given, or "".
+def _stale(pool: Pool, allocation: Allocation) -> str | None:
+    """Why the holder's device nodes are not the HCA's any more; None if they are.
 
-    A container that starts again is given the nodes of before by the kubelet, which may be another
-    HCA's by now. A CDI name means those of now.
+    The kubelet gives a container that restarts the nodes of the first start, which may be another
+    HCA's by now. A CDI name stands for the nodes of the moment.
     """
     if pool.config.cdi:
-        return ""
+        return None
     for device in allocation.devices:
         hca = pool.hca(device.id)
-        now = _numbers(hca) if hca is not None else frozenset()
-        for rdma in device.rdma:
-            node = rdma.uverbs
-            if node is None or not now:
-                continue
-            if (node.path.rpartition("/")[2], node.major, node.minor) not in now:
-                return (
-                    f"its holder was given {node.path} ({node.major}:{node.minor}) for "
-                    f"{device.id}, which has another one since its driver was loaded anew: "
-                    "delete that pod"
-                )
-    return ""
-
-
-def _numbers(hca: HCA) -> frozenset[tuple[str, int, int]]:
-    nodes = (rdma.uverbs for rdma in hca.rdma)
-    return frozenset((node.name, node.major, node.minor) for node in nodes if node is not None)
+        outdated = current.outdated(device, current.uverbs_now(hca)) if hca is not None else None
+        if outdated is not None and outdated.uverbs is not None:
+            node = outdated.uverbs
+            return (
+                f"its holder was given {node.path} ({node.major}:{node.minor}) for {device.id}, "
+                "which has another number since its driver was reloaded: delete that pod"
+            )
+    return None

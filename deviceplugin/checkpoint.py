@@ -1,31 +1,31 @@
-"""The allocation checkpoint: which HCAs the kubelet's containers hold. docs/checkpoint.md has it
-field by field for other programs.
+"""The allocation checkpoint: which HCAs the kubelet's containers hold.
 
-The device plugin writes it before it answers the kubelet: a line of the log that the checkpoint
-names, and now and then the checkpoint whole, by one rename. The CNI plugins read both as one. They
-say what was handed out, at that time: device numbers may be others after a driver was loaded anew.
+docs/checkpoint.md describes every field for other programs. The device plugin replaces the file
+before it answers the kubelet's Allocate; the CNI plugins read it. Device numbers are those of the
+time of the allocation: after a driver reload they may belong to another HCA.
 """
 
 import errno
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from base import files
 from base.paths import Paths
-from deviceplugin import checkpoint_log
 
-VERSION = 1
+VERSION = 2
 NOTHING: Mapping[str, Sequence[str]] = {}
+
+AllocationKey = tuple[str, str]
+"""A resource and a device id of it, which the kubelet gives to one container at a time."""
 
 
 class CheckpointDamaged(Exception):
-    """The file cannot be read. The text names it and says why and what to do."""
+    """The file cannot be used. The text names it and says why and what to do."""
 
 
 class CheckpointUnreadable(CheckpointDamaged):
-    """The reading process lacks descriptors or memory: the file may be sound."""
+    """The reading process lacks file descriptors or memory; the file may be intact."""
 
 
 class AllocatedNode(msgspec.Struct, frozen=True):
@@ -37,19 +37,19 @@ class AllocatedNode(msgspec.Struct, frozen=True):
 
 
 class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port, as it was at the time."""
+    """A port of an RDMA device at the time of the allocation."""
 
     number: int
     link_layer: str  # "InfiniBand" or "Ethernet"
     guid: str
     pkeys: tuple[int, ...]
     netdevs: tuple[str, ...]
-    umad: AllocatedNode | None = None  # None where the container was not given it
+    umad: AllocatedNode | None = None  # None if the container did not get it
     issm: AllocatedNode | None = None
 
 
 class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device, as it was at the time."""
+    """An RDMA device at the time of the allocation."""
 
     name: str
     uverbs: AllocatedNode | None
@@ -57,9 +57,9 @@ class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA that was handed out."""
+    """An HCA that a container got."""
 
-    id: str  # host.discovery.Adapter.id
+    id: str  # as host.discovery.HCA.id
     address: str
     netdevs: tuple[str, ...]
     rdma: tuple[AllocatedRdmaDevice, ...]
@@ -70,30 +70,30 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     id: str  # as the kubelet has it
-    devices: tuple[
-        AllocatedHCA, ...
-    ]  # one; in mode "all" every one of the pool; () if nothing tells
+    # One HCA; in mode "all" every HCA of the pool; none if it was adopted and the HCA is unknown.
+    devices: tuple[AllocatedHCA, ...]
     time: str  # "2026-11-21T19:12:56Z"
     boot_id: str
-    adopted: bool = False  # told by the kubelet after the fact, not by an Allocate of this plugin
+    adopted: bool = False  # from the kubelet's records, not from an Allocate of this plugin
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What the kubelet knows it by."""
+    def key(self) -> AllocationKey:
+        """Resource and device id."""
         return self.resource, self.id
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the holder has its HCA alone: the id of an HCA means the whole of it."""
+        return [device.id for device in self.devices] == [self.id]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. `read` gives it with what its log has, and as if it had none."""
+    """The whole file."""
 
     version: int = VERSION
-    resources: tuple[str, ...] = ()  # the pools, also those of which nothing is handed out
-    log: str = ""  # the file beside it with what was granted since; "" if there is none
+    resources: tuple[str, ...] = ()  # of all pools, also those without an allocation
     allocations: tuple[Allocation, ...] = ()
-    offered: dict[str, tuple[str, ...]] = {}  # by resource the ids of the pool's HCAs
-
-
-_LOGGED = msgspec.json.Decoder(Allocation)
+    offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
 
 
 class _CheckpointVersion(msgspec.Struct):
@@ -103,83 +103,58 @@ class _CheckpointVersion(msgspec.Struct):
 class _Encoded(msgspec.Struct):
     version: int
     resources: Sequence[str]
-    log: str
     allocations: Sequence[msgspec.Raw]
     offered: Mapping[str, Sequence[str]]
 
 
 def read(paths: Paths) -> Checkpoint:
-    """What is handed out; nothing where there is no file. Raises Damaged."""
-    whole = _whole(paths)
-    while whole.log:
-        log = paths.devices / whole.log
-        try:
-            added = _LOGGED.decode_lines(checkpoint_log.lines(log))
-        except FileNotFoundError:  # written whole meanwhile, and names another one now
-            before, whole = whole.log, _whole(paths)
-            if whole.log == before:
-                raise CheckpointDamaged(f"{log}: is not there: {_mend(paths)}") from None
-        except OSError as error:
-            raise _unread(log, error) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise CheckpointDamaged(f"{log}: {error}: {_mend(paths)}") from None
-        else:
-            merged = {one.key: one for one in (*whole.allocations, *added)}
-            return msgspec.structs.replace(whole, log="", allocations=tuple(merged.values()))
-    return whole
+    """Read the checkpoint; an empty one if there is no file. Raises CheckpointDamaged."""
+    try:
+        content = paths.checkpoint.read_bytes()
+    except FileNotFoundError:
+        return Checkpoint()
+    except OSError as error:
+        lacking = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        raise (CheckpointUnreadable if lacking else CheckpointDamaged)(
+            f"{paths.checkpoint}: cannot be read: {error.strerror}"
+        ) from None
+    try:
+        version = msgspec.json.decode(content, type=_CheckpointVersion).version
+        if version == VERSION:
+            return msgspec.json.decode(content, type=Checkpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_remedy(paths)}") from None
+    raise CheckpointDamaged(
+        f"{paths.checkpoint}: has version {version}, this podfabric reads version {VERSION}: "
+        f"{_remedy(paths)}"
+    )
 
 
 def write(
     paths: Paths,
     resources: Sequence[str],
     allocations: Sequence[msgspec.Raw],
-    log: str = "",
     offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
-    """Replace the file by these allocations, each encoded already: most are as they were.
+    """Replace the file. It is on disk, under its name, when this returns.
 
-    `offered` has the ids of each pool's HCAs, by resource. `log` is the name of the file that
-    further ones will be added to. The one device plugin of the node is the only writer. The
-    content is on disk when this returns, the name may not be. Raises OSError.
+    `allocations` are encoded already, since most of them do not change between two writes.
+    `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
+    this. Raises OSError: then a reader finds the old file, or the new one if only the last step,
+    the fsync of the directory, failed.
     """
     content = msgspec.json.encode(
         _Encoded(
             version=VERSION,
             resources=resources,
-            log=log,
             allocations=allocations,
             offered=offered,
         )
     )
-    files.write_atomically(paths.checkpoint, content, durable=False)
+    files.write_atomically(paths.checkpoint, content)
 
 
-def _whole(paths: Paths) -> Checkpoint:
-    try:
-        content = paths.checkpoint.read_bytes()
-    except FileNotFoundError:
-        return Checkpoint()
-    except OSError as error:
-        raise _unread(paths.checkpoint, error) from None
-    try:
-        version = msgspec.json.decode(content, type=_CheckpointVersion).version
-        if version == VERSION:
-            return msgspec.json.decode(content, type=Checkpoint)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_mend(paths)}") from None
-    raise CheckpointDamaged(
-        f"{paths.checkpoint}: has version {version}, this is for version {VERSION}: {_mend(paths)}"
-    )
-
-
-def _unread(path: Path, error: OSError) -> CheckpointDamaged:
-    lacking = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    return (CheckpointUnreadable if lacking else CheckpointDamaged)(
-        f"{path}: cannot be read: {error.strerror}"
-    )
-
-
-def _mend(paths: Paths) -> str:
+def _remedy(paths: Paths) -> str:
     return (
         f"remove {paths.checkpoint} and restart the agent, which asks the kubelet for what is "
         "allocated"

@@ -1,8 +1,8 @@
-"""How HCAs' ports are: bad at once, good again only once it has lasted.
+"""The health of HCAs by their ports, without flapping.
 
-A port that flaps would otherwise offer and withdraw its HCA by turns. So a fault counts from
-`NOTICE` seconds on, and its end from `SETTLE` seconds on, a time that doubles with every fault
-of the last minutes.
+A fault is reported once it has lasted `NOTICE` seconds, and its end once that has lasted `SETTLE`
+seconds. The latter time doubles with each fault of the last minutes, so that a flapping port does
+not make its HCA appear and disappear again and again.
 """
 
 import re
@@ -11,70 +11,70 @@ from collections.abc import Collection, Iterable, Mapping
 from host.discovery import HCA, Port
 
 NOTICE = 0.5  # seconds a fault must last
-SETTLE = 2.0  # seconds that it must be over
+SETTLE = 2.0  # seconds without a fault before the HCA is healthy again
 LONGEST_SETTLE = 60.0
 GONE = "it is gone from this node"
-REMEMBERED = 600.0  # seconds that a fault makes the next one's end take longer
+REMEMBERED = 600.0  # seconds for which a fault lengthens the wait after the next ones
 
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 
 
 class _HealthState:
-    """What is known of one HCA."""
+    """The health of one HCA. A fault of None is healthy."""
 
-    def __init__(self, fault: str) -> None:
-        self.reported = fault  # "" is healthy
+    def __init__(self, fault: str | None) -> None:
+        self.reported = fault
         self.seen = fault
-        self.since = 0.0  # when `seen` began
-        self.faults: list[float] = []  # when it became unhealthy
+        self.since = 0.0  # when `seen` changed between healthy and faulty
+        self.faults: list[float] = []  # when it was reported as faulty
 
 
 class Health:
-    """The health of every HCA that was ever seen. One thread at a time may use it."""
+    """The health of all HCAs. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        self.pending = False  # a report will change by time alone, if nothing else does
+        self.pending = False  # a report will change by time alone
         self._states: dict[str, _HealthState] = {}
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by HCA, device, port
 
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
-        """Take in what sysfs says at `now`, a monotonic clock's seconds.
+        """Update from what sysfs shows at the time `now` (time.monotonic()).
 
-        `listed` are the ids of HCAs that are offered or held, and so can be missing.
+        `listed` are the ids of the HCAs that are offered or held: those that are not among `hcas`
+        are reported as GONE.
         """
-        there = {hca.id: hca for hca in hcas}
-        for known in set(there) | set(listed) | set(self._states):
-            hca = there.get(known)
+        present = {hca.id: hca for hca in hcas}
+        for hca_id in {*present, *listed, *self._states}:
+            hca = present.get(hca_id)
             fault = GONE if hca is None else self._fault(hca)
-            state = self._states.get(known)
+            state = self._states.get(hca_id)
             if state is None:
-                self._states[known] = _HealthState(fault)  # what is first seen is believed at once
+                self._states[hca_id] = _HealthState(fault)  # a first look counts at once
             else:
                 _advance(state, fault, now)
-        for known in set(self._states) - set(there) - set(listed):
-            del self._states[known]
-        self._best = {key: best for key, best in self._best.items() if key[0] in there}
+        for hca_id in set(self._states).difference(present, listed):
+            del self._states[hca_id]
+        self._best = {key: best for key, best in self._best.items() if key[0] in present}
         self.pending = any(state.seen != state.reported for state in self._states.values())
 
-    def reports(self) -> Mapping[str, str]:
-        """What is wrong with each HCA, GONE among it; "" of those that are well."""
-        return {known: state.reported for known, state in self._states.items()}
+    def reports(self) -> Mapping[str, str | None]:
+        """The fault of each HCA, by id: a text, GONE, or None for a healthy one."""
+        return {hca_id: state.reported for hca_id, state in self._states.items()}
 
-    def _fault(self, hca: HCA) -> str:
-        """What is wrong with an HCA's ports, "" if one of them is well."""
-        if not hca.rdma:
-            # It never had one, or that is in a pod, where its port cannot be seen from here.
-            return ""
+    def _fault(self, hca: HCA) -> str | None:
+        """The fault of an HCA's ports; None if one of them is healthy."""
+        if not hca.rdma:  # it has none, or it is in a pod's namespace and not visible from here
+            return None
         faults = []
         for position, rdma in enumerate(hca.rdma):
             for port in rdma.ports:
                 fault = self._port_fault((hca.id, position, port.number), rdma.name, port)
-                if not fault:
-                    return ""
+                if fault is None:
+                    return None
                 faults.append(fault)
         return "; ".join(faults) or f"{hca.rdma[0].name} has no port"
 
-    def _port_fault(self, here: tuple[str, int, int], name: str, port: Port) -> str:
+    def _port_fault(self, here: tuple[str, int, int], name: str, port: Port) -> str | None:
         if port.state != "ACTIVE":
             return (
                 f"port {port.number} of {name} is {port.state or 'gone'} "
@@ -82,23 +82,23 @@ class Health:
             )
         rate = _RATE.match(port.rate)
         if rate is None:
-            return ""
+            return None
         best = self._best[here] = max(self._best.get(here, 0.0), float(rate[1]))
         if float(rate[1]) < best:
             return f"port {port.number} of {name} is degraded: {port.rate}, it had {best:g} Gb/sec"
-        return ""
+        return None
 
 
-def _advance(state: _HealthState, fault: str, now: float) -> None:
-    if bool(fault) != bool(state.seen):
+def _advance(state: _HealthState, fault: str | None, now: float) -> None:
+    if (fault is None) != (state.seen is None):
         state.since = now
     state.seen = fault
-    if bool(fault) == bool(state.reported):
+    if (fault is None) == (state.reported is None):
         state.reported = fault
         return
     state.faults = [at for at in state.faults if now - at < REMEMBERED]
-    wait = NOTICE if fault else min(LONGEST_SETTLE, SETTLE * 2 ** max(0, len(state.faults) - 1))
-    if now - state.since >= wait:
+    settle = min(LONGEST_SETTLE, SETTLE * 2 ** max(0, len(state.faults) - 1))
+    if now - state.since >= (settle if fault is None else NOTICE):
         state.reported = fault
-        if fault:
+        if fault is not None:
             state.faults.append(now)

@@ -1,4 +1,4 @@
-"""The HCAs of the node, as last seen, and those that were seen once and are held still."""
+"""The HCAs of the node as last seen in sysfs, and those that are gone but still allocated."""
 
 import threading
 from collections.abc import Iterable
@@ -7,89 +7,86 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from host import change_detection
-from host import discovery as sysfs
+from host import change_detection, discovery
 from host.discovery import HCA
 
 
 class Inventory:
-    """A picture of sysfs. Any thread may use it."""
+    """The HCAs that sysfs shows. Any thread may use it."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._lock = threading.Lock()
-        self._found: dict[str, HCA] = {}
+        self._hcas: dict[str, HCA] = {}
         self._seen: dict[str, HCA] = {}
         self._worked: set[str] = set()
         self._hardware: frozenset[str] = frozenset()
-        self._verbs: frozenset[str] = frozenset()
-        self._untold = False  # somebody looked who told nobody
+        self._uverbs: frozenset[str] = frozenset()
+        self._unreported = False  # `current` read sysfs since the last `look`
 
     @property
     def worked(self) -> frozenset[str]:
-        """The HCAs that had a working port some time, since this began."""
+        """The ids of the HCAs that have had a working port since the plugin started."""
         return frozenset(self._worked)
 
     def look(self) -> list[HCA]:
-        """What is there now, sorted by id."""
-        self._untold = False  # before, for somebody else may look meanwhile
+        """Read sysfs: the HCAs that are present, sorted by id."""
+        self._unreported = False  # first, since another thread may look meanwhile
         return self._look()
 
     def last(self) -> list[HCA]:
-        """What was there at the last look."""
-        return [self._found[known] for known in sorted(self._found)]
+        """The HCAs that were present at the last look, sorted by id."""
+        return [self._hcas[hca_id] for hca_id in sorted(self._hcas)]
 
-    def differs(self, *, told: bool, ports: bool = False) -> bool:
-        """Whether a look would see something else than the last one: devices, ports' states.
+    def differs(self, *, event: bool, ports: bool = False) -> bool:
+        """Whether devices or port states differ from the last look, at a fraction of its cost.
 
-        A fraction of its cost. Unless the kernel `told` of some change only those ports are read
-        that have no interface with a carrier, of whose end it would have told: to read a port's
-        state is to ask the HCA's firmware. With `ports` the state and the rate of every one:
-        a subnet manager that sets a port back, or a lane that fails, leaves the carrier as it is.
+        Reading a port's state asks the HCA's firmware. So without an `event` of the kernel, only
+        ports whose interfaces have no carrier are read: the loss of a carrier is an event. With
+        `ports`, state and rate of every port are read: neither a port reset by a subnet manager
+        nor a failed lane changes the carrier.
         """
-        found = list(self._found.values())
+        hcas = list(self._hcas.values())
         return (
-            self._untold
+            self._unreported
             or self._hardware != change_detection.hardware(self._paths)
-            or (told and self._verbs != change_detection.verbs(self._paths))
-            or change_detection.has_other_states(self._paths, found, every=told or ports)
-            or (ports and change_detection.has_other_rates(self._paths, found))
+            or (event and self._uverbs != change_detection.uverbs(self._paths))
+            or change_detection.has_other_states(self._paths, hcas, every=event or ports)
+            or (ports and change_detection.has_other_rates(self._paths, hcas))
         )
 
     def current(self, ids: Iterable[str], *, mad: bool = True) -> dict[str, HCA]:
-        """The HCAs of these ids that are there, with the device numbers that they have now.
+        """The HCAs with these ids that are present, with their current device numbers.
 
-        Without `mad` those of umad and issm devices may be older.
+        Without `mad`, the numbers of umad and issm devices may be outdated.
         """
         wanted = list(ids)
-        if not all(self._is_as_seen(known, mad=mad) for known in wanted):
+        if not all(self._is_as_seen(hca_id, mad=mad) for hca_id in wanted):
             self._look()
-            self._untold = True  # whoever looks next is to take in all of it
-        return {known: self._found[known] for known in wanted if known in self._found}
+            self._unreported = True  # the watching thread must still see the change
+        return {hca_id: self._hcas[hca_id] for hca_id in wanted if hca_id in self._hcas}
 
     def missing(self, held: Iterable[checkpoint.AllocatedHCA]) -> list[HCA]:
-        """Adapters that are handed out and not there, as they were, without RDMA devices."""
-        gone = {device.id: device for device in held if device.id not in self._found}
-        return [self._remembered(gone[known]) for known in sorted(gone)]
+        """The HCAs among `held` that are not present, as last seen, without RDMA devices."""
+        gone = {device.id: device for device in held if device.id not in self._hcas}
+        return [self._remembered(gone[hca_id]) for hca_id in sorted(gone)]
 
     def _look(self) -> list[HCA]:
-        # Before, so that no change is missed.
-        hardware, verbs = (
-            change_detection.hardware(self._paths),
-            change_detection.verbs(self._paths),
-        )
-        found = sysfs.hcas(self._paths)
+        # Before the look, so that no change is missed.
+        hardware = change_detection.hardware(self._paths)
+        uverbs = change_detection.uverbs(self._paths)
+        hcas = discovery.hcas(self._paths)
         with self._lock:
-            self._hardware, self._verbs = hardware, verbs
-            self._found = {hca.id: hca for hca in found}
-            self._seen |= self._found
-            self._worked.update(hca.id for hca in found if hca.working)
-        return found
+            self._hardware, self._uverbs = hardware, uverbs
+            self._hcas = {hca.id: hca for hca in hcas}
+            self._seen |= self._hcas
+            self._worked.update(hca.id for hca in hcas if hca.working)
+        return hcas
 
-    def _is_as_seen(self, known: str, *, mad: bool) -> bool:
-        hca = self._found.get(known)
+    def _is_as_seen(self, hca_id: str, *, mad: bool) -> bool:
+        hca = self._hcas.get(hca_id)
         if hca is None:
-            return change_detection.is_absent(self._paths, known)
+            return change_detection.is_absent(self._paths, hca_id)
         return change_detection.has_its_devices(self._paths, hca, mad=mad)
 
     def _remembered(self, device: checkpoint.AllocatedHCA) -> HCA:
@@ -111,7 +108,7 @@ class Inventory:
             netdevs=(),
             link_types=(),
             rdma=(),
-            verbs=tuple(rdma.name for rdma in device.rdma),
+            rdma_names=tuple(rdma.name for rdma in device.rdma),
             iommu_group="",
             software=not device.address,
             num_vfs=0,

@@ -1,12 +1,11 @@
-"""Who holds what: the checkpoint in memory and on disk, with its log, which are one.
+"""The allocations of this node: in memory, and in the checkpoint on disk.
 
-A grant is written before it is answered, so a kill loses nothing; it is brought to disk right
-behind the answer. A power cut may lose the last grants: what of them the kubelet has in its own
-checkpoint is taken over from there, nodes included, and for the rest it asks again.
+An Allocate is answered when the checkpoint with it is on disk, so neither a kill nor a power cut
+loses an answered allocation.
 
-What the kubelet tells is compared with it now and then. An allocation that the kubelet does not
-know is dropped, once it is old enough for the kubelet to have noted it; one that only the kubelet
-knows is taken over.
+The kubelet never reports the end of an allocation, so the ledger is compared with the kubelet's
+records now and then (`reconcile`). An allocation that the kubelet does not know is dropped once
+it is older than `YOUNG`; one that only the kubelet knows is adopted.
 """
 
 import math
@@ -14,245 +13,210 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
-from base import files
 from base.paths import Paths
-from deviceplugin import checkpoint, checkpoint_log
+from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
     AllocatedHCA,
     Allocation,
+    AllocationKey,
     CheckpointDamaged,
     CheckpointUnreadable,
 )
-from deviceplugin.checkpoint_log import Log
 
-YOUNG = 120.0  # seconds in which the kubelet may not have noted an allocation yet
-
-Key = tuple[str, str]
-"""A resource and a device id of it."""
+YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
 
 _NOTHING: Mapping[str, Allocation] = {}
 
 
 class _LedgerEntry(NamedTuple):
-    """An allocation, as the file has it, and when it was made by this process' own clock."""
-
     allocation: Allocation
-    encoded: bytes
+    encoded: bytes  # as the file has it
     made: float  # time.monotonic(): the time of day may be set, above all after a boot
 
 
 class Ledger:
     """The allocations of this node. Any thread may use it.
 
-    Raises checkpoint.Unreadable if what was handed out cannot be read now: try again.
+    Readers take no lock: `_entries` is replaced, never changed. Raises CheckpointUnreadable if the
+    checkpoint cannot be read at the moment; try again then.
     """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
         self._boot_id = boot_id
-        self._offered: dict[str, tuple[str, ...]] = {}  # by resource the pool's HCAs
-        self._written: dict[str, tuple[str, ...]] = {}  # as the file has them
-        self.granting = threading.Lock()  # from the look at who holds what until it is noted
-        self.appended = threading.Event()  # the log has lines that are to be brought to disk
-        self._lock = threading.Lock()
-        self._begun = False  # the file is of this process
-        self._log: Log | None = None  # without it the checkpoint is written whole next
+        self._offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
+        self._written: dict[str, tuple[str, ...]] = {}  # the same as the file has it
+        self.allocating = threading.Lock()  # from checking who holds an HCA until it is recorded
+        self._lock = threading.Lock()  # of the one writer
+        self._has_file = False  # this process wrote the file
+        self._failed = False  # the last write did
         try:
-            kept = checkpoint.read(paths).allocations
+            allocations = checkpoint.read(paths).allocations
         except CheckpointUnreadable:
-            raise  # to set a sound file aside would forget who holds what
+            raise  # to set an intact file aside would forget who holds what
         except CheckpointDamaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _set_aside(paths)
-            kept = ()
+            allocations = ()
         now, today = time.monotonic(), datetime.now(UTC)
-        self._entries: dict[Key, _LedgerEntry] = {
-            one.key: _LedgerEntry(one, msgspec.json.encode(one), now - _age(one, boot_id, today))
-            for one in kept
+        self._entries: dict[AllocationKey, _LedgerEntry] = {
+            allocation.key: _LedgerEntry(
+                allocation, msgspec.json.encode(allocation), now - _age(allocation, boot_id, today)
+            )
+            for allocation in allocations
         }
 
     def serve(self, offered: Mapping[str, Sequence[str]]) -> None:
-        """Note which resources are this plugin's, and the ids of each pool's HCAs.
+        """Record the HCA ids of each pool that is offered, by resource.
 
         Raises OSError; `settle` tries again then.
         """
         with self._lock:
-            self._offered = {name: tuple(hcas) for name, hcas in sorted(offered.items())}
+            self._offered = {resource: tuple(hcas) for resource, hcas in sorted(offered.items())}
             if self._offered != self._written:
                 self._replace(self._entries)
 
     def allocations(self) -> list[Allocation]:
-        """All of them, in the order of their first grant."""
-        with self._lock:
-            return [one.allocation for one in self._entries.values()]
+        """All allocations, in the order in which their ids were first allocated."""
+        return [entry.allocation for entry in self._entries.values()]
 
-    def keys(self) -> frozenset[Key]:
-        """The (resource, id) of all of them."""
-        with self._lock:
-            return frozenset(self._entries)
+    def keys(self) -> frozenset[AllocationKey]:
+        """The keys of all allocations."""
+        return frozenset(self._entries)
 
     def held(self, resource: str) -> dict[str, Allocation]:
         """The allocations of one resource, by device id."""
-        return {one.id: one for one in self.allocations() if one.resource == resource}
+        return {
+            allocation.id: allocation
+            for allocation in self.allocations()
+            if allocation.resource == resource
+        }
 
-    def loads(self, free: Collection[Key] = ()) -> Counter[str]:
+    def loads(self, free: Collection[AllocationKey] = ()) -> Counter[str]:
         """How many allocations each HCA has, over all resources.
 
-        Those of `free` do not count: the kubelet says that they ended.
+        Those in `free` do not count: the kubelet says that they have ended.
         """
         return Counter(
-            device.id for one in self.allocations() if one.key not in free for device in one.devices
+            device.id
+            for allocation in self.allocations()
+            if allocation.key not in free
+            for device in allocation.devices
         )
 
     @property
     def boot_id(self) -> str:
-        """Of this boot: it is in every entry that is made now."""
+        """The current boot's id, which every new allocation gets."""
         return self._boot_id
 
-    def grant(self, resource: str, devices: Mapping[str, tuple[AllocatedHCA, ...]]) -> None:
-        """Note an Allocate, before it is answered; `sync` is to follow. Raises OSError."""
+    def record(self, resource: str, devices: Mapping[str, tuple[AllocatedHCA, ...]]) -> None:
+        """Record what an Allocate gives, by device id. On disk when it returns. Raises OSError."""
         with self._lock:
-            self._put(self._made(resource, devices))
+            self._add(self._allocations(resource, devices))
 
     def adopt(
         self,
         resource: str,
         devices: Mapping[str, tuple[AllocatedHCA, ...]],
-        moot: Mapping[str, Allocation] = _NOTHING,
+        replaceable: Mapping[str, Allocation] = _NOTHING,
     ) -> None:
-        """Note what only the kubelet knew of, by device id. Raises OSError.
+        """Record what only the kubelet knew, by device id. Raises OSError.
 
-        In place of an entry only if that is the one that is `moot`: what was noted meanwhile stays.
+        An existing allocation is replaced only if it is the one in `replaceable`: an Allocate may
+        have recorded another one since the caller looked.
         """
         with self._lock:
-            self._put(
-                one
-                for one in self._made(resource, devices, adopted=True)
-                if one.key not in self._entries
-                or self._entries[one.key].allocation is moot.get(one.id)
+            self._add(
+                allocation
+                for allocation in self._allocations(resource, devices, adopted=True)
+                if allocation.key not in self._entries
+                or self._entries[allocation.key].allocation is replaceable.get(allocation.id)
             )
 
-    def sync(self) -> None:
-        """Bring what was granted to disk, by the log or else whole. Raises OSError.
-
-        Grants do not wait for it.
-        """
-        self.appended.clear()  # before, so that what comes meanwhile is told again
-        with self._lock:
-            log = self._log
-            if log is None and self._begun:  # what could not be written whole, or not made durable
-                self._replace(self._entries)
-        if log is None:
-            return
-        try:
-            log.sync()
-        except OSError:
-            with self._lock:
-                if self._log is log:  # else it was written whole meanwhile, which removes the log
-                    self._log = None
-                    self._replace(self._entries)
-
-    def drop_unknown(self, known: Collection[Key], age: float = YOUNG) -> list[Key]:
-        """Drop what the kubelet does not know and is older than `age` seconds; what that was."""
+    def drop_unknown(
+        self, in_kubelet: Collection[AllocationKey], age: float = YOUNG
+    ) -> list[AllocationKey]:
+        """Drop what the kubelet does not know and is older than `age` seconds; return its keys."""
         now = time.monotonic()
         with self._lock:
-            gone = [
+            dropped = [
                 key
-                for key, one in self._entries.items()
-                if key not in known and now - one.made > age
+                for key, entry in self._entries.items()
+                if key not in in_kubelet and now - entry.made > age
             ]
-            if gone:
-                self._replace({key: one for key, one in self._entries.items() if key not in gone})
-        return gone
+            if dropped:
+                self._replace(
+                    {key: entry for key, entry in self._entries.items() if key not in dropped}
+                )
+        return dropped
 
     def settle(self) -> None:
-        """Write the checkpoint whole, if it has a log with lines, is gone, or could not be written.
+        """Write the checkpoint again if the last write failed or the file is gone.
 
         Raises OSError.
         """
         with self._lock:
-            failed = self._offered != self._written or (self._begun and self._log is None)
-            logged = self._log is not None and self._log.used
-            if failed or logged or (self._begun and not self._paths.checkpoint.exists()):
+            removed = self._has_file and not self._paths.checkpoint.exists()
+            if self._failed or removed:
                 self._replace(self._entries)
 
-    def _made(
+    def _allocations(
         self,
         resource: str,
         devices: Mapping[str, tuple[AllocatedHCA, ...]],
         *,
         adopted: bool = False,
     ) -> Iterator[Allocation]:
-        now = _now()
-        for known, given in devices.items():
+        now = timestamp()
+        for device_id, hcas in devices.items():
             yield Allocation(
                 resource=resource,
-                id=known,
-                devices=given,
+                id=device_id,
+                devices=hcas,
                 time=now,
                 boot_id=self._boot_id,
                 adopted=adopted,
             )
 
-    def _put(self, allocations: Iterable[Allocation]) -> None:
+    def _add(self, allocations: Iterable[Allocation]) -> None:
         made = time.monotonic()
-        new = {one.key: _LedgerEntry(one, msgspec.json.encode(one), made) for one in allocations}
-        if not new:
-            return
-        if self._append([one.encoded for one in new.values()]):
-            self._entries.update(new)
-            self.appended.set()
-        else:
+        new = {
+            allocation.key: _LedgerEntry(allocation, msgspec.json.encode(allocation), made)
+            for allocation in allocations
+        }
+        if new:
             self._replace(self._entries | new)
 
-    def _append(self, lines: Collection[bytes]) -> bool:
-        """Whether the log took them. One that failed, or that no file names, takes no more."""
-        try:
-            named = self._paths.checkpoint.exists()
-            return named and self._log is not None and self._log.append(lines)
-        except OSError:
-            self._log = None
-            return False
+    def _replace(self, entries: dict[AllocationKey, _LedgerEntry]) -> None:
+        """Write the file, and update memory only after that succeeded."""
+        self._failed = True
+        encoded = [msgspec.Raw(entry.encoded) for entry in entries.values()]
+        checkpoint.write(self._paths, list(self._offered), encoded, self._offered)
+        self._entries, self._written = entries, self._offered
+        self._has_file, self._failed = True, False
 
-    def _replace(self, entries: dict[Key, _LedgerEntry]) -> None:
-        """Nothing is known here that could not be written down."""
-        directory = self._paths.checkpoint.parent
-        log = Log.create(directory)
-        try:
-            whole = [msgspec.Raw(one.encoded) for one in entries.values()]
-            checkpoint.write(self._paths, list(self._offered), whole, log.path.name, self._offered)
-        except BaseException:
-            log.path.unlink()
-            raise
-        self._begun, self._entries, self._written = True, entries, self._offered
-        self._log = None  # as long as a power cut may bring back the file that names another one
-        files.sync_directory(directory)
-        self._log = log
-        with suppress(OSError):  # the next one removes it
-            checkpoint_log.remove_others(directory, log.path)  # not before: it may still be named
+
+def timestamp() -> str:
+    """The time of day as the checkpoint has it: "2026-11-21T19:12:56Z"."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _set_aside(paths: Paths) -> None:
     paths.checkpoint.replace(paths.checkpoint.with_suffix(".damaged"))
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _age(allocation: Allocation, boot_id: str, now: datetime) -> float:
+    """Seconds since it was made; 0 if its time is in the future, since the clock was set.
 
-
-def _age(one: Allocation, boot_id: str, now: datetime) -> float:
-    """Seconds since it was made; none if that is yet to come, for a clock was set meanwhile.
-
-    Without end if its time is none, or of another boot: the kubelet has had its time then.
+    Infinite if it has no valid time or is of another boot: the kubelet has had time enough then.
     """
     try:
-        seconds = (now - datetime.fromisoformat(one.time)).total_seconds()
+        seconds = (now - datetime.fromisoformat(allocation.time)).total_seconds()
     except (ValueError, TypeError):
         return math.inf
-    return max(seconds, 0.0) if one.boot_id == boot_id else math.inf
+    return max(seconds, 0.0) if allocation.boot_id == boot_id else math.inf

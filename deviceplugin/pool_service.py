@@ -1,4 +1,4 @@
-"""One pool as the kubelet deals with it: what is free and well, and what a container gets."""
+"""Answers the kubelet's calls for one pool: its listing, preferences, and allocations."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import grpc
 
 from base.paths import Paths
-from deviceplugin import adoption
+from deviceplugin import current
 from deviceplugin.allocate import allocation, demand, device_info, validate_request
 from deviceplugin.allocate.allocation import AllocateRefused, AllocateResult
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.availability import barred, elsewhere
+from deviceplugin.availability import held_elsewhere, ids_held_elsewhere
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import records
@@ -30,10 +30,10 @@ ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
 _log = logging.getLogger(__name__)
 
 
-class Offer:
-    """A pool, with the health of its HCAs. `update` comes before anything else.
+class PoolService:
+    """A pool with the availability of its ids. Call `update` before anything else.
 
-    `granted` is called after each grant: to the other pools the HCAs are held now.
+    `allocated` is called after each Allocate: other pools with these HCAs are affected.
     """
 
     def __init__(
@@ -42,200 +42,201 @@ class Offer:
         ledger: Ledger,
         inventory: Inventory,
         kubelet: PodResourcesClient,
-        granted: Callable[[], object] = lambda: None,
+        allocated: Callable[[], object] = lambda: None,
     ) -> None:
         self._paths = paths
         self._kubelet = kubelet
         self._ledger = ledger
         self._inventory = inventory
-        self._told = granted
+        self._allocated = allocated
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
-        self._unfit: Mapping[str, str] = {}
+        self._unavailable: Mapping[str, str] = {}
         self._listing: Listing = []
         self._gpus = GPUs(paths)
         self._fabric_env = self._contested = False
         self._topology: Topology | None = None
-        self._placed: tuple[str, ...] = ()
+        self._topology_key: tuple[str, ...] = ()
 
     def update(
         self,
         pool: Pool,
-        unfit: Mapping[str, str],
+        unavailable: Mapping[str, str],
         ours: frozenset[str],
         *,
         fabric_env: bool,
         contested: bool,
-        hoped: Collection[str] = (),
+        expected: Collection[str] = (),
     ) -> bool:
-        """Take in how the pool is now; whether the kubelet is to be told.
+        """Replace the pool and its state; True if the kubelet must get a new list.
 
-        `unfit` has the device ids that may not be handed out, and why; those of them that are
-        `hoped` for are listed as healthy. `ours` are all resources of this plugin. `contested`:
-        some of the HCAs are in other pools, too, or held by their ids.
+        `unavailable` has the ids that may not be allocated, with the reason; those in `expected`
+        are listed as healthy nevertheless. `ours` are all resources of this plugin. `contested`:
+        other pools have some of the HCAs too, or hold them.
         """
         listing = [
-            (slot.id, slot.id not in unfit or slot.id in hoped, slot.numa) for slot in pool.slots
+            (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
+            for slot in pool.slots
         ]
         changed = listing != self._listing
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._unfit, self._listing, self._contested = unfit, listing, contested
+        self._unavailable, self._listing, self._contested = unavailable, listing, contested
         return changed
 
     @property
     def pool(self) -> Pool:
-        """The pool as it was when last looked at."""
+        """The pool as of the last `update`."""
         assert self._pool is not None
         return self._pool
 
     @property
-    def unfit(self) -> Mapping[str, str]:
-        """The ids that may not be handed out, and why, as of the last `update`."""
-        return self._unfit
+    def unavailable(self) -> Mapping[str, str]:
+        """The ids that may not be allocated, with the reason, as of the last `update`."""
+        return self._unavailable
+
+    @property
+    def hcas(self) -> list[HCA]:
+        """The HCAs of the node as of the last look, also those of other pools."""
+        return self._inventory.last()
 
     @property
     def name(self) -> str:
-        """The resource, as the kubelet has it."""
+        """The resource's name."""
         return self.pool.config.resource
 
     def listing(self) -> Listing:
-        """Every device id, whether it may be handed out, its NUMA nodes."""
+        """Every device id, whether it is healthy, and its NUMA nodes."""
         return self._listing
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """The ids that go best together, near the GPUs of the container if they can be told."""
+        """The ids that go best together, near the container's GPUs if these are known."""
         pool = self.pool
-        if problem := validate_request.nonsense(available, must_include, size):
+        problem = validate_request.problem_of(available, must_include, size)
+        if problem is not None:
             _log.warning("%s: GetPreferredAllocation is answered though %s", self.name, problem)
-        found = self._gpus.found()
+        gpus = self._gpus.read()
         near: list[str] = []
-        if found:
+        if gpus:
             try:
-                holdings = records.told(self._kubelet.list(ASK_KUBELET))
-                near = demand.waiting_gpus(holdings, self._resources, found, self._written())
+                rows = records.from_answer(self._kubelet.list(ASK_KUBELET))
+                near = demand.waiting_gpus(rows, self._resources, gpus, self._in_checkpoint())
             except KubeletUnreadable as error:
-                _log.debug("%s: no hint of the container's GPUs: %s", self.name, error)
-        gpu_addresses = [gpu.address for gpu in found]
+                _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
+        gpu_addresses = [gpu.address for gpu in gpus]
         topology = self._topology_of([hca.address for hca in pool.hcas], gpu_addresses)
-        held = self._ledger.loads({(self.name, known) for known in available})
-        return preferred(pool, available, must_include, size, held, near, topology)
+        loads = self._ledger.loads({(self.name, device_id) for device_id in available})
+        return preferred(pool, available, must_include, size, loads, near, topology)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """What a container with these ids is given; written down before it is answered."""
-        with self._ledger.granting:
-            granted, current = self._granted(ids)
+        """What a container with these ids gets. It is on disk before this returns."""
+        with self._ledger.allocating:
+            result, hcas = self._allocate(ids)
             try:
-                self._ledger.grant(self.name, granted.devices)
+                self._ledger.record(self.name, result.devices)
             except OSError as error:
                 raise Rejected(
                     grpc.StatusCode.INTERNAL,
-                    f"{self.name}: cannot write down the allocation in {self._paths.checkpoint}: "
-                    f"{error.strerror}: see that there is room",
+                    f"{self.name}: cannot write the allocation to {self._paths.checkpoint}: "
+                    f"{error.strerror}: check the disk and its free space",
                 ) from None
-            self._write_device_information(granted.devices, current)
-        self._told()
-        for note in granted.notes:
+            self._write_device_information(result.devices, hcas)
+        self._allocated()
+        for note in result.notes:
             _log.warning("%s: %s", self.name, note)
-        _log.info("%s: %s handed out", self.name, ", ".join(sorted(ids)))
-        return _response(granted)
+        _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
+        return _response(result)
 
     def pre_start(self, ids: list[str]) -> None:
-        """Nothing is left to do: the nodes are given with the allocation."""
+        """Do nothing: Allocate has given the nodes."""
 
-    def devices_of(self, row: PodDevices) -> dict[str, tuple[AllocatedHCA, ...]]:
-        """What stands behind the ids of a row that only the kubelet knows, () if nothing tells."""
-        return adoption.behind(self._paths, self.pool, self._inventory.last(), row)
+    def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
+        """Write the device-information file of an allocated id again.
 
-    def restore_device_information(self) -> None:
-        """Write the files of held ids that are missing: their directory does not outlive a boot.
-
-        Not of an HCA that has other device numbers than were given: nobody is to be told of these.
+        Not if the HCA has other device numbers now than its holder got: the file must not name
+        nodes that the pod does not have.
         """
-        for device_id, one in self._ledger.held(self.name).items():
-            if (
-                len(one.devices) != 1
-                or device_info.path(self._paths, self.name, device_id).exists()
-            ):
-                continue
-            (device,) = one.devices
-            with self._ledger.granting:  # one writer of a file
-                current = self._inventory.current([device.id])
-                if device.id in current and adoption.is_as_recorded(device, current[device.id]):
-                    self._write_device_information({device_id: one.devices}, current)
+        with self._ledger.allocating:  # one writer of a file
+            hcas = self._inventory.current([device.id])
+            if device.id in hcas and current.is_as_recorded(device, hcas[device.id]):
+                self._write_device_information({device_id: (device,)}, hcas)
 
-    def _written(self) -> list[PodDevices]:
-        """What the kubelet is done with, by its checkpoint; nothing if that cannot be read."""
+    def _in_checkpoint(self) -> list[PodDevices]:
+        """The containers in the kubelet's checkpoint, which it has finished allocating for.
+
+        None if it cannot be read.
+        """
         try:
             return records.from_checkpoint(self._paths)
         except KubeletUnreadable as error:
-            _log.debug("%s: every container without ours may be waiting: %s", self.name, error)
+            _log.debug("%s: any container without an HCA may be waiting: %s", self.name, error)
             return []
 
-    def _granted(self, ids: list[str]) -> tuple[AllocateResult, Mapping[str, HCA]]:
+    def _allocate(self, ids: list[str]) -> tuple[AllocateResult, Mapping[str, HCA]]:
         pool = self.pool
-        slots = [slot for known in ids if (slot := pool.slot(known)) is not None]
-        wanted = {hca for slot in slots for hca in slot.hcas}
-        if pool.config.cdi:  # its file has all of them
+        slots = [slot for device_id in ids if (slot := pool.slot(device_id)) is not None]
+        wanted = {hca_id for slot in slots for hca_id in slot.hcas}
+        if pool.config.cdi:  # its file has all HCAs of the pool
             wanted = {hca.id for hca in pool.hcas}
-        # Perhaps since the last look.
-        taken = elsewhere(pool, self._ledger.allocations()) if self._contested else {}
-        unfit = {**self._unfit, **barred(pool, slots, {}, taken)}
+        # Another pool may have allocated since the last look.
+        taken = held_elsewhere(pool, self._ledger.allocations()) if self._contested else {}
+        unavailable = {**self._unavailable, **ids_held_elsewhere(pool, slots, {}, taken)}
         mad = pool.config.umad or pool.config.issm
-        current = self._inventory.current(wanted.difference(taken), mad=mad)
+        hcas = self._inventory.current(wanted.difference(taken), mad=mad)
         try:
-            granted = allocation.allocation(
+            result = allocation.allocation(
                 self._paths,
                 pool,
                 ids,
-                set(ids).difference(unfit),
-                current=current,
+                set(ids).difference(unavailable),
+                current=hcas,
                 fabric_env=self._fabric_env,
             )
         except AllocateRefused as refused:
-            faults = {unfit[one] for one in ids if one in unfit}
-            text = "; ".join([str(refused), *sorted(faults)])
+            reasons = {unavailable[device_id] for device_id in ids if device_id in unavailable}
+            text = "; ".join([str(refused), *sorted(reasons)])
             raise Rejected(getattr(grpc.StatusCode, refused.code), text) from None
-        return granted, current
+        return result, hcas
 
     def _write_device_information(
-        self, granted: Mapping[str, Sequence[AllocatedHCA]], current: Mapping[str, HCA]
+        self, allocated: Mapping[str, Sequence[AllocatedHCA]], hcas: Mapping[str, HCA]
     ) -> None:
-        for device_id, devices in granted.items():
-            hcas = [current[device.id] for device in devices]
+        for device_id, devices in allocated.items():
             try:
-                device_info.write(self._paths, self.name, device_id, hcas)
-            except OSError as error:  # Multus goes without it
+                device_info.write(
+                    self._paths, self.name, device_id, [hcas[device.id] for device in devices]
+                )
+            except OSError as error:  # Multus works without it
                 _log.warning("device information of %s: %s", device_id, error)
 
     def _topology_of(self, hcas: list[str], gpu_addresses: list[str]) -> Topology:
-        """The places of all devices; read anew only when there are others, or the file is."""
+        """Where all devices are. Read again only if there are other devices or another file."""
         addresses = {*hcas, *gpu_addresses} - {""}
-        placed = (self._file_of_topology(), *sorted(addresses))
-        if self._topology is None or placed != self._placed:
+        key = (self._topology_file_version(), *sorted(addresses))
+        if self._topology is None or key != self._topology_key:
             try:
                 self._topology = Topology.read(self._paths, addresses)
             except HostError as error:
-                _log.warning("%s: devices are chosen without it", error)
+                _log.warning("%s: devices are chosen without the topology", error)
                 self._topology = Topology(())
-            self._placed = placed
+            self._topology_key = key
         return self._topology
 
-    def _file_of_topology(self) -> str:
+    def _topology_file_version(self) -> str:
         try:
-            found = topology_file(self._paths).stat()
+            status = topology_file(self._paths).stat()
         except OSError:
             return ""
-        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
-def _response(granted: AllocateResult) -> v1beta1_pb2.ContainerAllocateResponse:
+def _response(result: AllocateResult) -> v1beta1_pb2.ContainerAllocateResponse:
     return v1beta1_pb2.ContainerAllocateResponse(
-        envs=granted.envs,
+        envs=result.envs,
         devices=[
             v1beta1_pb2.DeviceSpec(
                 container_path=node.path, host_path=node.host, permissions=node.permissions
             )
-            for node in granted.nodes
+            for node in result.nodes
         ],
-        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in granted.cdi],
+        cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in result.cdi],
     )

@@ -21,6 +21,7 @@ from deviceplugin.pools.config import ConfigError, DevicePluginConfig
 if TYPE_CHECKING:
     from deviceplugin.kubelet.server import PoolState
     from deviceplugin.plugin import DevicePlugin
+    from deviceplugin.reconcile import PodsKnown
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
 TRY_AGAIN = 5.0  # seconds, after the pools could not be served
@@ -29,11 +30,19 @@ _log = logging.getLogger(__name__)
 
 
 class Service:
-    """Serves what `load` says, from `start` to `close`; again whenever `file` changes."""
+    """Serves what `load` says, from `start` to `close`; again whenever `file` changes.
+
+    `pods_known` is called with the pods that the kubelet knows, after each comparison with it.
+    """
 
     def __init__(
-        self, paths: Paths, load: Callable[[], DevicePluginConfig], file: Path | None
+        self,
+        paths: Paths,
+        load: Callable[[], DevicePluginConfig],
+        file: Path | None,
+        pods_known: "PodsKnown" = lambda names, uids: None,
     ) -> None:
+        self._pods_known = pods_known
         self._paths = paths
         self._load = load
         self._file = file
@@ -143,7 +152,7 @@ class Service:
         if self._plugin is not None:
             self._plugin.reconfigure(config)
             return
-        plugin = DevicePlugin(self._paths, config)
+        plugin = DevicePlugin(self._paths, config, self._pods_known)
         try:
             plugin.start()
         except BaseException:

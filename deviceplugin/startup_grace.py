@@ -1,30 +1,29 @@
-"""Ids that containers hold from before the plugin began, while the hardware is still on its way.
+"""Lists ids that containers already hold as healthy while the node's hardware still starts up.
 
-A node that boots takes its pods up again before drivers are loaded, links are trained, subnet
-managers have come by and interfaces are up. The kubelet rejects for good a pod one of whose ids is
-unhealthy then. So for a minute such an id is listed as healthy, unless it was fit since and is not
-any more: until then a port that is DOWN (Polling) may be one that trains or one without a cable,
-and no time shorter than that minute tells. Nothing is handed out on the strength of it: the
-kubelet calls no Allocate for what a container has, and that goes by the truth.
+A node that boots starts its pods again before drivers are loaded, links are trained, subnet
+managers have configured ports, and interfaces are up. The kubelet rejects for good a pod with an
+unhealthy id. So for the first minute such an id is listed as healthy, unless it was available once
+and is not any more. A port that is DOWN (Polling) may be training or may have no cable; only time
+tells. Nothing is allocated because of it: the kubelet does not call Allocate for devices that a
+container already has, and Allocate checks the real state.
 
 Sources: kubernetes issues 109595 and 125579.
 """
 
 from collections.abc import Collection, Mapping
 
-from deviceplugin.availability import barred
-from deviceplugin.checkpoint import Allocation
-from deviceplugin.ledger import Key
+from deviceplugin.availability import ids_held_elsewhere
+from deviceplugin.checkpoint import Allocation, AllocationKey
 from deviceplugin.pools.pool import Pool
 
 GRACE = 60.0  # seconds from the plugin's start
 
 
-class Grace:
-    """From `began`, a monotonic clock's seconds, for the `held` of then. One thread at a time."""
+class StartupGrace:
+    """For the allocations in `held` at the time `began` (time.monotonic()). Not thread-safe."""
 
-    def __init__(self, held: Collection[Key], began: float) -> None:
-        self._waiting = set(held)  # never fit since
+    def __init__(self, held: Collection[AllocationKey], began: float) -> None:
+        self._waiting = set(held)  # those that were never available since
         self._end = began + GRACE
 
     @property
@@ -32,24 +31,28 @@ class Grace:
         """Some listings will change by time alone."""
         return bool(self._waiting)
 
-    def hoped(
+    def expected_at_start(
         self,
         pool: Pool,
-        unfit: Mapping[str, str],
+        unavailable: Mapping[str, str],
         held: Mapping[str, Allocation],
         elsewhere: Mapping[str, str],
         now: float,
     ) -> frozenset[str]:
-        """Those of the `unfit` ids of a pool that are to be listed as healthy nevertheless.
+        """The unavailable ids of a pool that are listed as healthy for now.
 
-        The arguments are those of `fitness.unfit`, whose answer of now is one of them.
+        `unavailable` is the current result of `availability.unavailable` with these arguments.
         """
         if now >= self._end:
             self._waiting.clear()
         if not self._waiting:
             return frozenset()
-        name = pool.config.resource
-        self._waiting -= {(name, slot.id) for slot in pool.slots if slot.id not in unfit}
-        waiting = {one for one in held if one in unfit and (name, one) in self._waiting}
-        slots = [slot for one in waiting if (slot := pool.slot(one)) is not None]
-        return frozenset(waiting.difference(barred(pool, slots, held, elsewhere)))
+        resource = pool.config.resource
+        self._waiting -= {(resource, slot.id) for slot in pool.slots if slot.id not in unavailable}
+        waiting = {
+            device_id
+            for device_id in held
+            if device_id in unavailable and (resource, device_id) in self._waiting
+        }
+        slots = [slot for device_id in waiting if (slot := pool.slot(device_id)) is not None]
+        return frozenset(waiting.difference(ids_held_elsewhere(pool, slots, held, elsewhere)))

@@ -1,11 +1,11 @@
-"""The node: the only code that touches the kernel, and where the node's files are.
+"""The node: the only code that touches the kernel's network, PCI and RDMA devices.
 
-`netlink` is the socket. `links`, `namespaces`, `addresses`, `announce` act through it and others,
-`placement` puts an interface into a pod and back with them; `vfs` is what a PF shows and sets of
-its VFs, `rdma` moves RDMA devices. `sysfs` reads attributes, directories and links; `infiniband`
-and `pci` know what they mean (`pci` binds drivers, too); `hcas` is all of that for the device
-plugin, `glance` whether it changed, `topology` how far devices are apart, `gpus` who else is
-there, `events` that something changed. `paths`, `files`, `documents` and `watching` say where
-things are, how they are written, read, and seen to change; `decoders` is for processes with
-threads. Nothing here knows CNI, Kubernetes or the other packages.
+`netlink` is the socket and `rtnetlink` has its messages. `links`, `namespaces`, `addresses` and
+`announce` act through it, and `netdev_move` uses them to move an interface into a pod and to
+restore it on the host. `vfs` reads and sets a PF's settings of its VFs, and `rdma` moves RDMA
+devices. `sysfs` reads attributes, directories and links; `infiniband` and `pci` interpret them
+(`pci` also binds drivers). `discovery` reads all HCAs for the device plugin, from a
+`sysfs_snapshot`; `change_detection` checks cheaply whether they changed, and `events` waits for
+changes. `topology` computes distances between devices, and `gpus` finds GPUs. Nothing here knows
+CNI or Kubernetes.
 """

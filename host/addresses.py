@@ -1,7 +1,8 @@
-"""Addresses and routes of an interface, and the switches below /proc/sys/net that go with them."""
+"""Addresses and routes of an interface, and its sysctls below /proc/sys/net."""
 
 import errno
 import ipaddress
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,26 +12,48 @@ import msgspec
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Change, Rtnetlink, trying
+from host.netlink import (
+    HEADER,
+    NLM_F_APPEND,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Change,
+    Rtnetlink,
+    attribute,
+    fields,
+    number,
+    trying,
+    value,
+)
 from host.rtnetlink import (
+    IFA_ADDRESS,
+    IFA_LOCAL,
+    IFADDRMSG,
+    RTA_DST,
+    RTA_GATEWAY,
+    RTA_METRICS,
+    RTA_OIF,
+    RTA_PRIORITY,
+    RTA_TABLE,
+    RTAX_ADVMSS,
+    RTAX_MTU,
     RTM_GETADDR,
     RTM_GETROUTE,
     RTM_NEWADDR,
     RTM_NEWROUTE,
-    ifaddrmsg,
-    rtmsg,
+    RTMSG,
 )
 
 IFA_F_NODAD = 0x02  # linux/if_addr.h
 RT_TABLE_MAIN, RT_SCOPE_LINK = 254, 253  # linux/rtnetlink.h
 RTPROT_STATIC, RTN_UNICAST, RTNH_F_ONLINK = 4, 1, 4
-AF_INET, AF_INET6 = 2, 10
+AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """A route through one interface; None and 0 leave the choice to the kernel."""
+    """A route through an interface. None and 0 leave a value to the kernel."""
 
     destination: str  # CIDR
     gateway: str | None = None
@@ -44,18 +67,13 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def addition(link: Link, cidr: str) -> Change:
     """Add an address. IPv6 without duplicate detection: whoever assigned it knows it is unique,
     and detection would cost every pod one to two seconds."""
-    interface = ipaddress.ip_interface(cidr)
-    address = str(interface.ip)
-    request = ifaddrmsg()
-    request["index"] = link.index
-    request["prefixlen"] = interface.network.prefixlen
-    if interface.version == 6:
-        request["family"] = AF_INET6
-        request["flags"] = IFA_F_NODAD
-        request["attrs"] = [("IFA_ADDRESS", address)]
-    else:
-        request["family"] = AF_INET
-        request["attrs"] = [("IFA_ADDRESS", address), ("IFA_LOCAL", address)]
+    address, _, prefix = cidr.partition("/")
+    family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
+    packed = socket.inet_pton(family, address)
+    request = IFADDRMSG.pack(family, int(prefix), flags, 0, link.index)
+    if family == AF_INET:
+        request += attribute(IFA_LOCAL, packed)
+    request += attribute(IFA_ADDRESS, packed)
     what = f'adding address {cidr} to "{link.name}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Change(what, RTM_NEWADDR, request, flags, accepted=(errno.EEXIST,))
@@ -63,20 +81,20 @@ def addition(link: Link, cidr: str) -> Change:
 
 def of(route: Rtnetlink, link: Link) -> set[str]:
     """The addresses of an interface, as canonical CIDRs."""
-    question = ifaddrmsg()
-    question["index"] = link.index
     with trying(f'listing the addresses of "{link.name}"'):
-        messages = route.dump(RTM_GETADDR, question)
-    found = set()
-    for message in messages:
+        parts = route.table(RTM_GETADDR, IFADDRMSG.pack(0, 0, 0, 0, link.index))
+    cidrs = set()
+    for _, part in parts:
+        _, prefix, *_ = IFADDRMSG.unpack_from(part, HEADER.size)
+        shown = fields(part, HEADER.size + IFADDRMSG.size)
         # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
-        text = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-        found.add(str(ipaddress.ip_interface(f"{text}/{message['prefixlen']}")))
-    return found
+        ip = shown.get(IFA_LOCAL) or shown[IFA_ADDRESS]
+        cidrs.add(f"{ipaddress.ip_address(ip)}/{prefix}")
+    return cidrs
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`; a gateway outside the interface's networks is taken as on it."""
+    """Add routes through `link`. A gateway outside the interface's networks counts as on-link."""
     if not hops:
         return
     networks = [ipaddress.ip_interface(cidr).network for cidr in of(route, link)]
@@ -85,86 +103,90 @@ def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
 
 def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> Change:
     destination = ipaddress.ip_network(hop.destination, strict=False)
-    request = rtmsg()
-    request["family"] = AF_INET6 if destination.version == 6 else AF_INET
-    request["dst_len"] = destination.prefixlen
-    request["proto"] = RTPROT_STATIC
-    request["type"] = RTN_UNICAST
-    request["table"] = hop.table if hop.table is not None and hop.table < 256 else 0
-    attributes: list[tuple[str, object]] = [("RTA_OIF", link.index)]
-    attributes.append(("RTA_TABLE", RT_TABLE_MAIN if hop.table is None else hop.table))
+    table = RT_TABLE_MAIN if hop.table is None else hop.table
+    request = number(RTA_OIF, link.index) + number(RTA_TABLE, table)
+    flags = scope = 0
     if destination.prefixlen:
-        attributes.append(("RTA_DST", str(destination.network_address)))
+        request += attribute(RTA_DST, destination.network_address.packed)
     if hop.gateway:
-        attributes.append(("RTA_GATEWAY", hop.gateway))
-        request["flags"] = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
+        request += attribute(RTA_GATEWAY, ipaddress.ip_address(hop.gateway).packed)
+        flags = 0 if _covered(networks, hop.gateway) else RTNH_F_ONLINK
     if hop.scope is not None:
-        request["scope"] = hop.scope
+        scope = hop.scope
     elif not hop.gateway and destination.version == 4:
-        request["scope"] = RT_SCOPE_LINK  # there is no gateway
+        scope = RT_SCOPE_LINK  # there is no gateway
     if hop.priority:
-        attributes.append(("RTA_PRIORITY", hop.priority))
-    metrics = [("RTAX_MTU", hop.mtu), ("RTAX_ADVMSS", hop.advmss)]
-    given = [(name, value) for name, value in metrics if value]
-    if given:
-        attributes.append(("RTA_METRICS", {"attrs": given}))
-    request["attrs"] = attributes
+        request += number(RTA_PRIORITY, hop.priority)
+    metrics = ((RTAX_MTU, hop.mtu), (RTAX_ADVMSS, hop.advmss))
+    if any(size for _, size in metrics):
+        listed = (number(metric, size) for metric, size in metrics if size)
+        request += attribute(RTA_METRICS, b"".join(listed))
+    head = RTMSG.pack(
+        AF_INET6 if destination.version == 6 else AF_INET,
+        destination.prefixlen,
+        0,
+        0,
+        hop.table if hop.table is not None and hop.table < 256 else 0,
+        RTPROT_STATIC,
+        scope,
+        RTN_UNICAST,
+        flags,
+    )
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
     # Appended: a pod with a default route of another network gets ours behind it.
-    return Change(what, RTM_NEWROUTE, request, NLM_F_CREATE | NLM_F_APPEND)
+    return Change(what, RTM_NEWROUTE, head + request, NLM_F_CREATE | NLM_F_APPEND)
 
 
 class Routes:
-    """The routes of a namespace as they were when they were read."""
+    """A snapshot of a namespace's routes."""
 
     def __init__(self, route: Rtnetlink) -> None:
         self._seen: set[tuple[object, ...]] = set()
-        for family, default in ((AF_INET, "0.0.0.0"), (AF_INET6, "::")):
-            question = rtmsg()
-            question["family"] = family
+        for family, size in ((AF_INET, 4), (AF_INET6, 16)):
             with trying("listing routes"):
-                messages = route.dump(RTM_GETROUTE, question)
-            for message in messages:
-                text = f"{message.get_attr('RTA_DST') or default}/{message['dst_len']}"
+                parts = route.table(RTM_GETROUTE, RTMSG.pack(family, *[0] * 8))
+            for _, part in parts:
+                _, length, _, _, table, *_ = RTMSG.unpack_from(part, HEADER.size)
+                shown = fields(part, HEADER.size + RTMSG.size)
+                destination = socket.inet_ntop(family, shown.get(RTA_DST, bytes(size)))
                 self._keep(
-                    ipaddress.ip_network(text),
-                    message.get_attr("RTA_TABLE") or message["table"],
-                    message.get_attr("RTA_GATEWAY"),
-                    message.get_attr("RTA_PRIORITY"),
+                    ipaddress.ip_network(f"{destination}/{length}"),
+                    value(shown.get(RTA_TABLE)) or table,
+                    socket.inet_ntop(family, shown[RTA_GATEWAY]) if RTA_GATEWAY in shown else None,
+                    value(shown.get(RTA_PRIORITY)),
                 )
 
     def _keep(self, network: Network, table: int, gateway: str | None, priority: int) -> None:
-        """By every question that the route answers: gateway and priority may be left out."""
+        """Store a route under every key that `has` may look up: without gateway or priority too."""
         for via in {gateway, None}:
-            self._seen |= {(network, table, via, 0), (network, table, via, priority or 0)}
+            self._seen |= {(network, table, via, 0), (network, table, via, priority)}
 
     def has(self, hop: Hop) -> bool:
-        """Whether one has this destination and table, and gateway and priority where given."""
+        """Whether a route has this destination and table, and the gateway and priority if set."""
         network = ipaddress.ip_network(hop.destination, strict=False)
         table = hop.table or RT_TABLE_MAIN
         return (network, table, hop.gateway or None, hop.priority) in self._seen
 
 
-class Switch(NamedTuple):
-    """/proc/sys/net/ipv<family>/conf/<interface>/<name> of a namespace, and what it is to be."""
+class Sysctl(NamedTuple):
+    """A value for /proc/sys/net/ipv<family>/conf/<interface>/<name>."""
 
     family: int
     name: str
     value: str
 
 
-def set_switches(namespace: NetworkNamespace, link: Link, switches: Sequence[Switch]) -> None:
-    """Write switches of an interface, those that are not right already.
+def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:
+    """Set sysctls of an interface in a namespace.
 
-    /proc/sys/net follows the calling thread. A write that waits for the kernel's RTNL lock (of
-    disable_ipv6, say) does so by trying again and again, on a CPU that the lock's holder may
-    need. Raises HostError where a switch is missing, which for family 6 means that this kernel
-    runs without IPv6.
+    A sysctl that has its value is not written: a write that needs the kernel's RTNL lock (such as
+    disable_ipv6) spins until it has the lock, on a CPU that the lock's holder may need. Raises
+    HostError if a sysctl does not exist; for family 6 this means a kernel without IPv6.
     """
     with namespace.entered():
-        for family, name, value in switches:
-            path = _switch(family, link, name)
+        for family, name, value in sysctls:
+            path = _sysctl_path(family, link, name)
             try:
                 if path.read_text().strip() != value:
                     path.write_text(value)
@@ -172,16 +194,16 @@ def set_switches(namespace: NetworkNamespace, link: Link, switches: Sequence[Swi
                 raise HostError(f"setting {path} to {value}: {error.strerror}") from None
 
 
-def switch(namespace: NetworkNamespace, family: int, link: Link, name: str) -> str | None:
-    """Read such a switch; None where it is missing."""
+def sysctl(namespace: NetworkNamespace, family: int, link: Link, name: str) -> str | None:
+    """The value of an interface's sysctl in a namespace; None if it does not exist."""
     with namespace.entered():
         try:
-            return _switch(family, link, name).read_text().strip()
+            return _sysctl_path(family, link, name).read_text().strip()
         except OSError:
             return None
 
 
-def _switch(family: int, link: Link, name: str) -> Path:
+def _sysctl_path(family: int, link: Link, name: str) -> Path:
     return Path(f"/proc/sys/net/ipv{family}/conf/{link.name}/{name}")
 
 

@@ -1,11 +1,11 @@
-"""The HCAs of this node: what a pool of the device plugin can offer, as sysfs shows it now.
+"""Finds the HCAs of this node, which device plugin pools can offer, from sysfs.
 
-An HCA is one PCI network function (PF or VF), one auxiliary device (SF), or one software
-RDMA device; with its netdevs, RDMA devices, ports and character devices. It is known by what
-stays over reboots and driver reloads: the PCI address, not `mlx5_N`.
+An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device,
+with its netdevs, RDMA devices, ports and character devices. Its id stays the same over reboots
+and driver reloads, so it is the PCI address and not `mlx5_N`.
 
-Interfaces and RDMA devices are seen only in the network namespace that they are in, but uverbs
-devices in every one: by those an HCA that is in a pod is still told, as its `verbs`.
+Interfaces and RDMA devices are visible only in their own network namespace, uverbs devices in all
+of them. `HCA.rdma_names` is read from the latter, so it also names RDMA devices that are in pods.
 """
 
 import os
@@ -18,13 +18,13 @@ from base.paths import Paths
 from host import pci
 from host.errors import HostError
 from host.sysfs_snapshot import CharacterDevice as CharacterDevice
-from host.sysfs_snapshot import Classes, Netdev, node_at
+from host.sysfs_snapshot import Netdev, SysfsSnapshot, node_at
 
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA device. States are sysfs' words: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
+    """A port of an RDMA device. States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
 
     number: int
     link_layer: str  # "InfiniBand" or "Ethernet"
@@ -33,93 +33,98 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     rate: str  # "400 Gb/sec (4X NDR)"
     lid: int
     sm_lid: int
-    guid: str  # "0011:2233:4455:6677"; "" if there is none
+    guid: str  # "0011:2233:4455:6677"; "" if the port has none
     pkeys: tuple[int, ...]  # without the empty slots of the table
-    netdevs: tuple[str, ...]  # the host's interfaces on this port, sorted; IPoIB children are none
+    netdevs: tuple[str, ...]  # the host's interfaces on this port, sorted; no IPoIB children
     umad: CharacterDevice | None
     issm: CharacterDevice | None
 
 
 class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device (struct ib_device). Siblings that carry no data (smi*) are left out."""
+    """An RDMA device (struct ib_device) in sysfs. smi* devices carry no data and are omitted."""
 
-    name: str  # "mlx5_0": by probe order, so it may be another's after a reboot
+    name: str  # "mlx5_0"; depends on probe order, so another device may have it after a reboot
     node_guid: str
     uverbs: CharacterDevice | None
     ports: tuple[Port, ...]
 
 
 class HCA(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be offered as one device."""
+    """A device that a pool can offer."""
 
-    id: str  # the address; of software devices, which have none, the RDMA device's name
-    address: str  # "0000:3b:00.0", "mlx5_core.sf.4", or "" of a software device
-    vendor: str  # "15b3", as sysfs has it without 0x; an SF's are its PF's; "" if unknown
+    id: str  # the address; for software devices, which have none, the RDMA device's name
+    address: str  # "0000:3b:00.0", "mlx5_core.sf.4"; "" for a software device
+    vendor: str  # "15b3", as in sysfs without 0x; an SF has its PF's; "" if unknown
     device: str  # "101e"
     driver: str
     pf: str  # address of the PF if this is a VF or an SF, else ""
     pf_netdevs: tuple[str, ...]  # names of the PF's own interfaces, if this is a VF or an SF
-    index: int | None  # of a VF at its PF, or of an SF (its sfnum)
-    aux_type: str  # "sf" of mlx5_core.sf.4, "" if it is no auxiliary device
-    numa: int | None  # None where the kernel does not know (-1)
+    index: int | None  # number of a VF at its PF, or the sfnum of an SF
+    aux_type: str  # "sf" for mlx5_core.sf.4; "" if this is not an auxiliary device
+    numa: int | None  # None if the kernel does not know (-1)
     acpi_index: str
     netdevs: tuple[str, ...]  # visible in this network namespace, sorted
-    link_types: tuple[str, ...]  # "ether", "infiniband", of those
+    link_types: tuple[str, ...]  # their types: "ether", "infiniband"
     rdma: tuple[RdmaDevice, ...]  # visible in this network namespace, sorted
-    verbs: tuple[str, ...]  # names of its RDMA devices in whatever network namespace
-    iommu_group: str  # "37", of a function bound for a program's own driver; else ""
-    software: bool  # Soft-RoCE, siw: a program on a netdev
+    rdma_names: tuple[str, ...]  # names of its RDMA devices in any network namespace, sorted
+    iommu_group: str  # "37" if a userspace driver such as vfio-pci is bound; else ""
+    software: bool  # Soft-RoCE or siw: software on a netdev
     num_vfs: int  # how many VFs it has now
 
     @property
     def working(self) -> bool:
-        """Some port of it can carry traffic now."""
+        """Whether one of its ports can carry traffic now."""
         return any(port.state == "ACTIVE" for rdma in self.rdma for port in rdma.ports)
 
 
 def hcas(paths: Paths) -> list[HCA]:
-    """Every HCA of the node, sorted by id. One that cannot be read hides no other.
+    """Every HCA of the node, sorted by id.
 
-    PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA devices
-    that are on neither: software, and those of other buses. What vanishes meanwhile is left out.
+    These are PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA
+    devices on neither, such as software and other buses. An HCA that cannot be read does not
+    hide the others. One that vanishes meanwhile is left out.
     """
-    sysfs = Classes(paths)
-    with_rdma = sysfs.rdma.keys() | sysfs.verbs.keys()
-    indexes = _Indexes(sysfs)
-    found = []
-    for address, directory in (sysfs.functions | sysfs.sfs).items():
-        network = sysfs.text(f"devices/{directory}/class").startswith("0x02")
-        if network or address in with_rdma or address in sysfs.sfs:
-            hca = _on_a_device(sysfs, indexes, address, directory)
-            # Without the device by now, it may have been read by half.
+    snapshot = SysfsSnapshot(paths)
+    with_rdma = snapshot.rdma.keys() | snapshot.rdma_names.keys()
+    indexes = _Indexes(snapshot)
+    hcas = []
+    for address, directory in (snapshot.functions | snapshot.sfs).items():
+        network = snapshot.text(f"devices/{directory}/class").startswith("0x02")
+        if network or address in with_rdma or address in snapshot.sfs:
+            hca = _on_a_device(snapshot, indexes, address, directory)
+            # If the device has gone by now, `hca` may be incomplete.
             if (paths.sys / "devices" / directory).exists():
-                found.append(hca)
-    others = with_rdma - sysfs.functions.keys() - sysfs.sfs.keys()
-    return sorted([*found, *(_alone(sysfs, name) for name in others)], key=lambda one: one.id)
+                hcas.append(hca)
+    others = with_rdma - snapshot.functions.keys() - snapshot.sfs.keys()
+    hcas += [_without_address(snapshot, name) for name in others]
+    return sorted(hcas, key=lambda hca: hca.id)
 
 
 def verify(paths: Paths, node: CharacterDevice) -> str:
-    """The path of a device node, if it is the device that sysfs says. Raises HostError."""
+    """The path of a device node, after a check that it has the numbers in sysfs.
+
+    Raises HostError otherwise.
+    """
     path = f"{paths.dev}/infiniband/{node.name}"
     numbers = f"{node.major}:{node.minor}"
     try:
-        found = os.stat(path)  # noqa: PTH116 - a Path costs more than the look
+        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
     except OSError as error:
         raise HostError(
             f"device node {path} cannot be used: {error.strerror}; sysfs says it is {numbers}: "
             "is udev running, and is this the host's /dev?"
         ) from None
-    if not stat.S_ISCHR(found.st_mode):
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no character device"
+    if not stat.S_ISCHR(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a character device"
         raise HostError(
             f"device node {path} is {kind}, sysfs says {numbers}: remove it and run "
             "`udevadm trigger`"
         )
-    actual = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+    actual = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     if actual != numbers:
         raise HostError(
-            f"device node {path} is {actual}, sysfs says {numbers}: the driver was loaded anew and "
-            "the node is an older one's: is udev running?"
+            f"device node {path} is {actual}, sysfs says {numbers}: the driver was reloaded and "
+            "the node is from before: is udev running?"
         )
     return path
 
@@ -130,158 +135,160 @@ def rdma_cm(paths: Paths) -> CharacterDevice | None:
 
 
 class _Indexes:
-    """Which VF of its PF a function is; each PF's directory is read once."""
+    """The numbers of VFs at their PFs. Each PF's directory is read once."""
 
-    def __init__(self, sysfs: Classes) -> None:
-        self._sysfs = sysfs
+    def __init__(self, snapshot: SysfsSnapshot) -> None:
+        self._snapshot = snapshot
         self._of_pf: dict[str, dict[str, int]] = {}
 
     def of(self, pf: str, vf: str) -> int | None:
         if pf not in self._of_pf:
             above = f"bus/pci/devices/{pf}"
-            links = (_VIRTFN.fullmatch(name) for name in self._sysfs.names(above))
+            links = (_VIRTFN.fullmatch(name) for name in self._snapshot.names(above))
             self._of_pf[pf] = {
-                self._sysfs.target(f"{above}/{link[0]}"): int(link[1]) for link in links if link
+                self._snapshot.target(f"{above}/{link[0]}"): int(link[1]) for link in links if link
             }
         return self._of_pf[pf].get(vf)
 
 
-def _on_a_device(sysfs: Classes, indexes: _Indexes, address: str, directory: str) -> HCA:
+def _on_a_device(snapshot: SysfsSnapshot, indexes: _Indexes, address: str, directory: str) -> HCA:
     device = f"devices/{directory}"
-    is_sf = address in sysfs.sfs
+    is_sf = address in snapshot.sfs
     if is_sf:
-        pf = sysfs.addresses.get(directory.rpartition("/")[0], "")
-        index = sysfs.number(f"{device}/sfnum")
+        pf = snapshot.addresses.get(directory.rpartition("/")[0], "")
+        index = snapshot.number(f"{device}/sfnum")
     else:
-        pf = sysfs.target(f"{device}/physfn")
+        pf = snapshot.target(f"{device}/physfn")
         index = indexes.of(pf, address) if pf else None
-    pf_directory = sysfs.functions.get(pf, "")
+    pf_directory = snapshot.functions.get(pf, "")
     pci_device = f"devices/{pf_directory}" if is_sf else device
-    driver = sysfs.target(f"{device}/driver")
-    netdevs = sysfs.own(directory)
+    driver = snapshot.target(f"{device}/driver")
+    netdevs = snapshot.own(directory)
     return HCA(
         id=address,
         address=address,
-        vendor=sysfs.text(f"{pci_device}/vendor").removeprefix("0x"),
-        device=sysfs.text(f"{pci_device}/device").removeprefix("0x"),
+        vendor=snapshot.text(f"{pci_device}/vendor").removeprefix("0x"),
+        device=snapshot.text(f"{pci_device}/device").removeprefix("0x"),
         driver=driver,
         pf=pf,
-        pf_netdevs=tuple(one.name for one in sysfs.own(pf_directory)),
+        pf_netdevs=tuple(netdev.name for netdev in snapshot.own(pf_directory)),
         index=index,
         aux_type="sf" if is_sf else "",
-        numa=_numa(sysfs, device, f"devices/{pf_directory}"),
-        acpi_index=sysfs.text(f"{device}/acpi_index"),
-        netdevs=tuple(one.name for one in netdevs),
+        numa=_numa(snapshot, device, f"devices/{pf_directory}"),
+        acpi_index=snapshot.text(f"{device}/acpi_index"),
+        netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
-        rdma=_devices(sysfs, address, netdevs),
-        verbs=tuple(sorted(sysfs.verbs.get(address, ()))),
-        iommu_group=sysfs.target(f"{device}/iommu_group") if pci.for_userspace(driver) else "",
+        rdma=_devices(snapshot, address, netdevs),
+        rdma_names=tuple(sorted(snapshot.rdma_names.get(address, ()))),
+        iommu_group=snapshot.target(f"{device}/iommu_group") if pci.for_userspace(driver) else "",
         software=False,
-        num_vfs=sysfs.number(f"{device}/sriov_numvfs") or 0,
+        num_vfs=snapshot.number(f"{device}/sriov_numvfs") or 0,
     )
 
 
-def _alone(sysfs: Classes, name: str) -> HCA:
-    """An RDMA device on no PCI function: by a program on a netdev, or on another bus."""
-    software = name in sysfs.software
-    rdma = _devices(sysfs, name, [] if software else sysfs.own(sysfs.above.get(name, "")))
-    names = {netdev for one in rdma for port in one.ports for netdev in port.netdevs}
-    # rdma_rxe's; its GID table is empty while the interface is down.
-    if (parent := sysfs.text(f"class/infiniband/{name}/parent")) in sysfs.visible:
+def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
+    """The HCA for an RDMA device that is on no PCI function: software, or on another bus."""
+    software = name in snapshot.software
+    rdma = _devices(snapshot, name, [] if software else snapshot.own(snapshot.above.get(name, "")))
+    names = {netdev for device in rdma for port in device.ports for netdev in port.netdevs}
+    # Only rdma_rxe has `parent`; its GID table is empty while the interface is down.
+    if (parent := snapshot.text(f"class/infiniband/{name}/parent")) in snapshot.visible:
         names.add(parent)
-    netdevs = [sysfs.netdev(one) for one in sorted(names)]
+    netdevs = [snapshot.netdev(netdev) for netdev in sorted(names)]
     return HCA(
         id=name,
         address="",
         vendor="",
         device="",
-        driver=sysfs.target(f"class/infiniband/{name}/device/driver"),
+        driver=snapshot.target(f"class/infiniband/{name}/device/driver"),
         pf="",
         pf_netdevs=(),
         index=None,
         aux_type="",
-        numa=_numa(sysfs, f"class/infiniband/{name}/device"),
+        numa=_numa(snapshot, f"class/infiniband/{name}/device"),
         acpi_index="",
-        netdevs=tuple(one.name for one in netdevs),
+        netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),
         rdma=rdma,
-        verbs=tuple(sorted(sysfs.verbs.get(name, ()))),
+        rdma_names=tuple(sorted(snapshot.rdma_names.get(name, ()))),
         iommu_group="",
         software=software,
         num_vfs=0,
     )
 
 
-def _devices(sysfs: Classes, home: str, netdevs: list[Netdev]) -> tuple[RdmaDevice, ...]:
+def _devices(snapshot: SysfsSnapshot, home: str, netdevs: list[Netdev]) -> tuple[RdmaDevice, ...]:
     return tuple(
         RdmaDevice(
             name=name,
-            node_guid=sysfs.text(f"class/infiniband/{name}/node_guid"),
-            uverbs=sysfs.uverbs.get(name),
+            node_guid=snapshot.text(f"class/infiniband/{name}/node_guid"),
+            uverbs=snapshot.uverbs.get(name),
             ports=tuple(
-                _port(sysfs, name, number, netdevs)
-                for number in sysfs.indexes(f"class/infiniband/{name}/ports")
+                _port(snapshot, name, number, netdevs)
+                for number in snapshot.indexes(f"class/infiniband/{name}/ports")
             ),
         )
-        for name in sorted(sysfs.rdma.get(home, ()))
+        for name in sorted(snapshot.rdma.get(home, ()))
     )
 
 
-def _port(sysfs: Classes, rdma: str, number: int, own: list[Netdev]) -> Port:
+def _port(snapshot: SysfsSnapshot, rdma: str, number: int, own: list[Netdev]) -> Port:
     at = f"class/infiniband/{rdma}/ports/{number}"
-    guid = sysfs.text(f"{at}/gids/0")[-19:]
-    link_layer = sysfs.text(f"{at}/link_layer")
-    pkeys = (sysfs.number(f"{at}/pkeys/{index}") for index in sysfs.indexes(f"{at}/pkeys"))
+    guid = snapshot.text(f"{at}/gids/0")[-19:]
+    link_layer = snapshot.text(f"{at}/link_layer")
+    pkeys = (snapshot.number(f"{at}/pkeys/{index}") for index in snapshot.indexes(f"{at}/pkeys"))
     return Port(
         number=number,
         link_layer=link_layer,
-        state=sysfs.text(f"{at}/state").partition(": ")[2],
-        physical_state=sysfs.text(f"{at}/phys_state").partition(": ")[2],
-        rate=sysfs.text(f"{at}/rate"),
-        lid=sysfs.number(f"{at}/lid") or 0,
-        sm_lid=sysfs.number(f"{at}/sm_lid") or 0,
+        state=snapshot.text(f"{at}/state").partition(": ")[2],
+        physical_state=snapshot.text(f"{at}/phys_state").partition(": ")[2],
+        rate=snapshot.text(f"{at}/rate"),
+        lid=snapshot.number(f"{at}/lid") or 0,
+        sm_lid=snapshot.number(f"{at}/sm_lid") or 0,
         guid=guid if guid.strip("0:") else "",
         pkeys=tuple(pkey for pkey in pkeys if pkey),
         netdevs=(
-            _with_guid(sysfs, guid, own)
+            _with_guid(snapshot, guid, own)
             if link_layer == "InfiniBand"
-            else _in_gid_table(sysfs, f"{at}/gid_attrs/ndevs", number, own)
+            else _in_gid_table(snapshot, f"{at}/gid_attrs/ndevs", number, own)
         ),
-        umad=sysfs.mad.get((rdma, str(number), "umad")),
-        issm=sysfs.mad.get((rdma, str(number), "issm")),
+        umad=snapshot.mad.get((rdma, str(number), "umad")),
+        issm=snapshot.mad.get((rdma, str(number), "issm")),
     )
 
 
-def _with_guid(sysfs: Classes, guid: str, own: list[Netdev]) -> tuple[str, ...]:
-    """IPoIB's interfaces on a port: its address ends in the port's GUID, never the node's."""
+def _with_guid(snapshot: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[str, ...]:
+    """The IPoIB interfaces on a port: their addresses end in the port's GUID, not the node's."""
     digits = guid.replace(":", "")
     if not digits.strip("0"):
         return ()
-    # An HCA that is no PCI function may have its interfaces on another device, or on none.
-    some = own or [sysfs.netdev(name) for name in sorted(sysfs.visible)]
-    found = [one for one in some if one.guid == digits and not one.foreign]
-    return tuple(one.name for one in found)
+    # The interfaces of an HCA that is not a PCI function may be on another device, or on none.
+    netdevs = own or [snapshot.netdev(name) for name in sorted(snapshot.visible)]
+    return tuple(netdev.name for netdev in netdevs if netdev.guid == digits and not netdev.foreign)
 
 
-def _in_gid_table(sysfs: Classes, ndevs: str, number: int, own: list[Netdev]) -> tuple[str, ...]:
-    """The interfaces that a RoCE port's GIDs name; while there are none, by the port's number.
+def _in_gid_table(
+    snapshot: SysfsSnapshot, ndevs: str, number: int, own: list[Netdev]
+) -> tuple[str, ...]:
+    """The interfaces in a RoCE port's GID table; if it is empty, those with the port's number.
 
-    A VLAN or bond on the port is in the table, too, but counts only where nothing below it does.
+    The table also has VLANs and bonds on the port. They count only if no interface of the device
+    itself is in the table.
     """
-    named = {sysfs.text(f"{ndevs}/{index}") for index in sysfs.indexes(ndevs)}
-    if direct := [one.name for one in own if one.name in named]:
+    named = {snapshot.text(f"{ndevs}/{index}") for index in snapshot.indexes(ndevs)}
+    if direct := [netdev.name for netdev in own if netdev.name in named]:
         return tuple(direct)
-    if others := sorted(named & sysfs.visible):
+    if others := sorted(named & snapshot.visible):
         return tuple(others)
-    by_number = (one for one in own if one.dev_port == number - 1)
-    return tuple(one.name for one in by_number if one.link_type == "ether")
+    by_number = (netdev for netdev in own if netdev.dev_port == number - 1)
+    return tuple(netdev.name for netdev in by_number if netdev.link_type == "ether")
 
 
 def _link_types(netdevs: list[Netdev]) -> tuple[str, ...]:
-    return tuple(sorted({one.link_type for one in netdevs if one.link_type}))
+    return tuple(sorted({netdev.link_type for netdev in netdevs if netdev.link_type}))
 
 
-def _numa(sysfs: Classes, *devices: str) -> int | None:
-    """The NUMA node of the first of these devices that has one: -1 is the kernel's "unknown"."""
-    found = (sysfs.number(f"{device}/numa_node") for device in devices)
-    return next((numa for numa in found if numa is not None and numa >= 0), None)
+def _numa(snapshot: SysfsSnapshot, *devices: str) -> int | None:
+    """The NUMA node of the first of these devices that has one; the kernel's -1 means unknown."""
+    nodes = (snapshot.number(f"{device}/numa_node") for device in devices)
+    return next((node for node in nodes if node is not None and node >= 0), None)

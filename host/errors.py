@@ -1,29 +1,29 @@
-"""What can go wrong below: one exception with a text that stands alone."""
+"""The exceptions of this package. Their texts can be understood alone."""
 
 import errno
 import os
 
 
 class HostError(Exception):
-    """The kernel refused, or something is not there. The text says what, on what, and why.
+    """The kernel refused something, or something does not exist. The text says what and why.
 
-    `code` is the kernel's errno, 0 if it did not say one.
+    `code` is the kernel's errno, or 0.
     """
 
     code = 0
 
 
 class NamespaceGone(HostError):
-    """The network namespace cannot be entered: the path is gone, or is no namespace any more."""
+    """The network namespace has gone: its path does not exist or is not a namespace any more."""
 
 
 class LinkMissing(HostError):
-    """No such interface."""
+    """The interface does not exist."""
 
 
 def explained(what: str, code: int, words: str = "") -> HostError:
-    """The HostError for an errno, and words of its own, that the kernel answered to `what`."""
-    # Of two names for one number, Python has the one that the kernel does not use.
+    """The HostError for an errno that the kernel answered to `what`, with its own words if any."""
+    # For this number Python has two names and prefers the one that the kernel does not use.
     name = "EOPNOTSUPP" if code == errno.EOPNOTSUPP else errno.errorcode.get(code, code)
     reason = f"{os.strerror(code)} ({name})"
     error = HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")

@@ -1,8 +1,8 @@
-"""The kernel's word that something about HCAs may have changed: links, and uevents.
+"""Waits for kernel events after which HCAs may have changed: link messages and uevents.
 
-A link's carrier, and so an IPoIB port's, comes by rtnetlink; drivers, devices and their nodes
-come and go by uevents. Both are of the network namespace that the sockets are made in. A port
-whose HCA has no interface says nothing: that is seen by the next look at sysfs.
+rtnetlink reports a link's carrier, and so the state of an IPoIB port. Uevents report drivers,
+devices and their nodes. Both concern the network namespace in which the sockets were created. The
+kernel sends no event for a port without an interface; polling sysfs finds that change.
 
 Sources: rtnetlink(7), RTNLGRP_LINK; the kernel's lib/kobject_uevent.c.
 """
@@ -22,26 +22,26 @@ from host.rtnetlink import RTM_DELLINK, RTM_NEWLINK
 
 NETLINK_KOBJECT_UEVENT = 15  # linux/netlink.h
 RTMGRP_LINK = 1  # linux/rtnetlink.h
-KERNEL = 1  # the uevents' group that the kernel sends to; udev's own is 2
+KERNEL = 1  # the kernel's group of uevents; 2 is udev's
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 _SUBSYSTEMS = frozenset(
     (b"infiniband", b"infiniband_verbs", b"infiniband_mad", b"pci", b"net", b"auxiliary", b"misc")
 )
-_QUEUE = 1 << 20  # bytes
+QUEUE = 1 << 20  # bytes
 _SETTLED, _LONGEST = 0.05, 0.2  # seconds
 
 
 class Events:
-    """A subscription from the time that it is made. One thread waits, any may wake it.
+    """A subscription to these events. One thread waits; any thread may wake it.
 
-    HostError where the sockets cannot be had.
+    Raises HostError if the sockets cannot be created.
     """
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as made:
             try:
-                self._sockets = tuple(
+                self.sockets = tuple(
                     made.enter_context(_subscribed(protocol, group))
                     for protocol, group in (
                         (socket.NETLINK_ROUTE, RTMGRP_LINK),
@@ -54,23 +54,23 @@ class Events:
                 raise explained(what, error.errno or errno.EIO) from None
             made.callback(os.close, self._woken)
             # poll(2), because select(2) takes no descriptor above 1023.
-            self._told, self._told_or_woken = select.poll(), select.poll()
-            for one in self._sockets:
-                self._told.register(one, select.POLLIN)
-                self._told_or_woken.register(one, select.POLLIN)
-            self._told_or_woken.register(self._woken, select.POLLIN)
+            self._events, self._events_or_wake = select.poll(), select.poll()
+            for source in self.sockets:
+                self._events.register(source, select.POLLIN)
+                self._events_or_wake.register(source, select.POLLIN)
+            self._events_or_wake.register(self._woken, select.POLLIN)
             self._undo = made.pop_all()
 
     def wait(self, timeout: float | None) -> bool:
-        """Whether something changed; False after `timeout` seconds (None: never) or a `wake`.
+        """Wait for an event. False after `timeout` seconds (None: no limit) or a `wake`.
 
-        What comes in one burst is told once: this returns when it was quiet for 50 ms, or 200 ms
-        after the first of it. What was lost (the queue was full) counts as a change.
+        A burst of events counts once: this returns after 50 ms without an event, or 200 ms after
+        the first one. Lost events (a full queue) count as a change.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if until is None else max(until - time.monotonic(), 0)
-            self._told_or_woken.poll(None if left is None else _milliseconds(left))
+            self._events_or_wake.poll(None if left is None else _milliseconds(left))
             if self._changed():
                 self._settle()
                 return True
@@ -78,12 +78,12 @@ class Events:
                 return False
 
     def wake(self) -> None:
-        """End a `wait`, the present or else the next one. From any thread."""
-        with contextlib.suppress(BlockingIOError):  # woken often enough
+        """End the present `wait`, or the next one. Any thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # the counter is full, so it is woken
             os.eventfd_write(self._woken, 1)
 
     def close(self) -> None:
-        """End the subscription; nobody may be waiting."""
+        """End the subscription. No thread may be waiting."""
         self._undo.close()
 
     def __enter__(self) -> Self:
@@ -96,7 +96,7 @@ class Events:
         last = time.monotonic() + _LONGEST
         quiet = time.monotonic() + _SETTLED
         while (now := time.monotonic()) < min(quiet, last):
-            if self._told.poll(_milliseconds(min(quiet, last) - now)) and self._changed():
+            if self._events.poll(_milliseconds(min(quiet, last) - now)) and self._changed():
                 quiet = time.monotonic() + _SETTLED
 
     def _was_woken(self) -> bool:
@@ -106,10 +106,10 @@ class Events:
             return False
 
     def _changed(self) -> bool:
-        """Take all that is there, and tell whether any of it matters."""
-        routes, uevents = self._sockets
-        links = [_is_of_links(datagram) for datagram in _received(routes)]
-        devices = [_is_of_devices(datagram) for datagram in _received(uevents)]
+        """Read all pending events. Whether one of them matters."""
+        routes, uevents = self.sockets
+        links = [concerns_link(datagram) for datagram in received(routes)]
+        devices = [concerns_device(datagram) for datagram in received(uevents)]
         return any(links) or any(devices)
 
 
@@ -119,21 +119,21 @@ def _milliseconds(seconds: float) -> int:
 
 def _subscribed(protocol: int, group: int) -> socket.socket:
     flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    made = socket.socket(socket.AF_NETLINK, flags, protocol)
+    subscribed = socket.socket(socket.AF_NETLINK, flags, protocol)
     try:
-        with contextlib.suppress(PermissionError):  # then the usual 200 KiB do
-            made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, _QUEUE)
-        made.bind((0, group))
+        with contextlib.suppress(PermissionError):  # the default of 200 KiB will do
+            subscribed.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, QUEUE)
+        subscribed.bind((0, group))
     except BaseException:
-        made.close()
+        subscribed.close()
         raise
-    return made
+    return subscribed
 
 
-def _received(source: socket.socket) -> list[bytes]:
-    """All that waits, from the kernel; b"" in place of what was lost."""
-    found: list[bytes] = []
-    while len(found) < 10_000:  # a flood must not keep us here
+def received(source: socket.socket) -> list[bytes]:
+    """All pending datagrams from the kernel; b"" stands for lost ones."""
+    datagrams: list[bytes] = []
+    while len(datagrams) < 10_000:  # return even during a flood
         try:
             datagram, sender = source.recvfrom(1 << 16)
         except BlockingIOError:
@@ -141,22 +141,24 @@ def _received(source: socket.socket) -> list[bytes]:
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise explained("reading the kernel's events", error.errno or errno.EIO) from None
-            found.append(b"")
+            datagrams.append(b"")
             continue
         if sender[0] == 0:
-            found.append(datagram)
-    return found
+            datagrams.append(datagram)
+    return datagrams
 
 
-def _is_of_links(datagram: bytes) -> bool:
+def concerns_link(datagram: bytes) -> bool:
+    """Whether a datagram is about a link, or was lost."""
     if len(datagram) < HEADER.size:
         return True
     return HEADER.unpack_from(datagram)[1] in (RTM_NEWLINK, RTM_DELLINK)
 
 
-def _is_of_devices(datagram: bytes) -> bool:
-    """A uevent is "add@/devices/…", then "KEY=value" each, all of them with a NUL behind."""
+def concerns_device(datagram: bytes) -> bool:
+    """Whether a uevent is about a device of interest: "add@/devices/…\\0KEY=value\\0…"."""
     if not datagram:
         return True
-    found = (one for one in datagram.split(b"\0") if one.startswith(b"SUBSYSTEM="))
-    return next(found, b"").partition(b"=")[2] in _SUBSYSTEMS
+    variables = datagram.split(b"\0")
+    subsystem = (text for text in variables if text.startswith(b"SUBSYSTEM="))
+    return next(subsystem, b"").partition(b"=")[2] in _SUBSYSTEMS

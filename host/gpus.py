@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by what the driver shows in /proc, and the ids that device plugins give them.
+"""Finds NVIDIA GPUs in the driver's /proc files, and by the ids that device plugins use.
 
 Sources: the driver's README, "The /proc interface" (gpus/*/information); the device plugins of
 NVIDIA, GKE, Deepomatic, Alnair and HAMi for their ids.
@@ -14,8 +14,8 @@ from host import pci, sysfs
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _GPU = re.compile(rf"GPU-{_UUID}", re.IGNORECASE)
-# NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3"; of old drivers
-# "MIG-GPU-…/1/0". "MIG-…" alone does not tell its GPU.
+# NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3"; old drivers have
+# "MIG-GPU-…/1/0". "MIG-…" does not say which GPU it is on.
 _BY_UUID = re.compile(
     rf"(?:(GPU-{_UUID})(?:(?:::|_|-)[0-9]+)?|MIG-(GPU-{_UUID})/[0-9]+/[0-9]+(?:::[0-9]+)?)",
     re.IGNORECASE,
@@ -25,17 +25,20 @@ _BY_MINOR = re.compile(r"nvidia([0-9]+)(?:(?:/gi[0-9]+)?(?:/vgpu[0-9]+)?|-_-[0-9
 
 
 class GPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of the NVIDIA driver's."""
+    """A GPU with NVIDIA's driver."""
 
     uuid: str  # "GPU-…"; "" while the driver has not set the GPU up yet
     address: str  # "0000:1a:00.0"
-    minor: int | None  # of /dev/nvidiaN
-    numa: int | None  # None where the kernel does not know
+    minor: int | None  # N in /dev/nvidiaN
+    numa: int | None  # None if the kernel does not know
 
 
 def gpus(paths: Paths) -> list[GPU]:
-    """The GPUs of the node by address; [] without the driver. A broken one hides no other."""
-    found = []
+    """The GPUs of the node, sorted by address; [] without the driver.
+
+    A GPU that cannot be read does not hide the others.
+    """
+    gpus = []
     directory = _directory(paths)
     for name in sysfs.names(directory):
         information = sysfs.text(f"{directory}/{name}/information", errors="replace")
@@ -45,7 +48,7 @@ def gpus(paths: Paths) -> list[GPU]:
         if address is None:
             continue
         uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
-        found.append(
+        gpus.append(
             GPU(
                 uuid=uuid if _GPU.fullmatch(uuid) else "",  # "GPU-????????-…" until it is set up
                 address=address,
@@ -53,28 +56,28 @@ def gpus(paths: Paths) -> list[GPU]:
                 numa=sysfs.decimal(f"{paths.sys}/bus/pci/devices/{address}/numa_node"),
             )
         )
-    return sorted(found, key=lambda gpu: gpu.address)
+    return sorted(gpus, key=lambda gpu: gpu.address)
 
 
 class GPUs:
-    """The GPUs of the node, read again only if there are others, or one is not set up yet."""
+    """The GPUs of the node, cached until their names change or one is set up."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._names: set[str] = set()
-        self._found: list[GPU] = []
+        self._gpus: list[GPU] = []
 
-    def found(self) -> list[GPU]:
-        """As `gpus`."""
+    def read(self) -> list[GPU]:
+        """The same as `gpus`."""
         names = set(sysfs.names(_directory(self._paths)))
-        if names != self._names or not all(gpu.uuid for gpu in self._found):
-            self._found = gpus(self._paths)
+        if names != self._names or not all(gpu.uuid for gpu in self._gpus):
+            self._gpus = gpus(self._paths)
             self._names = names
-        return self._found
+        return self._gpus
 
 
 def address_of(gpus: Iterable[GPU], device_id: str) -> str:
-    """The address of the GPU that a device plugin's id means; "" if that cannot be told."""
+    """The PCI address of the GPU with this device plugin id; "" if it is unknown."""
     if by_uuid := _BY_UUID.fullmatch(device_id):
         uuid = (by_uuid[1] or by_uuid[2]).lower()
         return next((gpu.address for gpu in gpus if gpu.uuid.lower() == uuid), "")

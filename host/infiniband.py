@@ -1,4 +1,4 @@
-"""The HCAs' sysfs: which HCA and port an IPoIB interface belongs to, and that port's state.
+"""Finds the HCA and port of an IPoIB interface in sysfs, and the port's state.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp/ipoib.
 """
@@ -15,7 +15,7 @@ FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
 class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an HCA. States are sysfs' words: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
+    """The port under an IPoIB interface. States are sysfs's: "ACTIVE"; "LinkUp", "Polling"."""
 
     hca: str
     number: int
@@ -25,15 +25,15 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
     pkeys: tuple[int, ...]
 
     def has_pkey(self, pkey: int) -> bool:
-        """Membership of the partition, full or limited."""
+        """Whether the port is a full or limited member of the partition."""
         return any(pkey & 0x7FFF == own & 0x7FFF for own in self.pkeys)
 
 
 def port_of(paths: Paths, link: Link) -> IpoibPort | None:
-    """The port under an IPoIB interface of the host, or None if sysfs does not tell.
+    """The port under an IPoIB interface of the host; None if sysfs does not show it.
 
-    An interface bears its port's GUID in the last 8 bytes of its address. An HCA that is no PCI
-    function has no `device/infiniband` below the netdev, so the GUID decides in any case.
+    The last 8 bytes of an interface's address are its port's GUID. The GUID decides, because an
+    HCA that is not a PCI function has no `device/infiniband` below the netdev.
     """
     guid = link.mac.replace(":", "")[-16:]
     below_netdev = f"{paths.sys}/class/net/{link.name}/device/infiniband"
@@ -47,7 +47,7 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
 
 
 def bdf_of(paths: Paths, name: str) -> str:
-    """The PCI address of the function under a netdev of the host, "" if it is none."""
+    """The PCI address of the function under a netdev of the host; "" if there is none."""
     device = paths.sys / "class/net" / name / "device"
     if not device.exists():
         return ""
@@ -63,7 +63,7 @@ def _port(hca: str, number: int, directory: str) -> IpoibPort:
         state=sysfs.text(f"{directory}/state").partition(": ")[2],
         physical_state=sysfs.text(f"{directory}/phys_state").partition(": ")[2],
         sm_lid=_number(f"{directory}/sm_lid"),
-        pkeys=tuple(pkey for slot in slots if (pkey := _number(slot))),  # an empty one is 0x0000
+        pkeys=tuple(pkey for slot in slots if (pkey := _number(slot))),  # an empty slot is 0x0000
     )
 
 

@@ -1,11 +1,12 @@
-"""Interfaces: looked up, made, moved, compared, deleted. Never by name alone where it matters.
+"""Interfaces: look up, create, move, configure, delete.
 
-An interface is identified by its index within one namespace at one time: the kernel renumbers
-on a move, so after a move it is looked up afresh.
+An interface's index identifies it within one namespace. The kernel may assign another index when
+an interface moves, so look it up again after a move.
 """
 
 import errno
 import fcntl
+import socket
 import struct
 from collections.abc import Sequence
 
@@ -15,23 +16,50 @@ from host.errors import HostError, LinkMissing, explained
 from host.namespaces import NetworkNamespace
 from host.netlink import (
     HEADER,
-    IFINFOMSG,
+    NLA_F_NESTED,
     NLM_F_CREATE,
     NLM_F_EXCL,
     Change,
     NetlinkError,
     Rtnetlink,
+    attribute,
     attributes,
+    fields,
+    number,
+    string,
+    text,
     trying,
+    value,
 )
 from host.rtnetlink import (
+    IFINFOMSG,
+    IFLA_ADDRESS,
+    IFLA_AF_SPEC,
+    IFLA_ALT_IFNAME,
+    IFLA_BROADCAST,
+    IFLA_EXT_MASK,
+    IFLA_IFALIAS,
+    IFLA_IFNAME,
+    IFLA_INET6_ADDR_GEN_MODE,
+    IFLA_INFO_DATA,
+    IFLA_INFO_KIND,
+    IFLA_IPOIB_MODE,
+    IFLA_IPOIB_PKEY,
+    IFLA_IPOIB_UMCAST,
+    IFLA_LINK,
+    IFLA_LINKINFO,
+    IFLA_MTU,
+    IFLA_NET_NS_FD,
+    IFLA_PARENT_DEV_NAME,
+    IFLA_PERM_ADDRESS,
+    IFLA_PROP_LIST,
+    RTEXT_FILTER_SKIP_STATS,
     RTM_DELLINK,
     RTM_DELLINKPROP,
     RTM_GETLINK,
     RTM_NEWLINK,
     RTM_NEWLINKPROP,
     RTM_SETLINK,
-    ifinfmsg,
 )
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
@@ -40,18 +68,17 @@ IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
 IFF_LOWER_UP = 0x10000
 IFNAMSIZ, IFALIASZ = 16, 256
 SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
+_U16 = struct.Struct("=H")
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
 _IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
-IFLA_PERM_ADDRESS = 54  # linux/if_link.h, Linux 5.6
-RTEXT_FILTER_SKIP_STATS = 0x8  # linux/rtnetlink.h
 IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
 
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface as the kernel shows it now."""
+    """An interface, as the kernel shows it."""
 
     index: int
     name: str
@@ -63,7 +90,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     flags: int
     alias: str = ""
     parent: int = 0  # IFLA_LINK
-    device: str = ""  # what the hardware's bus calls it, a BDF on PCI; "" for virtual ones
+    device: str = ""  # the hardware's name on its bus, a BDF on PCI; "" for virtual interfaces
     altnames: tuple[str, ...] = ()
     pkey: int | None = None
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
@@ -71,12 +98,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def up(self) -> bool:
-        """Set up by an administrator, which on InfiniBand proves nothing."""
+        """Whether it is administratively up. On InfiniBand this does not mean it can be used."""
         return bool(self.flags & IFF_UP)
 
     @property
     def carrier(self) -> bool:
-        """The link can carry frames: on IPoIB, the broadcast group has been joined."""
+        """Whether the link can carry frames; on IPoIB this needs the broadcast group."""
         return bool(self.flags & IFF_LOWER_UP)
 
     @property
@@ -87,27 +114,29 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(route: Rtnetlink, name: str) -> Link | None:
     """The interface of that name, or alternative name, in the socket's namespace."""
-    question = _question()
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
-    question["attrs"].append(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name))
+    question = _question(attributes=string(IFLA_IFNAME if short else IFLA_ALT_IFNAME, name))
     return _get(route, f'looking up interface "{name}"', question)
 
 
-class Glance(msgspec.Struct, frozen=True):
-    """What can be seen of an interface without the kernel's RTNL lock, which every move holds."""
+class LinkIdentity(msgspec.Struct, frozen=True):
+    """The part of an interface that can be read without the kernel's RTNL lock.
+
+    Every move holds that lock.
+    """
 
     index: int
     link_type: int
-    mac: bytes  # of InfiniBand's 20 bytes the first 14, with the queue pair's number in them
+    mac: bytes  # the first 14 of InfiniBand's 20 bytes, which include the queue pair's number
 
     def is_of(self, link: Link) -> bool:
-        """Whether it may be that interface, seen in any namespace."""
+        """Whether it may be that interface, possibly seen in another namespace."""
         whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
         return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
 
-def glance(route: Rtnetlink, name: str) -> Glance | None:
-    """The interface of that name, or alternative name, in the socket's namespace."""
+def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
+    """Identify the interface with that name or alternative name, without the RTNL lock."""
     encoded = name.encode(errors="surrogateescape")
     if len(encoded) >= IFNAMSIZ:
         raise HostError(f'looking up interface "{name}": its name is too long')
@@ -121,18 +150,18 @@ def glance(route: Rtnetlink, name: str) -> Glance | None:
         if error.errno == errno.ENODEV:
             return None
         raise explained(f'looking up interface "{name}"', error.errno or errno.EIO) from None
-    return Glance(index, link_type, mac)
+    return LinkIdentity(index, link_type, mac)
 
 
 def has_name(route: Rtnetlink, name: str) -> bool:
-    """Whether an interface of the socket's namespace has that name, or alternative name.
+    """Whether an interface in the socket's namespace has that name or alternative name.
 
-    Asked by binding the socket to it, for a moment. That takes no lock, while of a name that
-    nothing has ioctl(2) thinks it is a module's, and starts modprobe(8) twice (dev_load,
-    net/core/dev_ioctl.c): 200 ms on a slow machine.
+    This binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) takes
+    an unknown name for a module's and starts modprobe(8) twice (dev_load,
+    net/core/dev_ioctl.c), which takes 200 ms on a slow machine.
     """
     encoded = name.encode(errors="surrogateescape")
-    if len(encoded) >= IFNAMSIZ:  # one that the socket option cannot take
+    if len(encoded) >= IFNAMSIZ:  # too long for the socket option
         return find(route, name) is not None
     try:
         route.bind_to_device(encoded)
@@ -146,13 +175,11 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
     """The interface of that index in the socket's namespace, after these changes."""
-    question = _question()
-    question["index"] = index
-    return _get(route, f"looking up interface {index}", question, after)
+    return _get(route, f"looking up interface {index}", _question(index), after)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
-    """As `find`, but LinkMissing where there is none."""
+    """The same as `find`. Raises LinkMissing if the interface does not exist."""
     link = find(route, name)
     if link is None:
         raise LinkMissing(f'there is no interface "{name}"')
@@ -161,12 +188,9 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     """All interfaces of the socket's namespace, or those of one kind."""
-    question = _question()
-    if kind:
-        info = [("IFLA_INFO_KIND", kind)]
-        question["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
+    info = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, kind)) if kind else b""
     with trying("listing interfaces"):
-        links = [_link(message) for message in route.dump(RTM_GETLINK, question)]
+        links = [_link(part) for _, part in route.table(RTM_GETLINK, _question(attributes=info))]
     # The kernel shows all of them where it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
 
@@ -174,22 +198,16 @@ def every(route: Rtnetlink, kind: str = "") -> list[Link]:
 def make_ipoib_child(
     route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
 ) -> Link:
-    """Make a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
+    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
 
-    No queue length is sent: the driver's own must hold (twice its send queue).
+    The message has no queue length, so that the driver's own applies (twice its send queue).
     """
-    settings = [
-        ("IFLA_IPOIB_PKEY", pkey),
-        ("IFLA_IPOIB_MODE", IPOIB_MODES.index(mode)),
-        ("IFLA_IPOIB_UMCAST", int(umcast)),
-    ]
-    info = [("IFLA_INFO_KIND", "ipoib"), ("IFLA_INFO_DATA", {"attrs": settings})]
-    request = ifinfmsg()
-    request["attrs"] = [
-        ("IFLA_IFNAME", name),
-        ("IFLA_LINK", parent.index),
-        ("IFLA_LINKINFO", {"attrs": info}),
-    ]
+    settings = attribute(IFLA_IPOIB_PKEY, _U16.pack(pkey))
+    settings += attribute(IFLA_IPOIB_MODE, _U16.pack(IPOIB_MODES.index(mode)))
+    settings += attribute(IFLA_IPOIB_UMCAST, _U16.pack(umcast))
+    info = string(IFLA_INFO_KIND, "ipoib") + attribute(IFLA_INFO_DATA, settings)
+    request = IFINFOMSG.pack(0, 0, 0, 0, 0) + string(IFLA_IFNAME, name)
+    request += number(IFLA_LINK, parent.index) + attribute(IFLA_LINKINFO, info)
     what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
     route.change(Change(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
     child = require(route, name)
@@ -205,7 +223,7 @@ def make_ipoib_child(
 
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
     """Set the MTU, in bytes."""
-    request = _settings(link, ("IFLA_MTU", mtu))
+    request = _settings(link, number(IFLA_MTU, mtu))
     route.change(Change(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
 
 
@@ -220,85 +238,86 @@ def move(
     mac: str = "",
     up: bool = False,
 ) -> None:
-    """Move, rename and mark an interface in one message: each move costs a barrier of ~16 ms.
+    """Move an interface, rename it and set its alias in one message.
 
-    The caller has seen that `name` is free over there: the kernel answers EEXIST only after the
-    move. The MTU and the hardware address (6 bytes) are set if they are given. In do_setlink
-    (net/core/rtnetlink.c) the order is: move, address, MTU, name, alias, up. So an interface
-    that bears the alias has been moved.
+    A message of its own for each would cost more: every move waits ~16 ms for an RCU barrier. The
+    caller must have checked that `name` is free in the target, because the kernel answers EEXIST
+    only after the move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move,
+    address, MTU, name, alias, up. So an interface with the alias has been moved.
+
+    Args:
+        mtu: in bytes; 0 keeps it.
+        mac: 6 bytes as text; "" keeps it.
+        up: set the interface up too.
     """
-    attributes: list[tuple[str, object]] = [
-        ("IFLA_NET_NS_FD", target.descriptor),
-        ("IFLA_IFNAME", name),
-        ("IFLA_IFALIAS", alias[: IFALIASZ - 1]),
-    ]
-    if mtu:
-        attributes.append(("IFLA_MTU", mtu))
-    if mac:
-        attributes.append(("IFLA_ADDRESS", mac))
-    request = _settings(link, *attributes)
-    request["flags"] = request["change"] = IFF_UP if up else 0
+    request = _settings(
+        link,
+        number(IFLA_NET_NS_FD, target.descriptor)
+        + string(IFLA_IFNAME, name)
+        + string(IFLA_IFALIAS, alias[: IFALIASZ - 1])
+        + (number(IFLA_MTU, mtu) if mtu else b"")
+        + (attribute(IFLA_ADDRESS, _packed(mac)) if mac else b""),
+        flags=IFF_UP if up else 0,
+        change=IFF_UP if up else 0,
+    )
     what = f'moving "{link.name}" into netns "{target.path}" as "{name}"'
     route.change(Change(what, RTM_SETLINK, request))
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
     """Give an interface another name. Before Linux 6.2 it must be down."""
-    request = _settings(link, ("IFLA_IFNAME", name))
+    request = _settings(link, string(IFLA_IFNAME, name))
     route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
     """Set the alias; an empty one is none."""
-    request = _settings(link, ("IFLA_IFALIAS", alias[: IFALIASZ - 1]))
+    request = _settings(link, string(IFLA_IFALIAS, alias[: IFALIASZ - 1]))
     route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
-    """Set the hardware address, of 6 bytes."""
+    """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
-    route.change(Change(what, RTM_SETLINK, _settings(link, ("IFLA_ADDRESS", mac))))
+    route.change(Change(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac)))))
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Give an interface one more name."""
+    """Add an alternative name to an interface."""
     what = f'giving "{link.name}" the alternative name "{altname}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     route.change(Change(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
 
 
 def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Take an alternative name from an interface."""
-    what = f'taking the alternative name "{altname}" from "{link.name}"'
+    """Remove an alternative name from an interface."""
+    what = f'removing the alternative name "{altname}" of "{link.name}"'
     route.change(Change(what, RTM_DELLINKPROP, _altname(link, altname)))
 
 
 def no_generated_address(link: Link) -> Change:
     """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
-    mode = [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]
-    request = _settings(link, ("IFLA_AF_SPEC", {"attrs": [("AF_INET6", {"attrs": mode})]}))
+    mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
+    request = _settings(link, attribute(IFLA_AF_SPEC, attribute(socket.AF_INET6, mode)))
     what = f'setting the address generation mode of "{link.name}"'
     return Change(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
 
 
 def up(link: Link) -> Change:
     """Set an interface up."""
-    request = _settings(link)
-    request["flags"] = request["change"] = IFF_UP
+    request = _settings(link, flags=IFF_UP, change=IFF_UP)
     return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
 def down(link: Link) -> Change:
     """Set an interface down."""
-    request = _settings(link)
-    request["flags"], request["change"] = 0, IFF_UP
+    request = _settings(link, change=IFF_UP)
     return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
 
 
 def flagged(link: Link, flags: int, among: int) -> Change:
     """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
-    request = _settings(link)
-    request["flags"], request["change"] = flags, among
+    request = _settings(link, flags=flags, change=among)
     words = {IFF_PROMISC: "promisc", IFF_ALLMULTI: "allmulti"}
     what = " and ".join(
         f"{word} {'on' if flags & flag else 'off'}" for flag, word in words.items() if among & flag
@@ -308,72 +327,75 @@ def flagged(link: Link, flags: int, among: int) -> Change:
 
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
     """The hardware address that the device has of its own; "" where its driver does not tell."""
-    question = _question()
-    question["index"] = link.index
     with trying(f'looking up "{link.name}"'):
-        _, part = route.ask(RTM_GETLINK, question)
-    for kind, start, end in attributes(part, HEADER.size + IFINFOMSG.size, len(part)):
-        if kind == IFLA_PERM_ADDRESS:
-            return part[start:end].hex(":")
-    return ""
+        _, part = route.ask(RTM_GETLINK, _question(link.index))
+    return fields(part, HEADER.size + IFINFOMSG.size).get(IFLA_PERM_ADDRESS, b"").hex(":")
 
 
 def delete(route: Rtnetlink, link: Link) -> None:
-    """Delete an interface; one that is gone already is fine."""
+    """Delete an interface. It is no error if it has gone already."""
     what = f'deleting "{link.name}"'
     route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
-def _question() -> ifinfmsg:
+def _question(index: int = 0, attributes: bytes = b"") -> bytes:
     """A question about interfaces, without statistics: some are summed up over all CPUs."""
-    question = ifinfmsg()
-    question["attrs"] = [("IFLA_EXT_MASK", RTEXT_FILTER_SKIP_STATS)]
-    return question
+    mask = number(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
+    return IFINFOMSG.pack(0, 0, index, 0, 0) + mask + attributes
 
 
-def _settings(link: Link, *attributes: tuple[str, object]) -> ifinfmsg:
-    request = ifinfmsg()
-    request["index"] = link.index
-    request["attrs"] = list(attributes)
-    return request
+def _settings(link: Link, attributes: bytes = b"", *, flags: int = 0, change: int = 0) -> bytes:
+    return IFINFOMSG.pack(0, 0, link.index, flags, change) + attributes
 
 
-def _altname(link: Link, altname: str) -> ifinfmsg:
-    return _settings(link, ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", altname)]}))
+def _altname(link: Link, altname: str) -> bytes:
+    listed = attribute(IFLA_PROP_LIST | NLA_F_NESTED, string(IFLA_ALT_IFNAME, altname))
+    return _settings(link, listed)
 
 
-def _get(
-    route: Rtnetlink, what: str, question: ifinfmsg, after: Sequence[Change] = ()
-) -> Link | None:
+def _packed(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def _get(route: Rtnetlink, what: str, question: bytes, after: Sequence[Change] = ()) -> Link | None:
     try:
-        return _link(route.get(RTM_GETLINK, question, after))
+        return _link(route.ask(RTM_GETLINK, question, after=after)[1])
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None
 
 
-def _link(message: ifinfmsg) -> Link:
-    found = dict(message["attrs"])
-    info = found.get("IFLA_LINKINFO")
-    kind = (info.get_attr("IFLA_INFO_KIND") if info else None) or ""
-    details = info.get_attr("IFLA_INFO_DATA") if info and kind == "ipoib" else None
-    mode = details.get_attr("IFLA_IPOIB_MODE") if details else ""
-    more = found.get("IFLA_PROP_LIST")
+def _link(part: bytes) -> Link:
+    """An interface from the kernel's RTM_NEWLINK, with the netlink header in front."""
+    _, link_type, index, flags, _ = IFINFOMSG.unpack_from(part, HEADER.size)
+    shown = fields(part, HEADER.size + IFINFOMSG.size)
+    info = fields(shown.get(IFLA_LINKINFO, b""))
+    kind = text(info.get(IFLA_INFO_KIND, b""))
+    ipoib = fields(info.get(IFLA_INFO_DATA, b"")) if kind == "ipoib" else {}
+    pkey, mode, umcast = (
+        _U16.unpack(ipoib[key])[0] if key in ipoib else None
+        for key in (IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST)
+    )
+    listed = shown.get(IFLA_PROP_LIST, b"")
     return Link(
-        index=message["index"],
-        name=found["IFLA_IFNAME"],
+        index=index,
+        name=text(shown[IFLA_IFNAME]),
         kind=kind,
-        link_type=message["ifi_type"],
-        mac=found.get("IFLA_ADDRESS") or "",
-        broadcast=found.get("IFLA_BROADCAST") or "",
-        mtu=found.get("IFLA_MTU") or 0,
-        flags=message["flags"],
-        alias=found.get("IFLA_IFALIAS") or "",
-        parent=found.get("IFLA_LINK") or 0,
-        device=found.get("IFLA_PARENT_DEV_NAME") or "",
-        altnames=tuple(more.altnames()) if more else (),
-        pkey=details.get_attr("IFLA_IPOIB_PKEY") if details else None,
-        mode=mode or "",
-        umcast=bool(details.get_attr("IFLA_IPOIB_UMCAST")) if details else False,
+        link_type=link_type,
+        mac=shown.get(IFLA_ADDRESS, b"").hex(":"),
+        broadcast=shown.get(IFLA_BROADCAST, b"").hex(":"),
+        mtu=value(shown.get(IFLA_MTU)),
+        flags=flags,
+        alias=text(shown.get(IFLA_IFALIAS, b"")),
+        parent=value(shown.get(IFLA_LINK)),
+        device=text(shown.get(IFLA_PARENT_DEV_NAME, b"")),
+        altnames=tuple(
+            text(listed[start:end])
+            for name, start, end in attributes(listed, 0, len(listed))
+            if name == IFLA_ALT_IFNAME
+        ),
+        pkey=pkey,
+        mode=IPOIB_MODES[mode] if mode is not None and mode < len(IPOIB_MODES) else "",
+        umcast=bool(umcast),
     )

@@ -1,7 +1,7 @@
-"""Network namespaces: opened once, entered by one thread, always left again.
+"""Network namespaces: open one, and enter it for a while with the calling thread.
 
-A path may be replaced under us, so a namespace is a descriptor from the first look on.
-setns(2) moves the calling thread only, and a socket stays where it was made.
+A path may be replaced at any time, so a namespace is opened once and used by its descriptor.
+setns(2) moves only the calling thread, and a socket stays in the namespace where it was created.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from base.types import NetnsIdentity, NetnsInode
 from host.errors import HostError, NamespaceGone
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -25,75 +26,76 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkNamespace:
-    """An open network namespace; a context manager that closes it."""
+    """An open network namespace. As a context manager it closes the descriptor."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
-        self.seen_from = view() if self._leads_here() else ""
-        """The view in which the path leads here, "" if it does not in ours (a container's)."""
+        self.seen_from = view() if self._path_leads_here() else ""
+        """The mount namespace in which the path leads here; "" if it does not in ours."""
 
     @classmethod
-    def open(cls, path: str, given: int | None = None) -> "NetworkNamespace":
-        """Open CNI_NETNS. Raises NamespaceGone if nothing is there or it is no such namespace.
+    def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
+        """Open the network namespace at `path`.
 
-        Any other reason not to open it (a full table of files, a missing right) proves nothing
-        about the namespace, and is a HostError. `given` is a descriptor of it, which stays the
-        caller's: then the path need not lead anywhere from here.
+        With `descriptor`, that is duplicated instead, and the path need not exist here; the
+        caller keeps its own. Raises NamespaceGone if there is nothing at the path, or not a
+        network namespace, and HostError if it cannot be opened for another reason (no free
+        descriptor, no permission), which says nothing about the namespace.
         """
         try:
-            # O_NONBLOCK: whatever was put at the path must not make us wait
+            # O_NONBLOCK: opening a FIFO at this path would wait
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            descriptor = os.open(path, flags) if given is None else os.dup(given)
+            opened = os.open(path, flags) if descriptor is None else os.dup(descriptor)
         except OSError as error:
             kind = NamespaceGone if error.errno in (errno.ENOENT, errno.ENOTDIR) else HostError
             raise kind(f'failed to open netns "{path}": {error.strerror}') from None
         try:
-            namespace_type = fcntl.ioctl(descriptor, NS_GET_NSTYPE)
+            namespace_type = fcntl.ioctl(opened, NS_GET_NSTYPE)
         except OSError:
-            os.close(descriptor)
+            os.close(opened)
             raise NamespaceGone(
                 f'failed to open netns "{path}": unknown FS magic, this is a plain file left '
                 "where a namespace was mounted"
             ) from None
         if namespace_type != CLONE_NEWNET:
-            os.close(descriptor)
+            os.close(opened)
             raise NamespaceGone(f'failed to open netns "{path}": a namespace of another type')
-        return cls(descriptor, path)
+        return cls(opened, path)
 
     @property
-    def inode(self) -> int:
-        """What tells this namespace from others while it is open: the kernel reuses numbers."""
-        return os.fstat(self.descriptor).st_ino
+    def inode(self) -> NetnsInode:
+        """Its inode number, unique while it is open. The kernel reuses numbers later."""
+        return NetnsInode(os.fstat(self.descriptor).st_ino)
 
     @property
-    def identity(self) -> str:
-        """What tells this namespace from every other of this boot."""
+    def identity(self) -> NetnsIdentity:
+        """A text that identifies it among all namespaces of this boot (its cookie)."""
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
             try:
                 cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
             except OSError:  # before Linux 5.14
-                return f"inode:{self.inode}"
-        return f"cookie:{int.from_bytes(cookie, sys.byteorder)}"
+                return NetnsIdentity(f"inode:{self.inode}")
+        return NetnsIdentity(f"cookie:{int.from_bytes(cookie, sys.byteorder)}")
 
     def was_removed(self) -> bool:
-        """Whether the path has ceased to lead here: the sandbox was torn down under us."""
-        return self.seen_from != "" and not self._leads_here()
+        """Whether the path no longer leads here, because the runtime removed the sandbox."""
+        return self.seen_from != "" and not self._path_leads_here()
 
-    def _leads_here(self) -> bool:
+    def _path_leads_here(self) -> bool:
         try:
-            there = Path(self.path).stat()
+            at_path = Path(self.path).stat()
         except OSError:
             return False
-        here = os.fstat(self.descriptor)
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        own = os.fstat(self.descriptor)
+        return (at_path.st_dev, at_path.st_ino) == (own.st_dev, own.st_ino)
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
-        """The namespace of that identity, if a process that we see still lives in it.
+        """The namespace with that identity, if a process that we can see is in it.
 
-        A namespace outlives its path for as long as anybody is inside. HostError if it was not
-        found and there are processes that we may not look into.
+        A namespace outlives its path while a process is in it. Raises HostError if it was not
+        found and some processes may not be examined.
         """
         seen = set()
         hidden = ""
@@ -113,36 +115,36 @@ class NetworkNamespace:
                 return namespace
             os.close(namespace.descriptor)
         if hidden:
-            raise HostError(f"cannot tell whether a network namespace still lives ({hidden})")
+            raise HostError(f"cannot tell whether a network namespace still exists ({hidden})")
         return None
 
     @classmethod
     def every(cls) -> "Iterator[NetworkNamespace]":
-        """Each namespace that can be seen, open for the caller to close: processes' and names'.
+        """Open every visible namespace: those of processes, and the names below /run/netns.
 
-        Runtimes and ip-netns(8) keep names of namespaces below /run/netns.
+        Runtimes and ip-netns(8) keep names there. The caller closes the namespaces.
         """
         seen = set()
         for path in (*Path("/run/netns").glob("*"), *Path("/proc").glob("[0-9]*/ns/net")):
             try:
-                there = path.stat()
-                if (there.st_dev, there.st_ino) in seen:
+                status = path.stat()
+                if (status.st_dev, status.st_ino) in seen:
                     continue
-                seen.add((there.st_dev, there.st_ino))
+                seen.add((status.st_dev, status.st_ino))
                 yield cls.open(str(path))
             except (OSError, HostError):
-                continue  # gone by now, or not ours to look into
+                continue  # it has gone, or may not be examined
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The calling thread is inside; every way out leads back."""
+        """The calling thread is in the namespace during the block, and returns in any case."""
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _setns(self.descriptor, f'cannot enter netns "{self.path}"')
+            setns(self.descriptor, f'cannot enter netns "{self.path}"')
             try:
                 yield
             finally:
-                _setns(own, "cannot return to the host's network namespace")
+                setns(own, "cannot return to the host's network namespace")
         finally:
             os.close(own)
 
@@ -158,28 +160,29 @@ class NetworkNamespace:
         os.close(self.descriptor)
 
 
-def _setns(descriptor: int, what: str) -> None:
+def setns(descriptor: int, what: str) -> None:
+    """Move the calling thread into a network namespace (setns(2)). Raises HostError."""
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         raise HostError(f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
 def view() -> str:
-    """What tells one set of mounts from another: in the same one, a path means the same."""
+    """The calling thread's mount namespace: a path means the same in the same one."""
     return str(Path("/proc/thread-self/ns/mnt").readlink())
 
 
 class Home:
-    """The network namespace that a process works for, and that its threads come back to."""
+    """The network namespace that a process works in, to which its threads return."""
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
 
-    def bring_back(self) -> bool:
-        """Put the calling thread into it if it is elsewhere. False if that cannot be done."""
+    def restore(self) -> bool:
+        """Move the calling thread back into it if it is elsewhere. False if that fails."""
         try:
             if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:
-                _setns(self._descriptor, "cannot return to the host's network namespace")
+                setns(self._descriptor, "cannot return to the host's network namespace")
         except (OSError, HostError):
             return False
         return True

@@ -1,7 +1,7 @@
-"""An interface that exists: moved into a pod, configured there, and moved back as it was.
+"""Moves an interface into a pod, configures it there, and restores it on the host.
 
-A name proves nothing, so a moved interface bears a mark: an alias that is made of its
-attachment's key. A pod may overwrite that, so what it cannot change counts too.
+A name does not identify an interface, so a moved one gets a mark: an alias made from its
+attachment's key. A pod may overwrite the alias, so properties that a pod cannot change count too.
 """
 
 import errno
@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from host import addresses, links
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -22,35 +22,35 @@ ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
 MODES = links.IFF_PROMISC | links.IFF_ALLMULTI
 
-# A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and whoever wants that
-# lock is served in the order they came. If all threads moved as soon as they could, then what
-# was moved first would get its address last. With two, the next one is always ready.
+# A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and the kernel grants the
+# lock in order of arrival. If all threads moved as soon as they could, each interface would wait
+# for its address until all the others were moved. With two at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
-IPV6_SWITCHES = (Switch(6, "disable_ipv6", "0"), Switch(6, "keep_addr_on_down", "1"))
+IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
 
 
 class NameTaken(HostError):
-    """An interface is to get a name that another one has."""
+    """Another interface has the name."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What an attachment's interface is known by; `key` stands for the attachment."""
+    """Identifies an attachment's interface. `key` is the attachment's key."""
 
     key: str  # 32 hex digits
 
     @property
     def alias(self) -> str:
-        """The interface's alias from its move on."""
+        """The alias that the interface has once it is moved."""
         return ALIAS_PREFIX + self.key
 
     @property
     def temporary_name(self) -> str:
-        """A name on the host that no other attachment's interface has: 15 bytes."""
+        """A name on the host that is unique to the attachment: 15 bytes."""
         return TEMPORARY_PREFIX + self.key[:13]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """How an interface was on the host, which it is to be again. The journal keeps it."""
+    """The properties of an interface on the host, to be restored. The journal keeps them."""
 
     name: str
     kind: str
@@ -60,11 +60,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     alias: str = ""
     device: str = ""
     altnames: tuple[str, ...] = ()
-    flags: int = 0  # of MODES, those that are set
+    flags: int = 0  # those of MODES that are set
 
 
 def origin_of(link: Link) -> Origin:
-    """What to keep of an interface before it is moved."""
+    """The properties of an interface to restore after a move."""
     return Origin(
         name=link.name,
         kind=link.kind,
@@ -79,9 +79,9 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface of that name.
+    """Raise NameTaken if the pod has an interface with that name.
 
-    The kernel says so only after a move, so whoever moves looks first.
+    Check this before a move, because the kernel reports it only afterwards.
     """
     if not links.has_name(pod, name):
         return
@@ -100,34 +100,35 @@ def move_in(
     *,
     mtu: int = 0,
 ) -> Link:
-    """Move an interface into the pod under its name there. Answers it as it is in the pod.
+    """Move an interface into the pod, rename it to `name` and mark it. Returns it as in the pod.
 
-    Its MTU is set with the move, if it is given.
+    The caller must have checked that the name is free. The MTU is set with the move unless it is
+    0. The kernel may assign another index, so the interface is looked up again, without the RTNL
+    lock, which other moves hold. `configure` checks the mark.
 
-    The caller has seen that the name is free. The interface is looked up afresh, because the
-    kernel may renumber it, without a wait for the next one's move; `configure` asks for its mark.
+    Raises HostError, and LinkMissing if the interface with that name is not the moved one.
     """
     _drop_clashing_altnames(host, pod, link, name)
     with _moving:
         links.move(host, link, namespace, name, mark.alias, mtu=mtu)
-    seen = links.glance(pod, name)
+    seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
         flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )
-    # A VF that is set down, as it is for a move, takes over the address that its PF has set.
+    # The address may differ: a VF that goes down, as in a move, takes the address its PF has set.
     moved = links.by_index(pod, seen.index) if seen is not None else None
     if moved is None or moved.alias != mark.alias:
-        raise LinkMissing(f'"{name}" in the pod is another interface than was moved')
+        raise LinkMissing(f'"{name}" in the pod is not the interface that was moved')
     return moved
 
 
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
-    """Give an interface a hardware address, of 6 bytes.
+    """Set an interface's hardware address (6 bytes).
 
-    A VF whose PF has set its address, and that is not trusted, may set none, not even that one
-    (igb). It takes it over when its driver resets it, which going down is.
+    An untrusted VF whose PF has set its address may not set any, not even the same one (igb). It
+    takes the PF's address when its driver resets it, which setting it down does.
     """
     try:
         links.set_mac(route, link, mac)
@@ -145,43 +146,54 @@ def configure(
     namespace: NetworkNamespace,
     link: Link,
     cidrs: Sequence[str],
-    switches: Sequence[Switch] = (),
+    sysctls: Sequence[Sysctl] = (),
     link_local: str = "",
     modes: tuple[int, int] = (0, 0),
 ) -> tuple[Link, list[str]]:
-    """Switches, addresses, then up: the kernel announces nothing it learns in the other order.
+    """Set sysctls, modes and addresses, then set the interface up.
 
-    `link_local` replaces the address that the kernel would make, if the pod has IPv6 at all.
-    `modes` are those of MODES that are to be on, among those that are to be on or off.
-    Answers the interface as it is then, and every address that was given. LinkMissing if it
-    is not the one that was moved.
+    In this order, because the kernel announces only addresses that exist when it comes up.
+
+    Args:
+        cidrs: the addresses.
+        sysctls: set before the addresses.
+        link_local: an IPv6 address to use in place of the kernel's, if the pod has IPv6.
+        modes: the flags of MODES to set, and the mask of those to set or clear.
+
+    Returns the interface and every address that it got. Raises HostError, and LinkMissing if it
+    has gone or has lost its mark.
     """
     if any(":" in cidr for cidr in cidrs):
-        switches = (*switches, *IPV6_SWITCHES)
-    if switches:
-        addresses.set_switches(namespace, link, switches)
-    given = list(cidrs)
+        sysctls = (*sysctls, *IPV6_SYSCTLS)
+    if sysctls:
+        addresses.set_sysctls(namespace, link, sysctls)
+    assigned = list(cidrs)
     changes = []
     if link_local:
         changes.append(links.no_generated_address(link))
-        if addresses.switch(namespace, 6, link, "disable_ipv6") == "0":
-            given.append(link_local)
+        if addresses.sysctl(namespace, 6, link, "disable_ipv6") == "0":
+            assigned.append(link_local)
     if modes[1]:
         changes.append(links.flagged(link, *modes))
-    changes += [addresses.addition(link, cidr) for cidr in given]
+    changes += [addresses.addition(link, cidr) for cidr in assigned]
     ready = links.by_index(pod, link.index, after=[*changes, links.up(link)])
     if ready is None or ready.alias != link.alias:
         raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
-    return ready, given
+    return ready, assigned
 
 
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
-    """The interface in a namespace, where it most likely has one of these names.
+    """Find an attachment's interface in a namespace, whatever its name is there.
 
-    Hardware is known by its device, which nobody can give to another interface: of two that one
-    function has, by its mark or its address. Anything else is known by its mark; without that by
-    its name, kind and address together, which another interface may each have. A pod may write
-    marks as it likes.
+    Args:
+        route: a socket in the namespace.
+        names: the names that it probably has; tried first.
+        origin: its properties on the host.
+        mark: its mark. A pod can change or forge it.
+
+    A hardware interface is identified by its device, which a pod cannot change, and if the
+    function has two interfaces also by its mark or address. Any other interface is identified by
+    its mark, or by name, kind and address together.
     """
     for name in names:
         link = links.find(route, name) if links.has_name(route, name) else None
@@ -203,15 +215,14 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     return next((link for link in present if link.alias == mark.alias), None)
 
 
-def bring_back(
-    host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark
-) -> bool:
-    """Move the interface, `name` in the pod, to the host, and make it what it was there.
+def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
+    """Move the interface, `name` in the pod, to the host and restore its properties there.
 
-    Also if it is on the host already, half restored or given back by a namespace that died
-    (`pod` is None then). False if it is nowhere. Raises NameTaken if another interface has its
-    name by now: it is on the host then, marked, under a temporary name. A call after any
-    failure goes on from there.
+    This also restores an interface that is on the host already: half restored, or returned by a
+    namespace that died (then `pod` is None). After a failure, call it again to continue.
+
+    Returns False if the interface is in neither namespace. Raises NameTaken if another interface
+    has its name now; then it is on the host, marked, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -220,7 +231,7 @@ def bring_back(
 
 
 def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> None:
-    """Move an interface to the host, as it was there if its name is free."""
+    """Move an interface to the host. It gets its old name and properties if the name is free."""
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
     link = _without_foreign_altnames(pod, link, origin)
@@ -236,16 +247,16 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
         except HostError:
             if links.by_index(pod, link.index) is not None:
                 raise
-            # It has been moved, and something after that failed: `_restore` finds out what.
+            # It was moved and a later part of the message failed: `_restore` does the rest.
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
-    """What is not yet as it was, of an interface on the host. The mark goes last."""
+    """Restore the properties of an interface on the host that differ. The mark goes last."""
     link = find(host, (mark.temporary_name, origin.name), origin, mark)
     if link is None:
         return False
     if link.name != origin.name:
-        if origin.name in link.altnames:  # udev gives one back by its policy for names
+        if origin.name in link.altnames:  # udev adds one by its naming policy
             links.drop_altname(host, link, origin.name)
             kept = tuple(name for name in link.altnames if name != origin.name)
             link = msgspec.structs.replace(link, altnames=kept)
@@ -264,11 +275,11 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
         host.change(links.flagged(link, origin.flags, MODES))
     if origin.up and not link.up:
         host.change(links.up(link))
-    if link.alias != origin.alias:  # else it is home already, and its names the host's affair
+    if link.alias != origin.alias:  # otherwise it is restored, and its names are the host's
         link = _without_foreign_altnames(host, link, origin)
     for altname in origin.altnames:
         if altname not in link.altnames:
-            with suppress(HostError):  # another interface has it by now
+            with suppress(HostError):  # another interface may have it now
                 links.add_altname(host, link, altname)
     if link.alias != origin.alias:
         links.set_alias(host, link, origin.alias)
@@ -276,24 +287,24 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
 
 
 def _is_of_device(link: Link, origin: Origin) -> bool:
-    """Whether it is an interface of that hardware; an IPoIB child names its parent's, too."""
+    """Whether it is the interface of that hardware, and not an IPoIB child on it."""
     return link.device == origin.device and link.kind == origin.kind and not link.parent
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:
-    """Whether an interface with the right name is the one that was moved, without its mark."""
+    """Whether an interface with the right name is the moved one, though it has lost its mark."""
     same = (link.device, link.kind, link.mac) == (origin.device, origin.kind, origin.mac)
     return same and not link.alias.startswith(ALIAS_PREFIX)
 
 
 def _address_to_restore(link: Link, origin: Origin) -> str:
-    """Ethernet's only: a part of InfiniBand's is the port's, and cannot be set."""
+    """The hardware address to set, "" for none. InfiniBand's comes from the port."""
     ethernet = link.link_type == links.ARPHRD_ETHER
     return origin.mac if ethernet and link.mac != origin.mac else ""
 
 
 def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> Link:
-    """Take off the alternative names that a pod has given, or they clash with the next pod's."""
+    """Remove alternative names that the pod added; they could clash with the next pod's."""
     for altname in link.altnames:
         if altname not in origin.altnames:
             links.drop_altname(route, link, altname)
@@ -302,10 +313,10 @@ def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> L
 
 
 def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, name: str) -> None:
-    """Take off the alternative names that would be in the way of a move.
+    """Remove alternative names that prevent a move.
 
-    One that is the new name makes the rename fail after the move. One that another interface
-    has over there: the kernel refuses the move, or before Linux 6.6 mixes the two up.
+    If one equals the new name, the rename fails after the move. If another interface in the
+    target has one, the kernel refuses the move, or before Linux 6.6 mixes the two up.
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):

@@ -1,8 +1,9 @@
-"""PCI functions and auxiliary devices as sysfs shows them: PF, VF, driver, netdevs, RDMA devices.
+"""Reads PCI functions and auxiliary devices from sysfs (PF, VF, driver, netdevs), binds drivers.
 
-`net/` and, in the RDMA subsystem's exclusive mode, `infiniband/` below a device list only what
-is in the network namespace of the sysfs mount; the device itself, its driver, `physfn` and
-`virtfn*` are in every one. What vanishes while it is read (hot-unplug, rebind) reads as absent.
+Below a device, `net/` lists only interfaces in the network namespace of the sysfs mount. So does
+`infiniband/` in the RDMA subsystem's exclusive mode. The device itself, its driver, `physfn` and
+`virtfn*` are visible in every namespace. A device that vanishes while it is read (hot-unplug,
+rebind) reads as absent.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
 drivers/base/bus.c.
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from base.paths import Paths
+from base.types import Bdf
 from host import sysfs
 from host.errors import HostError, explained
 
@@ -25,106 +27,105 @@ _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
-# phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0" and, of a split port,
-# "p0s1" are the wire, "pf0vf3", "pf0sf88", "c1pf0vf3" stand for a function.
+# phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0", and "p0s1" for a split
+# port, are uplinks; "pf0vf3", "pf0sf88", "c1pf0vf3" are representors of a function.
 _UPLINK = re.compile(r"(p[0-9]+(s[0-9]+)?)?")
 _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A PCI function, or an auxiliary device (a scalable function), as sysfs shows it now.
+    """A PCI function, or an auxiliary device (a scalable function), as sysfs shows it.
 
-    `netdevs` and `rdma` hold what is visible in the network namespace of this sysfs mount: a
-    VF whose interface is in a pod has none. A PF's `netdevs` hold its representors, too.
+    `netdevs` and `rdma` have only what is visible in the network namespace of the sysfs mount: a
+    VF whose interface is in a pod has no netdev. A PF's `netdevs` include its representors.
     """
 
     address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
     driver: str  # "" if none is bound
     pf: str  # address of the PF if this is a VF, else ""
-    index: int | None  # which VF of its PF
+    index: int | None  # number of the VF at its PF
     netdevs: tuple[str, ...]  # sorted
-    rdma: tuple[str, ...]  # sorted: those of the hardware, and Soft-RoCE's on a netdev
+    rdma: tuple[str, ...]  # names of hardware RDMA devices and of Soft-RoCE on a netdev, sorted
     above: str = ""  # address of the PCI function that an auxiliary device is on
 
     @property
     def is_vf(self) -> bool:
-        """A virtual function of a PF of this machine; a guest's VF has no PF it could see."""
+        """Whether it is a VF whose PF is visible; in a virtual machine it is not."""
         return self.pf != ""
 
     @property
     def userspace(self) -> bool:
-        """Bound for a program's own driver (DPDK, a virtual machine): it cannot have a netdev.
-
-        Besides vfio-pci there are vendors' variants of it (drivers/vfio/pci: mlx5_vfio_pci).
-        """
+        """Whether a userspace driver has it (DPDK, a virtual machine), so it has no netdev."""
         return for_userspace(self.driver)
 
 
 def for_userspace(driver: str) -> bool:
-    """Whether what this driver is bound to is a program's own, and no interface (VFIO, UIO)."""
+    """Whether this driver gives a device to a userspace program (VFIO, UIO).
+
+    Besides vfio-pci there are vendors' variants of it (drivers/vfio/pci: mlx5_vfio_pci).
+    """
     return driver in _UIO or driver.replace("-", "_").endswith("vfio_pci")
 
 
 def is_representor(phys_port_name: str) -> bool:
-    """Whether a netdev's port name says that it stands for a function, as switchdev's do."""
+    """Whether a netdev with this port name is a switchdev representor of a function."""
     return _REPRESENTOR.fullmatch(phys_port_name) is not None
 
 
-def canonical(text: str) -> str | None:
-    """An address as sysfs writes it: "AF:06.0" is "0000:af:06.0"; None if it can be none."""
+def canonical(text: str) -> Bdf | None:
+    """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; None if it is invalid."""
     if bdf := _BDF.fullmatch(text):
-        return f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}"
-    return text if _AUXILIARY.fullmatch(text) else None
+        return Bdf(f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}")
+    return Bdf(text) if _AUXILIARY.fullmatch(text) else None
 
 
 def find(paths: Paths, address: str) -> Function | None:
-    """The device with that address, in any spelling that `canonical` takes; None if none is."""
-    known = canonical(address)
-    if known is None:
+    """The device with that address, in any spelling that `canonical` takes; None if absent."""
+    bdf = canonical(address)
+    if bdf is None:
         return None
-    pf = sysfs.target(f"{_device(paths, known)}/physfn")
-    index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == known), None) if pf else None
-    return _read(paths, known, pf, index, None)
+    pf = sysfs.target(f"{_device(paths, bdf)}/physfn")
+    index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == bdf), None) if pf else None
+    return _read(paths, bdf, pf, index, None)
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
     """The VFs of the PF with that address, by index; [] if it has none."""
-    known = canonical(pf)
-    if known is None:
+    bdf = canonical(pf)
+    if bdf is None:
         return []
     soft = _soft_rdma(paths)
-    found = (
-        _read(paths, address, known, index, soft)
-        for index, address in _virtual(_device(paths, known))
+    functions = (
+        _read(paths, address, bdf, index, soft) for index, address in _virtual(_device(paths, bdf))
     )
-    return [function for function in found if function is not None]
+    return [function for function in functions if function is not None]
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
-    """How many VFs there are and could be (sriov_numvfs, sriov_totalvfs); zeros if never any."""
-    known = canonical(pf)
-    if known is None:
+    """How many VFs a device has and can have: sriov_numvfs, sriov_totalvfs; zeros for no PF."""
+    bdf = canonical(pf)
+    if bdf is None:
         return (0, 0)
-    device = _device(paths, known)
-    there = sysfs.decimal(f"{device}/sriov_numvfs")
+    device = _device(paths, bdf)
+    existing = sysfs.decimal(f"{device}/sriov_numvfs")
     possible = sysfs.decimal(f"{device}/sriov_totalvfs")
-    return (there or 0, possible or 0)
+    return (existing or 0, possible or 0)
 
 
 def pf_netdev(paths: Paths, pf: str) -> str:
-    """The PF's own netdev, "" if none is in this namespace.
+    """The name of the PF's own netdev; "" if it is not in this namespace.
 
-    In switchdev mode `net/` lists the representors of its VFs beside it. Of several uplinks
-    (a function with two ports) the one with the lowest dev_port is taken.
+    In switchdev mode `net/` also lists the representors of VFs. If there are several uplinks (a
+    function with two ports), the one with the lowest dev_port counts.
     """
-    known = canonical(pf)
-    if known is None:
+    bdf = canonical(pf)
+    if bdf is None:
         return ""
     uplinks = []
-    for name, directory in _netdevs(_device(paths, known)).items():
+    for name, directory in _netdevs(_device(paths, bdf)).items():
         port = sysfs.text(f"{directory}/phys_port_name")  # EOPNOTSUPP outside switchdev mode
         if not is_representor(port):
-            # Anything else that has a name, such as "0" of older mlx5's representors, comes last.
+            # Unknown port names, such as "0" for representors of older mlx5 drivers, come last.
             foreign = _UPLINK.fullmatch(port) is None
             uplinks.append((foreign, sysfs.decimal(f"{directory}/dev_port") or 0, name))
     return min(uplinks)[2] if uplinks else ""
@@ -133,14 +134,14 @@ def pf_netdev(paths: Paths, pf: str) -> str:
 def of_netdev(paths: Paths, netdev: str) -> Function | None:
     """The function under a netdev of the host; None if it is virtual, or on another bus.
 
-    Of a representor it is the PF, whose device it is on.
+    For a representor this is the PF.
     """
     address = _address_under(paths, "net", netdev)
     return find(paths, address) if address else None
 
 
 def holder_of_rdma(paths: Paths, rdma: str) -> str:
-    """Address of the function an RDMA device is on, Soft-RoCE's by its netdev; "" for none."""
+    """The address of the function under an RDMA device, or under Soft-RoCE's netdev; "" if none."""
     device = _rdma(paths, rdma)
     if _is_virtual(device):
         netdev = _netdev_of_soft(device)
@@ -148,30 +149,30 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
     return _address_under(paths, "infiniband", rdma)
 
 
-def verbs_of(paths: Paths, address: str) -> tuple[str, ...]:
-    """The hardware RDMA devices of a function by the names that they have now, sorted.
+def rdma_of(paths: Paths, address: str) -> tuple[str, ...]:
+    """The names of a function's hardware RDMA devices in any network namespace, sorted.
 
-    Their uverbs devices are shown in every namespace, so also of those that are in another one.
+    They are read from their uverbs devices, which are visible in every namespace.
     """
     entries = _below(f"{_device(paths, canonical(address) or address)}/infiniband_verbs")
-    found = {sysfs.text(f"{entry}/ibdev") for entry in entries.values()}
-    return tuple(sorted(found - {""}))
+    names = {sysfs.text(f"{entry}/ibdev") for entry in entries.values()}
+    return tuple(sorted(names - {""}))
 
 
 def netdev_of_software(paths: Paths, rdma: str) -> str:
-    """The interface that a software RDMA device is on, by its name there; "" for none."""
+    """The name of the interface under a software RDMA device; "" if there is none."""
     return _netdev_of_soft(_rdma(paths, rdma))
 
 
 def is_software(paths: Paths, rdma: str) -> bool:
-    """Whether an RDMA device is a program on a netdev, such as Soft-RoCE, and no hardware."""
+    """Whether an RDMA device is software on a netdev, such as Soft-RoCE."""
     return _is_virtual(_rdma(paths, rdma))
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The character device's name ("uverbs0") of an RDMA device, "" if it has none.
+    """The name of an RDMA device's character device ("uverbs0"); "" if it has none.
 
-    The numbers are handed out anew whenever a driver is bound: ask after that, not before.
+    Binding a driver assigns new numbers, so a name read before that is stale.
     """
     for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
         if sysfs.text(f"{entry}/ibdev") == rdma:
@@ -180,23 +181,23 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
 
 
 def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
-    """The character device of each RDMA device by its name: ("uverbs0", 231, 192)."""
-    found = {}
+    """Each RDMA device's character device: {"mlx5_0": ("uverbs0", 231, 192)}."""
+    numbers = {}
     for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
         major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
         rdma = sysfs.text(f"{entry}/ibdev")
         if rdma and major.isdecimal() and minor.isdecimal():
-            found[rdma] = (uverbs, int(major), int(minor))
-    return found
+            numbers[rdma] = (uverbs, int(major), int(minor))
+    return numbers
 
 
 def unbind(paths: Paths, function: Function) -> None:
-    """Take the driver off. Fine if it is off already. Raises HostError."""
+    """Unbind the function's driver, if it has one. Raises HostError."""
     if not function.driver:
         return
-    orders = _orders(paths, function.address, function.driver)
+    driver_directory = _driver_directory(paths, function.address, function.driver)
     try:
-        _write(f"{orders}/unbind", function.address)
+        _write(f"{driver_directory}/unbind", function.address)
     except OSError as error:
         if _driver(paths, function.address) == function.driver:
             what = f"cannot unbind {function.address} from driver {function.driver}"
@@ -204,35 +205,35 @@ def unbind(paths: Paths, function: Function) -> None:
 
 
 def bind(paths: Paths, function: Function, driver: str) -> None:
-    """Bind a function without a driver to `driver`. Fine if it is bound to it already.
+    """Bind a function without a driver to `driver`, unless it is bound to it already.
 
-    A driver that does not know the function by its PCI IDs (vfio-pci) gets it by
-    `driver_override`, which goes again with the next `bind` to another one. Raises HostError.
+    A driver that does not match the function's PCI IDs (vfio-pci) gets it by `driver_override`,
+    which the next `bind` to another driver clears. Raises HostError.
     """
     override = f"{_device(paths, function.address)}/driver_override"
-    orders = _orders(paths, function.address, driver)
+    driver_directory = _driver_directory(paths, function.address, driver)
     what = f"cannot bind {function.address} to driver {driver}"
-    if not sysfs.exists(orders):
+    if not sysfs.exists(driver_directory):
         raise HostError(f"{what}: there is no such driver: is its kernel module loaded?")
     try:
         if sysfs.text(override) not in ("", "(null)", driver):
-            _write(override, "\n")  # else the kernel refuses every driver but that one
+            _write(override, "\n")  # otherwise the kernel refuses every other driver
         try:
-            _write(f"{orders}/bind", function.address)
+            _write(f"{driver_directory}/bind", function.address)
         except OSError as error:
             # ENODEV: the driver's IDs do not match. The auxiliary bus has no override.
             if error.errno != errno.ENODEV or not sysfs.exists(override):
                 raise
-            _bind_overriding(override, orders, function.address, driver)
+            _bind_overriding(override, driver_directory, function.address, driver)
     except OSError as error:
         if _driver(paths, function.address) != driver:
             raise _refused(what, error) from None
 
 
-def _bind_overriding(override: str, orders: str, address: str, driver: str) -> None:
+def _bind_overriding(override: str, driver_directory: str, address: str, driver: str) -> None:
     _write(override, driver)
     try:
-        _write(f"{orders}/bind", address)
+        _write(f"{driver_directory}/bind", address)
     except OSError:
         _write(override, "\n")
         raise
@@ -276,8 +277,8 @@ def _device(paths: Paths, address: str) -> str:
     return f"{_bus(paths, address)}/devices/{address}"
 
 
-def _orders(paths: Paths, address: str, driver: str) -> str:
-    """The directory of a driver, where its orders `bind` and `unbind` are."""
+def _driver_directory(paths: Paths, address: str, driver: str) -> str:
+    """The directory of a driver, with its files `bind` and `unbind`."""
     return f"{_bus(paths, address)}/drivers/{driver}"
 
 
@@ -290,12 +291,12 @@ def _driver(paths: Paths, address: str) -> str:
 
 
 def _virtual(pf_device: str) -> list[tuple[int, str]]:
-    """Index and address of the VFs, by index: `virtfn10` comes after `virtfn9`."""
-    found = []
+    """Index and address of the VFs, sorted by index."""
+    vfs = []
     for entry, link in _below(pf_device).items():
         if (name := _VIRTFN.fullmatch(entry)) and (address := sysfs.target(link)):
-            found.append((int(name[1]), address))
-    return sorted(found)
+            vfs.append((int(name[1]), address))
+    return sorted(vfs)
 
 
 def _netdevs(device: str) -> dict[str, str]:
@@ -303,18 +304,18 @@ def _netdevs(device: str) -> dict[str, str]:
     netdevs = _below(f"{device}/net")
     if not netdevs and ":" in device.rpartition("/")[2]:
         for name in sysfs.names(device):
-            if name.startswith("virtio"):  # whose netdevs are on a device of their own bus
+            if name.startswith("virtio"):  # its netdevs are on a device of the virtio bus
                 netdevs |= _below(f"{device}/{name}/net")
     return netdevs
 
 
 def _below(directory: str) -> dict[str, str]:
-    """The entries of a directory, with the path of each by its name."""
+    """The paths of a directory's entries, by name."""
     return {name: f"{directory}/{name}" for name in sysfs.names(directory)}
 
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
-    """The address of the device that a netdev or RDMA device is on, "" for another bus' or none."""
+    """The address of the device under a netdev or RDMA device; "" for another bus or none."""
     try:
         device = (paths.sys / "class" / kind / name / "device").resolve(strict=True)
     except (OSError, RuntimeError):
@@ -326,12 +327,12 @@ def _address_under(paths: Paths, kind: str, name: str) -> str:
 
 
 def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
-    """RDMA devices in software, such as Soft-RoCE's, by the netdev each is on."""
-    found: dict[str, list[str]] = {}
+    """Software RDMA devices, such as Soft-RoCE, by the netdev they are on."""
+    by_netdev: dict[str, list[str]] = {}
     for name, device in _below(f"{paths.sys}/class/infiniband").items():
         if _is_virtual(device) and (netdev := _netdev_of_soft(device)):
-            found.setdefault(netdev, []).append(name)
-    return found
+            by_netdev.setdefault(netdev, []).append(name)
+    return by_netdev
 
 
 def _is_virtual(device: str) -> bool:
@@ -339,12 +340,12 @@ def _is_virtual(device: str) -> bool:
 
 
 def _netdev_of_soft(device: str) -> str:
-    # `parent` is rdma_rxe's; the GID table's is there for any driver, but empty while down.
+    # Only rdma_rxe has `parent`; any driver has the GID table, but it is empty while down.
     return sysfs.text(f"{device}/parent") or sysfs.text(f"{device}/ports/1/gid_attrs/ndevs/0")
 
 
 def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # not O_CREAT: an attribute exists or it does not
+    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT, unlike open()
     try:
         os.write(descriptor, text.encode())
     finally:

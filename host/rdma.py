@@ -1,8 +1,9 @@
-"""RDMA devices: listed, moved, renamed, made, over NETLINK_RDMA (drivers/infiniband/core/nldev.c).
+"""Lists, moves, renames and creates RDMA devices over NETLINK_RDMA (core/nldev.c).
 
-A device is in one network namespace if the subsystem's mode is exclusive, and visible in all of
-them if it is shared. It keeps its index over a move; for some milliseconds meanwhile it is in no
-namespace at all. To move one makes its IPoIB interfaces anew.
+In the RDMA subsystem's exclusive mode a device is in one network namespace; in shared mode it is
+visible in all of them. A device keeps its index in a move, and is in no namespace for some
+milliseconds meanwhile. When a device moves, the kernel deletes its IPoIB interfaces and creates
+new ones.
 """
 
 import errno
@@ -46,20 +47,20 @@ _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 
 
-class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device as the kernel shows it now."""
+class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """An RDMA device, as netlink shows it."""
 
-    index: int  # one number space for all namespaces, kept over a move
+    index: int  # unique over all namespaces; a move keeps it
     name: str  # "mlx5_0"; unique over all namespaces
-    node_guid: str  # "0011:2233:4455:6677" as sysfs writes it
+    node_guid: str  # "0011:2233:4455:6677", in sysfs's form
     protocol: str  # RDMA_NLDEV_ATTR_DEV_PROTOCOL: "ib", "roce", "iw", "opa", "usnic", ""
 
 
 class RdmaNetlink(NetlinkSocket):
-    """A socket in the namespace where it was made. One thread at a time may use it.
+    """A socket in the namespace where it was created. One thread at a time may use it.
 
-    That is `namespace`; None is the thread's own one, which then is to be that for every use.
-    HostError where the kernel has no RDMA netlink.
+    `namespace` is that namespace; None means the calling thread's own, in which every use must
+    happen. Raises HostError if the kernel has no RDMA netlink.
     """
 
     def __init__(self, namespace: NetworkNamespace | None = None) -> None:
@@ -72,26 +73,26 @@ class RdmaNetlink(NetlinkSocket):
             raise explained("opening an RDMA netlink socket", code, words) from None
 
     def inside(self) -> AbstractContextManager[None]:
-        """The calling thread is in the socket's namespace."""
+        """The calling thread is in the socket's namespace during the block."""
         return nullcontext() if self.namespace is None else self.namespace.entered()
 
 
 @contextmanager
 def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
-    """A socket in `namespace`, in the caller's own where none is given; as netlink.netlink."""
+    """A socket in `namespace`, by default in the calling thread's own; as netlink.netlink."""
     if namespace is None:
-        made = RdmaNetlink()
+        opened = RdmaNetlink()
     else:
         with namespace.entered():
-            made = RdmaNetlink(namespace)
-    with made:
-        yield made
+            opened = RdmaNetlink(namespace)
+    with opened:
+        yield opened
 
 
 def mode(socket: RdmaNetlink) -> str:
-    """How devices belong to namespaces: "shared" or "exclusive", which is all of the system's.
+    """The mode of the RDMA subsystem: "shared" or "exclusive". All namespaces have the same.
 
-    HostError where the kernel cannot tell: older than Linux 5.2, or 5.4 within a pod.
+    Raises HostError on kernels that cannot say: before Linux 5.2, or before 5.4 within a pod.
     """
     what = "asking for the RDMA subsystem's mode"
     try:
@@ -102,52 +103,53 @@ def mode(socket: RdmaNetlink) -> str:
         raise explained(what, refused.code, words) from None
     value = _fields(answer).get(RDMA_NLDEV_SYS_ATTR_NETNS_MODE)
     if value is None or value[0] >= len(MODES):
-        raise HostError(f"{what}: the answer of this kernel is not known")
+        raise HostError(f"{what}: this kernel's answer is unknown")
     return MODES[value[0]]
 
 
-def devices(socket: RdmaNetlink) -> list[RdmaDevice]:
-    """The devices that the socket's namespace sees, except those that are being moved.
+def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
+    """The devices that are visible in the socket's namespace, except those being moved.
 
-    The kernel looks each next one up by its position (_nldev_get_dumpit), and marks no dump as
-    inconsistent: one that leaves meanwhile hides another. So two looks have to agree.
+    The kernel finds the next device of a dump by its position (_nldev_get_dumpit) and does not
+    mark a dump as inconsistent, so a device that leaves meanwhile hides another one. Therefore
+    two consecutive dumps have to agree.
     """
     what = "listing RDMA devices"
-    seen: list[RdmaDevice] | None = None
+    last: list[NetlinkRdmaDevice] | None = None
     for _ in range(DUMPS):
         with trying(what):
             parts = socket.table(_kind(RDMA_NLDEV_CMD_GET), b"")
-        found = [_device(part) for _, part in parts]
-        if found == seen:
-            return found
-        seen = found
-    words = f"they changed during each of {DUMPS} looks at them"
+        listed = [_device(part) for _, part in parts]
+        if listed == last:
+            return listed
+        last = listed
+    words = f"they changed during each of {DUMPS} attempts"
     raise explained(what, errno.EAGAIN, words)
 
 
-def find(socket: RdmaNetlink, name: str) -> RdmaDevice | None:
-    """The device of that name, if the socket's namespace sees it."""
+def find(socket: RdmaNetlink, name: str) -> NetlinkRdmaDevice | None:
+    """The device with that name, if it is visible in the socket's namespace."""
     return next((device for device in devices(socket) if device.name == name), None)
 
 
-def by_index(socket: RdmaNetlink, index: int) -> RdmaDevice | None:
-    """The device of that index, if the socket's namespace sees it."""
+def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
+    """The device with that index, if it is visible in the socket's namespace."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(index))
     try:
         _, answer = socket.ask(_kind(RDMA_NLDEV_CMD_GET), request)
     except NetlinkError as refused:
-        # nldev_get_doit says EINVAL of a device that is not there
+        # nldev_get_doit answers EINVAL if the device does not exist.
         if refused.code in (errno.EINVAL, errno.ENODEV, errno.ENOENT):
             return None
         raise explained(f"looking up RDMA device {index}", refused.code, refused.words) from None
     return _device(answer)
 
 
-def move(socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
-    """Move a device to another namespace, which it is in when this returns.
+def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
+    """Move a device to another namespace. It is there when this returns.
 
-    The socket must be in the device's namespace, and so the thread is for the time of it: the
-    kernel compares that one with the sender's, not with the socket's (ib_device_set_netns_put).
+    The socket must be in the device's namespace. The thread enters that too, because the kernel
+    compares it with the sending thread's namespace (ib_device_set_netns_put).
     """
     what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
     descriptor = attribute(RDMA_NLDEV_NET_NS_FD, _U32.pack(target.descriptor))
@@ -159,44 +161,44 @@ def move(socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> N
         if refused.code == errno.EOPNOTSUPP and mode(socket) == "shared":
             words = f"the RDMA subsystem is in shared mode: {EXCLUSIVE}"
         elif refused.code == errno.EOPNOTSUPP:
-            words = "its driver cannot be moved, because it does not let go of running programs"
+            words = "its driver cannot do that, because it cannot disassociate running programs"
         elif refused.code in (errno.EINVAL, errno.ENODEV):
-            words = words or "it is no longer in the namespace that it is to be moved from"
+            words = words or "it is no longer in the namespace that it should be moved from"
         raise explained(what, refused.code, words) from None
 
 
-def rename(socket: RdmaNetlink, device: RdmaDevice, name: str) -> None:
-    """Give a device another name, which no device of any namespace may have."""
+def rename(socket: RdmaNetlink, device: NetlinkRdmaDevice, name: str) -> None:
+    """Rename a device. No device in any namespace may have the new name."""
     encoded = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     with trying(f'renaming RDMA device "{device.name}" to "{name}"'):
         _set(socket, device, encoded)
 
 
 def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
-    """Make a software device, "rxe" or "siw", on an interface of the socket's namespace."""
+    """Create a software device, "rxe" or "siw", on an interface in the socket's namespace."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_NAME, _text(name))
     request += attribute(RDMA_NLDEV_ATTR_LINK_TYPE, _text(kind))
     request += attribute(RDMA_NLDEV_ATTR_NDEV_NAME, _text(netdev))
     what = f'making {kind} device "{name}" on "{netdev}"'
     try:
-        # No NLM_F_EXCL or NLM_F_CREATE: one is a bit of NLM_F_DUMP, which rdma_nl_rcv_msg sees
+        # Without NLM_F_EXCL: it is a bit of NLM_F_DUMP, and rdma_nl_rcv_msg would see a dump.
         socket.ask(_kind(RDMA_NLDEV_CMD_NEWLINK), request, NLM_F_ACK)
     except NetlinkError as refused:
         unknown = refused.code == errno.EINVAL and not refused.words
-        words = f"is the module of {kind} (rdma_{kind} or {kind}) there?" if unknown else ""
+        words = f"is the module of {kind} (rdma_{kind} or {kind}) loaded?" if unknown else ""
         raise explained(what, refused.code, refused.words or words) from None
 
 
-def delete_soft(socket: RdmaNetlink, device: RdmaDevice) -> None:
-    """Delete a software device; one that is gone already is fine."""
+def delete_soft(socket: RdmaNetlink, device: NetlinkRdmaDevice) -> None:
+    """Delete a software device. It is no error if it has gone already."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     try:
         socket.ask(_kind(RDMA_NLDEV_CMD_DELLINK), request, NLM_F_ACK)
     except NetlinkError as refused:
-        # EINVAL, too, if it is not there
+        # EINVAL also means that the device does not exist.
         if refused.code == errno.EINVAL and by_index(socket, device.index) is None:
             return
-        words = "it is no software device" if refused.code == errno.EINVAL else ""
+        words = "it is not a software device" if refused.code == errno.EINVAL else ""
         what = f'deleting RDMA device "{device.name}"'
         raise explained(what, refused.code, refused.words or words) from None
 
@@ -206,7 +208,7 @@ def _kind(command: int) -> int:
     return RDMA_NL_NLDEV << 10 | command
 
 
-def _set(socket: RdmaNetlink, device: RdmaDevice, change: bytes) -> None:
+def _set(socket: RdmaNetlink, device: NetlinkRdmaDevice, change: bytes) -> None:
     index = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     socket.ask(_kind(RDMA_NLDEV_CMD_SET), index + change, NLM_F_ACK)
 
@@ -216,15 +218,15 @@ def _text(text: str) -> bytes:
 
 
 def _fields(answer: bytes) -> dict[int, bytes]:
-    found = attributes(answer, HEADER.size, len(answer))
-    return {kind: answer[start:stop] for kind, start, stop in found}
+    fields = attributes(answer, HEADER.size, len(answer))
+    return {kind: answer[start:stop] for kind, start, stop in fields}
 
 
-def _device(answer: bytes) -> RdmaDevice:
+def _device(answer: bytes) -> NetlinkRdmaDevice:
     fields = _fields(answer)
     guid = f"{_U64.unpack(fields[RDMA_NLDEV_ATTR_NODE_GUID])[0]:016x}"
     protocol = fields.get(RDMA_NLDEV_ATTR_DEV_PROTOCOL, b"")
-    return RdmaDevice(
+    return NetlinkRdmaDevice(
         index=_U32.unpack(fields[RDMA_NLDEV_ATTR_DEV_INDEX])[0],
         name=fields[RDMA_NLDEV_ATTR_DEV_NAME].rstrip(b"\0").decode(errors="surrogateescape"),
         node_guid=":".join(guid[at : at + 4] for at in range(0, 16, 4)),

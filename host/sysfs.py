@@ -1,20 +1,20 @@
-"""Reading sysfs: an attribute, the names in a directory, where a link leads.
+"""Reads sysfs: attributes, directories and links.
 
-Devices come and go while they are looked at, and drivers refuse attributes that they do not have
-(EINVAL, EOPNOTSUPP, EIO): whatever cannot be read is empty here, and nothing is raised. Paths are
-strings, for a Path costs more than the look, of which there are thousands when all HCAs are
-read. Files of procfs that a driver makes, such as NVIDIA's, read the same.
+Devices come and go while they are read, and drivers refuse attributes that they do not support
+(EINVAL, EOPNOTSUPP, EIO). What cannot be read is empty, and nothing is raised. Paths are strings,
+because reading all HCAs takes thousands of calls and a Path costs more than a call. Drivers'
+files in procfs, such as NVIDIA's, can be read the same way.
 """
 
 import os
 
-_PAGE = 65536  # bytes, the largest of any architecture: an attribute is never longer than one
+_PAGE = 65536  # bytes; the largest page of any architecture, and so the longest attribute
 
 
 def text(path: str, errors: str = "strict") -> str:
-    """An attribute, stripped; "" if it cannot be read.
+    """An attribute, stripped; "" if it cannot be read or is not UTF-8.
 
-    Also "" if it is no UTF-8; with `errors` as bytes.decode has them, "replace" keeps the rest.
+    `errors` is as in bytes.decode: "replace" keeps the valid part.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -29,13 +29,13 @@ def text(path: str, errors: str = "strict") -> str:
 
 
 def decimal(path: str) -> int | None:
-    """An attribute that is a number without a sign, "12"; None if it is none."""
-    found = text(path)
-    return int(found) if found.isdecimal() else None
+    """An attribute that is a number without a sign, such as "12"; None for anything else."""
+    attribute = text(path)
+    return int(attribute) if attribute.isdecimal() else None
 
 
 def names(directory: str) -> list[str]:
-    """The names in a directory, in no order; [] if it cannot be read."""
+    """The names in a directory, unsorted; [] if it cannot be read."""
     try:
         return os.listdir(directory)  # noqa: PTH208
     except OSError:
@@ -43,7 +43,7 @@ def names(directory: str) -> list[str]:
 
 
 def link(path: str) -> str:
-    """Where a link leads, as it is written; "" if there is none."""
+    """The text of a symbolic link; "" if there is none."""
     try:
         return os.readlink(path)  # noqa: PTH115
     except OSError:
@@ -51,10 +51,10 @@ def link(path: str) -> str:
 
 
 def target(path: str) -> str:
-    """The name of what a link leads to, such as a device's driver; "" if there is none."""
+    """The last component of a symbolic link, such as a driver's name; "" if there is none."""
     return link(path).rpartition("/")[2]
 
 
 def exists(path: str) -> bool:
-    """Something is there; a link that leads nowhere is not."""
+    """Whether the path exists; False for a link to nothing."""
     return os.path.exists(path)  # noqa: PTH110

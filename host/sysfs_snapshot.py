@@ -1,8 +1,8 @@
-"""The buses and class directories of sysfs, each read once: who is on which device.
+"""Reads the bus and class directories of sysfs once and relates their entries to devices.
 
-Every entry of theirs is a link to a directory below /sys/devices; whose that is, is told by the
-directories above it. A snapshot: what came or went later is not in it, attributes are read when
-they are asked for, and those that cannot be read are "".
+Every entry is a link to a directory below /sys/devices, and the directories above that are the
+devices it is on. This is a snapshot of the entries. Attributes are read on demand; those that
+cannot be read are "".
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband, testing/sysfs-class-net and
 sysfs-bus-pci; drivers/infiniband/core/{uverbs_main,user_mad}.c, ulp/ipoib/ipoib_vlan.c.
@@ -17,12 +17,12 @@ from base.paths import Paths
 from host import pci, sysfs
 
 _SF = re.compile(r"mlx5_core\.sf\.[0-9]+")
-_SMI = re.compile(r"smi[0-9]+")  # mlx5's sibling for subnet management of an XDR HCA
+_SMI = re.compile(r"smi[0-9]+")  # an XDR HCA's second mlx5 device, for subnet management
 _ARPHRD = {"1": "ether", "32": "infiniband"}  # linux/if_arp.h
 
 
 class CharacterDevice(msgspec.Struct, frozen=True):
-    """A character device of the kernel: its name, and the numbers sysfs gives it."""
+    """A character device: its name and its numbers in sysfs."""
 
     name: str  # "uverbs0"; its node is /dev/infiniband/uverbs0
     major: int
@@ -30,16 +30,16 @@ class CharacterDevice(msgspec.Struct, frozen=True):
 
 
 class Netdev(NamedTuple):
-    """An interface of this network namespace."""
+    """An interface in this network namespace."""
 
     name: str
     link_type: str  # "ether", "infiniband", or ""
-    guid: str  # of IPoIB: its port's, 16 digits
+    guid: str  # the port's GUID of an IPoIB interface, 16 digits
     dev_port: int
-    foreign: bool  # not the device's own: an IPoIB child, or a representor
+    foreign: bool  # not the device's own: an IPoIB child or a representor
 
 
-class Classes:
+class SysfsSnapshot:
     """The snapshot. Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0"."""
 
     def __init__(self, paths: Paths) -> None:
@@ -49,13 +49,13 @@ class Classes:
         self.sfs = {name: at for name, at in auxiliary.items() if _SF.fullmatch(name)}
         self.addresses = {at: address for address, at in (self.functions | self.sfs).items()}
         self._netdevs: dict[str, list[str]] = {}  # by the directory of their device
-        self._seen: dict[str, Netdev] = {}
+        self._by_name: dict[str, Netdev] = {}
         self.visible: set[str] = set()  # names of netdevs
         self._read_netdevs()
-        self.rdma: dict[str, list[str]] = {}  # names of RDMA devices, by their HCA's id
-        self.verbs: dict[str, list[str]] = {}  # the same of those in any network namespace
-        self.software: set[str] = set()  # names of RDMA devices
-        self.above: dict[str, str] = {}  # the directory of the device that an RDMA device is on
+        self.rdma: dict[str, list[str]] = {}  # names of visible RDMA devices, by their HCA's id
+        self.rdma_names: dict[str, list[str]] = {}  # the same in all network namespaces
+        self.software: set[str] = set()  # names of software RDMA devices
+        self.above: dict[str, str] = {}  # the directory of an RDMA device's parent device
         self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
         self.mad: dict[
             tuple[str, str, str], CharacterDevice
@@ -65,18 +65,18 @@ class Classes:
         self._read_mad()
 
     def own(self, directory: str) -> list[Netdev]:
-        """The interfaces of a device, by name; without IPoIB children and representors."""
+        """A device's own interfaces by name, without IPoIB children and representors."""
         netdevs = (self.netdev(name) for name in sorted(self._netdevs.get(directory, ())))
-        return [one for one in netdevs if not one.foreign]
+        return [netdev for netdev in netdevs if not netdev.foreign]
 
     def netdev(self, name: str) -> Netdev:
-        """The interface of that name, which is one of those visible."""
-        known = self._seen.get(name)
-        if known is None:
+        """The visible interface with that name."""
+        netdev = self._by_name.get(name)
+        if netdev is None:
             at = f"class/net/{name}"
             link_type = _ARPHRD.get(self.text(f"{at}/type"), "")
             if link_type == "infiniband":
-                # Only children that were made through sysfs have `parent`, but all link to theirs.
+                # Only children created through sysfs have `parent`; all have their parent's iflink.
                 index, link = self.text(f"{at}/ifindex"), self.text(f"{at}/iflink")
                 foreign = self.text(f"{at}/parent") != "" or index != link
             else:
@@ -85,46 +85,46 @@ class Classes:
             address = self.text(f"{at}/address").replace(":", "")
             guid = address[-16:] if len(address) == 40 else ""
             dev_port = self.number(f"{at}/dev_port") or 0
-            known = self._seen[name] = Netdev(name, link_type, guid, dev_port, foreign)
-        return known
+            netdev = self._by_name[name] = Netdev(name, link_type, guid, dev_port, foreign)
+        return netdev
 
     def text(self, path: str) -> str:
-        """An attribute by its path below /sys, stripped; "" if it cannot be read."""
+        """The attribute at a path below /sys, stripped; "" if it cannot be read."""
         return sysfs.text(f"{self._sys}/{path}", errors="replace")
 
     def number(self, path: str) -> int | None:
-        """An attribute that is a number, "12" or "0x1"; None if it is none."""
+        """An attribute that is a number, "12" or "0x1"; None for anything else."""
         try:
             return int(self.text(path), 0)
         except ValueError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory below /sys, [] if there is none."""
+        """The entries of a directory below /sys; [] if it does not exist."""
         return sysfs.names(f"{self._sys}/{path}")
 
     def indexes(self, path: str) -> list[int]:
-        """The entries of a table below /sys, which are numbers, in their order."""
+        """The numbers that are entries of a table below /sys, sorted."""
         return sorted(int(name) for name in self.names(path) if name.isdecimal())
 
     def link(self, path: str) -> str:
-        """Where a link below /sys leads, as it is written; "" if there is none."""
+        """The text of a symbolic link below /sys; "" if there is none."""
         return sysfs.link(f"{self._sys}/{path}")
 
     def target(self, path: str) -> str:
-        """The name of what a link below /sys leads to; "" if there is none."""
+        """The last component of a symbolic link below /sys; "" if there is none."""
         return sysfs.target(f"{self._sys}/{path}")
 
-    def _directories(self, where: str) -> dict[str, str]:
-        leads = ((name, self.link(f"{where}/{name}")) for name in self.names(where))
-        found = ((name, link.partition("devices/")[2]) for name, link in leads)
-        return {name: directory for name, directory in found if directory}
+    def _directories(self, at: str) -> dict[str, str]:
+        links = ((name, self.link(f"{at}/{name}")) for name in self.names(at))
+        directories = ((name, link.partition("devices/")[2]) for name, link in links)
+        return {name: directory for name, directory in directories if directory}
 
     def _read_netdevs(self) -> None:
         for name, directory in self._directories("class/net").items():
             device = directory.rpartition("/net/")[0] or "virtual"
             above, _, last = device.rpartition("/")
-            if last.startswith("virtio"):  # virtio's netdevs are on a device of their own bus
+            if last.startswith("virtio"):  # its netdevs are on a device of the virtio bus
                 device = above
             self._netdevs.setdefault(device, []).append(name)
             self.visible.add(name)
@@ -140,7 +140,7 @@ class Classes:
             rdma = self.text(f"class/infiniband_verbs/{name}/ibdev")
             if rdma and not _SMI.fullmatch(rdma):
                 above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
-                self.verbs.setdefault(self._home(rdma, above), []).append(rdma)
+                self.rdma_names.setdefault(self._home(rdma, above), []).append(rdma)
                 if node := _node(f"{self._sys}/class/infiniband_verbs/{name}"):
                     self.uverbs[rdma] = node
 
@@ -151,7 +151,7 @@ class Classes:
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
-        """Id of the HCA of an RDMA device: the nearest one above it, or itself."""
+        """The id of an RDMA device's HCA: the nearest device above with an address, or its name."""
         if above == "virtual":
             self.software.add(name)
         while above:
@@ -162,7 +162,7 @@ class Classes:
 
 
 def node_at(paths: Paths, path: str) -> CharacterDevice | None:
-    """The character device of a class' entry below /sys; None if there is none."""
+    """The character device of a class entry below /sys; None if there is none."""
     return _node(f"{paths.sys}/{path}")
 
 

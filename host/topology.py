@@ -1,8 +1,8 @@
-"""How far PCI devices are from each other, by sysfs alone, in the classes of nvidia-smi(1).
+"""Distances between PCI devices, read from sysfs, in the classes of nvidia-smi(1).
 
-GPUDirect RDMA works up to PXB (NCCL_NET_GDR_LEVEL): being on one NUMA node is not enough.
-A virtual machine shows its devices side by side whatever the machine below is like, so a file
-can say it instead: /etc/podfabric/topology.xml, in the format of NCCL_TOPO_FILE.
+GPUDirect RDMA works up to PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough. A virtual
+machine shows its devices side by side, whatever the topology of the host is. There an
+administrator can describe it in /etc/podfabric/topology.xml, in the format of NCCL_TOPO_FILE.
 
 Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{xml,topo,paths}.cc; the kernel's
 Documentation/ABI/testing/sysfs-bus-pci.
@@ -23,86 +23,87 @@ from host.errors import HostError
 
 _BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
-# Broadcom PEX switches of generation 4 and 5: one chip shows itself as two levels (getBcmGen).
+# Broadcom PEX switches of generation 4 and 5: one chip appears as two levels (getBcmGen).
 _TWO_LEVELS = frozenset(((0x1000, 0xC010), (0x1000, 0xC030)))
 
 
 class Distance(enum.IntEnum):
-    """nvidia-smi's classes; SAME is its X, the device itself or another function of the card."""
+    """nvidia-smi's classes. SAME is its X: the device itself or another function of the card."""
 
     SAME = 0
     PIX = 1  # at most one PCIe switch between them
-    PXB = 2  # several, but not the host bridge
+    PXB = 2  # several switches, but not the host bridge
     PHB = 3  # one host bridge
     NODE = 4  # host bridges of one NUMA node
-    SYS = 5  # NUMA nodes, or not known
+    SYS = 5  # different NUMA nodes, or unknown
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a device is. A VF and an SF are where their PF is."""
+class PciLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a device is on the PCI bus. VFs and SFs have the location of their PF."""
 
     address: str
     bridge: str  # the host bridge, "pci0000:17"; "cpu 0" from the file
     chain: tuple[str, ...]  # addresses from the root port to the function, which is last
     numa: int | None
-    # The ports on the way, in pairs: a root or downstream port, the upstream port below it. The
-    # chain, as a rule; the file names switches only, so the ports above those are made up.
+    # The ports on the way, in pairs: a root or downstream port, and the upstream port below it.
+    # Usually the chain. The file names only switches, so names for the ports above are invented.
     ports: tuple[str, ...]
-    flat: frozenset[str]  # those of `ports` that count as one with the switch above
+    flat: frozenset[str]  # upstream ports in `ports` that form one switch with the one above
 
 
 class Topology:
-    """A snapshot of where some devices are."""
+    """A snapshot of the locations of some devices."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
-        self._places = {place.address: place for place in places}
+    def __init__(self, locations: Iterable[PciLocation]) -> None:
+        self._locations = {location.address: location for location in locations}
         self._distances: dict[tuple[str, str], Distance] = {}
 
     @classmethod
     def read(cls, paths: Paths, addresses: Iterable[str]) -> "Topology":
-        """The places of these addresses, "0000:3b:00.0" or "mlx5_core.sf.4"; others have none.
+        """Read the locations of these addresses: "0000:3b:00.0" or "mlx5_core.sf.4".
 
-        Those that the file names are where it says. HostError if there is one that is wrong.
+        The topology file overrides sysfs for the devices that it names. Raises HostError if the
+        file is wrong.
         """
-        given = _override(topology_file(paths))
-        places = (_place(paths, address, given) for address in addresses)
-        return cls(place for place in places if place is not None)
+        override = _override(topology_file(paths))
+        locations = (_location(paths, address, override) for address in addresses)
+        return cls(location for location in locations if location is not None)
 
-    def place(self, address: str) -> Place | None:
-        """Where a device is; None if it is not known."""
-        return self._places.get(address)
+    def location(self, address: str) -> PciLocation | None:
+        """The location of a device; None if it is unknown."""
+        return self._locations.get(address)
 
     def distance(self, a: str, b: str) -> Distance:
-        """The class of the way between two devices; SYS if either's place is not known."""
-        known = self._distances.get((a, b))
-        if known is None:
-            here, there = self._places.get(a), self._places.get(b)
-            known = _distance(here, there) if here and there else Distance.SYS
-            self._distances[a, b] = self._distances[b, a] = known
-        return known
+        """The class of the path between two devices; SYS if the location of one is unknown."""
+        distance = self._distances.get((a, b))
+        if distance is None:
+            first, second = self._locations.get(a), self._locations.get(b)
+            distance = _distance(first, second) if first and second else Distance.SYS
+            self._distances[a, b] = self._distances[b, a] = distance
+        return distance
 
     def switch(self, address: str) -> str:
-        """What a device hangs on: the same for those at PIX of each other, "" if not known.
+        """An identifier that devices at PIX distance of each other share; "" if unknown.
 
-        The address of the switch' upstream port, or the root port, or the device's own card.
+        It is the address of the switch's upstream port, of the root port, or of the card.
         """
-        place = self._places.get(address)
-        if place is None:
+        location = self._locations.get(address)
+        if location is None:
             return ""
-        if len(place.ports) == 1:
-            return _card(place.ports[0])
-        at = max(len(place.ports) - 3, 0)
-        while at >= 2 and place.ports[at] in place.flat:
+        if len(location.ports) == 1:
+            return _card(location.ports[0])
+        at = max(len(location.ports) - 3, 0)
+        while at >= 2 and location.ports[at] in location.flat:
             at -= 2
-        return place.ports[at]
+        return location.ports[at]
 
 
 def topology_file(paths: Paths) -> Path:
-    """The file that says it for a virtual machine, which need not be there."""
+    """The path of the optional file that describes the topology of a virtual machine."""
     return paths.etc / "topology.xml"
 
 
-def _distance(a: Place, b: Place) -> Distance:
+def _distance(a: PciLocation, b: PciLocation) -> Distance:
     if _card(a.chain[-1]) == _card(b.chain[-1]):
         return Distance.SAME
     if a.bridge != b.bridge:
@@ -115,36 +116,36 @@ def _distance(a: Place, b: Place) -> Distance:
     return Distance.PIX if levels <= 1 else Distance.PXB
 
 
-def _levels(place: Place, common: int) -> int:
-    """Switches from the last common port on, its own included, on the way to a device."""
-    below = place.ports[common:-1]
-    return (len(below) + 1) // 2 - sum(port in place.flat for port in below)
+def _levels(location: PciLocation, common: int) -> int:
+    """How many switches are between the last common port and a device, the port's included."""
+    below = location.ports[common:-1]
+    return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 
 
 def _card(address: str) -> str:
     return address.rpartition(".")[0]
 
 
-def _place(paths: Paths, address: str, given: dict[str, Place]) -> Place | None:
-    found = pci.canonical(address)
-    if found is None:
+def _location(paths: Paths, address: str, override: dict[str, PciLocation]) -> PciLocation | None:
+    bdf = pci.canonical(address)
+    if bdf is None:
         return None
     functions = f"{paths.sys}/bus/pci/devices"
-    kind = "pci" if ":" in found else "auxiliary"
-    device = f"{paths.sys}/bus/{kind}/devices/{found}"
+    kind = "pci" if ":" in bdf else "auxiliary"
+    device = f"{paths.sys}/bus/{kind}/devices/{bdf}"
     physical = sysfs.target(f"{device}/physfn")
-    # A link's own words: no look at each directory on the way, as realpath(3) has.
-    bridge, chain = _chain(sysfs.link(f"{functions}/{physical or found}"))
+    # The link's text: realpath(3) would look at each directory on the way.
+    bridge, chain = _chain(sysfs.link(f"{functions}/{physical or bdf}"))
     if not bridge:
         bridge, chain = _chain(sysfs.link(device))
     pf = chain[-1] if chain else ""
-    # NCCL names a card with several functions by its first.
-    for name in (found, pf, f"{_card(pf)}.0"):
-        if name in given:
-            return msgspec.structs.replace(given[name], address=address)
+    # NCCL names a card with several functions by its first function.
+    for name in (bdf, pf, f"{_card(pf)}.0"):
+        if name in override:
+            return msgspec.structs.replace(override[name], address=address)
     if not bridge:
         return None
-    return Place(
+    return PciLocation(
         address=address,
         bridge=bridge,
         chain=chain,
@@ -155,10 +156,11 @@ def _place(paths: Paths, address: str, given: dict[str, Place]) -> Place | None:
 
 
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
-    """Host bridge and functions of a device's directory; of an SF those of its PF.
+    """Host bridge and functions on the path to a device; for an SF those of its PF.
 
-    Below a VMD there is a host bridge of its own: it hangs on no switch, and its root ports are
-    at PHB of each other and of everything on the bridge that the VMD is on.
+    A VMD has a host bridge of its own below a function. The outer bridge counts and the chain
+    starts below the VMD, so the VMD's root ports are at PHB of each other and of everything on
+    the outer bridge.
     """
     bridge = ""
     chain: list[str] = []
@@ -172,7 +174,7 @@ def _chain(link: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _flat(ids: dict[str, tuple[int, int]], ports: tuple[str, ...]) -> frozenset[str]:
-    """Upstream ports of those switches that are the second level of the chip above."""
+    """The upstream ports of switches that are the second level of the chip above."""
     upstream = ports[-3::-2][::-1]
     return frozenset(
         below
@@ -187,9 +189,9 @@ def _ids(paths: Paths, address: str) -> tuple[int, int]:
 
 
 def _numa(*devices: str) -> int | None:
-    """The node of the first device that has one; -1 is the kernel's "unknown"."""
-    found = (sysfs.decimal(f"{device}/numa_node") for device in devices)
-    return next((numa for numa in found if numa is not None), None)
+    """The NUMA node of the first device that has one; the kernel shows -1 for unknown."""
+    nodes = (sysfs.decimal(f"{device}/numa_node") for device in devices)
+    return next((node for node in nodes if node is not None), None)
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -197,8 +199,8 @@ class _Builder(ElementTree.TreeBuilder):
         raise ValueError("it has a DOCTYPE, which could define entities: remove it")
 
 
-def _override(path: Path) -> dict[str, Place]:
-    """The places in a file of NCCL's format, by address; {} if there is none."""
+def _override(path: Path) -> dict[str, PciLocation]:
+    """The locations in a file in NCCL's format, by address; {} if the file does not exist."""
     what = f"cannot use {path}, the topology in NCCL's XML format"
     try:
         content = path.read_bytes()
@@ -210,13 +212,13 @@ def _override(path: Path) -> dict[str, Place]:
         root = ElementTree.fromstring(content, ElementTree.XMLParser(target=_Builder()))
         if root.tag != "system":
             raise ValueError(f"its outermost element is <{root.tag}>, not <system>")
-        places: dict[str, Place] = {}
+        locations: dict[str, PciLocation] = {}
         for cpu in root.iter("cpu"):
             for element in cpu.findall("pci"):
-                _read_pci(element, cpu.get("numaid", ""), (), {}, places)
+                _read_pci(element, cpu.get("numaid", ""), (), {}, locations)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise HostError(f"{what}: {error}; correct it or remove it") from None
-    return places
+    return locations
 
 
 def _read_pci(
@@ -224,14 +226,14 @@ def _read_pci(
     numa: str,
     above: tuple[str, ...],
     ids: dict[str, tuple[int, int]],
-    places: dict[str, Place],
+    locations: dict[str, PciLocation],
 ) -> None:
     text = element.get("busid", "")
     address = pci.canonical(text)
     if address is None or ":" not in address:
-        raise ValueError(f'busid="{text}" of a <pci> is no PCI address such as "0000:3b:00.0"')
-    if address in places:
-        raise ValueError(f"there are two <pci> of {address}")
+        raise ValueError(f'busid="{text}" of a <pci> is not a PCI address such as "0000:3b:00.0"')
+    if address in locations:
+        raise ValueError(f"two <pci> elements have busid {address}")
     ids = ids | {
         address: (
             _hexadecimal(element.get("vendor", "")),
@@ -240,7 +242,7 @@ def _read_pci(
     }
     ports = (*above, f"above {address}", address) if above or len(element.findall("pci")) else ()
     ports = ports or (address,)
-    places[address] = Place(
+    locations[address] = PciLocation(
         address=address,
         bridge=f"cpu {numa}",
         chain=tuple(port for port in ports if " " not in port),
@@ -249,7 +251,7 @@ def _read_pci(
         flat=_flat(ids, ports),
     )
     for below in element.findall("pci"):
-        _read_pci(below, numa, ports, ids, places)
+        _read_pci(below, numa, ports, ids, locations)
 
 
 def _hexadecimal(text: str) -> int:

@@ -1,23 +1,21 @@
-"""The VFs of a PF, as the PF's netlink shows and sets them (IFLA_VFINFO_LIST of rtnetlink).
+"""Reads and sets a PF's settings of its VFs (IFLA_VFINFO_LIST of rtnetlink).
 
-The structs are packed here by hand (linux/if_link.h): pyroute2's classes send two bytes too few of
-a VLAN, which kernels refuse since 2024, read twice too many of a GUID, and cut InfiniBand's
-hardware addresses. Nothing is sent twice but while the PF's driver is busy, and nothing is read
-back: some drivers accept a setting and keep the old one, so who needs to know reads afterwards.
+The structs are those of linux/if_link.h. Nothing is sent twice but while the PF's driver is busy,
+and nothing is read back: some drivers accept a setting and keep the old one, so who needs to know
+reads afterwards.
 """
 
 import errno
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from base.waiting import wait_until
 from host.errors import HostError, explained
-from host.links import ARPHRD_INFINIBAND, RTEXT_FILTER_SKIP_STATS, Link
+from host.links import ARPHRD_INFINIBAND, Link
 from host.netlink import (
     HEADER,
-    IFINFOMSG,
     NLM_F_ACK,
     NetlinkError,
     Rtnetlink,
@@ -25,10 +23,16 @@ from host.netlink import (
     attributes,
     trying,
 )
-from host.rtnetlink import RTM_GETLINK, RTM_SETLINK
+from host.rtnetlink import (
+    IFINFOMSG,
+    IFLA_EXT_MASK,
+    RTEXT_FILTER_SKIP_STATS,
+    RTM_GETLINK,
+    RTM_SETLINK,
+)
 
 # linux/if_link.h
-IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = 21, 22, 29
+IFLA_NUM_VF, IFLA_VFINFO_LIST = 21, 22
 IFLA_VF_INFO = 1
 IFLA_VF_MAC, IFLA_VF_VLAN, IFLA_VF_TX_RATE, IFLA_VF_SPOOFCHK = 1, 2, 3, 4
 IFLA_VF_LINK_STATE, IFLA_VF_RATE, IFLA_VF_TRUST = 5, 6, 9
@@ -42,38 +46,38 @@ _SETTING = struct.Struct("=II")  # ifla_vf_spoofchk, ifla_vf_trust, ifla_vf_link
 _VLAN = struct.Struct("=III")  # ifla_vf_vlan: VF, VLAN, QoS
 _VLAN_INFO = struct.Struct("=III2s2x")  # ifla_vf_vlan_info: the protocol is big endian
 _RATE = struct.Struct("=III")  # ifla_vf_rate: VF, minimum, maximum
-_GUID = struct.Struct("@IQ")  # ifla_vf_guid: with the compiler's gap before the number
+_GUID = struct.Struct("@IQ")  # ifla_vf_guid: with the compiler's padding before the number
 
 PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}  # ETH_P_8021Q, ETH_P_8021AD
 LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_*
-UNREPORTED = 0xFFFFFFFF  # what rtnl_fill_vfinfo presets for drivers that do not tell
+UNREPORTED = 0xFFFFFFFF  # rtnl_fill_vfinfo's default for what a driver does not report
 
 BUSY = (errno.EBUSY, errno.EAGAIN)  # i40e, ice and others while a VF resets
-ATTEMPTS, PAUSE = 20, 0.1  # seconds: a reset takes some hundred milliseconds
+BUSY_TIME, PAUSE = 2.0, 0.1  # seconds; a reset takes some hundred milliseconds
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 
 
 class VF(msgspec.Struct, frozen=True, kw_only=True):
-    """One VF in the PF's IFLA_VFINFO_LIST. None: the driver does not report it."""
+    """A VF in the PF's IFLA_VFINFO_LIST. None means that the driver does not report it."""
 
     index: int
     mac: str  # admin MAC, lower case; on InfiniBand 20 bytes, which are the PF's own address
-    vlan: int  # 0: none
+    vlan: int  # 0: no VLAN
     qos: int
     proto: str  # "802.1q", "802.1ad"
-    min_tx_rate: int  # Mbit/s, 0: none
+    min_tx_rate: int  # Mbit/s, 0: no minimum
     max_tx_rate: int
     spoofchk: bool | None
     trust: bool | None
     link_state: str | None  # "auto", "enable", "disable"
-    node_guid: str | None  # "00:11:22:33:44:55:66:77", None if all zero, too
+    node_guid: str | None  # "00:11:22:33:44:55:66:77"; None also for zeros
     port_guid: str | None
 
 
 def read(route: Rtnetlink, pf: Link, index: int) -> VF:
-    """That VF of the PF. HostError if there is none, or its driver tells nothing of it.
+    """The settings of a VF. Raises HostError if the PF's driver does not report that VF.
 
-    The kernel reports GUIDs since Linux 5.5, of drivers with ndo_get_vf_guid (mlx5's IPoIB).
+    GUIDs are reported since Linux 5.5, by drivers with ndo_get_vf_guid (mlx5's IPoIB).
     """
     for fields in _fields(_answer(route, pf)):
         if _index(fields) == index:
@@ -82,14 +86,14 @@ def read(route: Rtnetlink, pf: Link, index: int) -> VF:
 
 
 def every(route: Rtnetlink, pf: Link) -> list[VF]:
-    """All VFs of the PF that its driver tells of; none if it is no PF. As `read`."""
+    """The settings of all VFs that the PF's driver reports; [] if `pf` is not a PF."""
     return [_vf(fields, pf) for fields in _fields(_answer(route, pf))]
 
 
 def set_mac(route: Rtnetlink, pf: Link, index: int, mac: str) -> None:
     """Set the administrative hardware address, "aa:bb:cc:dd:ee:ff".
 
-    Some drivers take it and show the old one for a while: read it back.
+    Some drivers report the old one for a while: read it back.
     """
     address = bytes.fromhex(mac.replace(":", ""))
     what = _what(f"hardware address {mac}", pf, index)
@@ -97,9 +101,9 @@ def set_mac(route: Rtnetlink, pf: Link, index: int, mac: str) -> None:
 
 
 def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto: str) -> None:
-    """Have the PF tag what the VF sends: VLAN (0 ends it), priority, "802.1q" or "802.1ad".
+    """Set the VLAN tag for the VF's frames: VLAN (0 for no tag), priority, "802.1q" or "802.1ad".
 
-    Drivers that refuse IFLA_VF_VLAN_LIST get the older attribute, which is 802.1q's only.
+    Drivers that refuse IFLA_VF_VLAN_LIST get the older attribute, which is only for 802.1q.
     """
     what = _what(f"vlan {vlan}", pf, index)
     tag = _VLAN_INFO.pack(index, vlan, qos, PROTOCOLS[proto].to_bytes(2, "big"))
@@ -115,7 +119,7 @@ def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto:
 
 
 def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int) -> None:
-    """Set the transmit rates, in Mbit/s: what the VF is promised, and may not exceed; 0: none."""
+    """Set the VF's guaranteed and maximum transmit rates in Mbit/s; 0 means none."""
     what = _what(f"min_tx_rate {minimum} and max_tx_rate {maximum}", pf, index)
     remedy = "its driver cannot limit a VF to that"
     if minimum:
@@ -125,21 +129,21 @@ def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int)
 
 
 def set_spoofchk(route: Rtnetlink, pf: Link, index: int, on: bool) -> None:
-    """Have the PF drop what the VF sends from another hardware address, or not."""
+    """Set whether the PF drops frames that the VF sends from another hardware address."""
     what = _what(f"spoofchk {_word(on)}", pf, index)
     remedy = "its driver has no spoofchk: leave it out"
     _set(route, pf, what, remedy, attribute(IFLA_VF_SPOOFCHK, _SETTING.pack(index, on)))
 
 
 def set_trust(route: Rtnetlink, pf: Link, index: int, on: bool) -> None:
-    """Let the VF change its own hardware address, be promiscuous and the like, or not."""
+    """Set whether the VF may change its hardware address, be promiscuous and so on."""
     what = _what(f"trust {_word(on)}", pf, index)
-    remedy = "its driver knows no trusted VFs: leave trust out"
+    remedy = "its driver does not support trusted VFs: leave trust out"
     _set(route, pf, what, remedy, attribute(IFLA_VF_TRUST, _SETTING.pack(index, on)))
 
 
 def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
-    """Set the VF's link as the PF's is ("auto"), up ("enable") or down ("disable")."""
+    """Set the VF's link: as the PF's ("auto"), up ("enable") or down ("disable")."""
     what = _what(f"link_state {state}", pf, index)
     remedy = f'its driver cannot set a VF\'s link to "{state}"'
     wanted = attribute(IFLA_VF_LINK_STATE, _SETTING.pack(index, LINK_STATES.index(state)))
@@ -147,20 +151,20 @@ def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
 
 
 def set_guids(route: Rtnetlink, pf: Link, index: int, node: str | None, port: str | None) -> None:
-    """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77"; None leaves one as it is.
+    """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77"; None leaves a GUID unchanged.
 
-    The VF's driver reads them when it binds. One message with two IFLA_VF_INFO: of two GUIDs in
-    one, the kernel sets the first only (do_setvfinfo, net/core/rtnetlink.c).
+    The VF's driver reads them when it binds. Each GUID has an IFLA_VF_INFO of its own in the
+    message: if one has two, the kernel sets only the first (do_setvfinfo, net/core/rtnetlink.c).
     """
     guids = [("node", IFLA_VF_IB_NODE_GUID, node), ("port", IFLA_VF_IB_PORT_GUID, port)]
-    given = [(name, kind, guid) for name, kind, guid in guids if guid is not None]
-    if not given:
+    to_set = [(name, kind, guid) for name, kind, guid in guids if guid is not None]
+    if not to_set:
         return
-    what = _what(" and ".join(f"{name} GUID {guid}" for name, _, guid in given), pf, index)
+    what = _what(" and ".join(f"{name} GUID {guid}" for name, _, guid in to_set), pf, index)
     remedy = "GUIDs are for InfiniBand, and for drivers that can set them (mlx5)"
     wanted = [
         attribute(kind, _GUID.pack(index, int(guid.replace(":", ""), 16)))
-        for _, kind, guid in given
+        for _, kind, guid in to_set
     ]
     _set(route, pf, what, remedy, *wanted)
 
@@ -181,7 +185,7 @@ def _set(
     *wanted: bytes,
     against: Sequence[int] = UNSUPPORTED,
 ) -> None:
-    """Have the PF set these attributes. HostError otherwise, with the remedy `against` some."""
+    """Set these attributes of VFs. Raises HostError, with the remedy for errnos in `against`."""
     refused = _tried(route, pf, *wanted)
     if refused is not None:
         raise _failure(what, refused, remedy, against)
@@ -195,37 +199,39 @@ def _failure(
 
 
 def _tried(route: Rtnetlink, pf: Link, *wanted: bytes) -> NetlinkError | None:
-    """One RTM_SETLINK, for as long as the driver is busy. The kernel's refusal, if it stays."""
-    infos = b"".join(attribute(IFLA_VF_INFO, one) for one in wanted)
+    """Send one RTM_SETLINK; repeat it while the driver is busy. Returns the last refusal."""
+    infos = b"".join(attribute(IFLA_VF_INFO, info) for info in wanted)
     request = IFINFOMSG.pack(0, 0, pf.index, 0, 0) + attribute(IFLA_VFINFO_LIST, infos)
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE)
+    refusal: NetlinkError | None = None
+
+    def is_answered() -> bool:
+        nonlocal refusal
         try:
             route.ask(RTM_SETLINK, request, NLM_F_ACK)
         except NetlinkError as refused:
-            last = refused
-            if refused.code not in BUSY:
-                break
-        else:
-            return None
-    return last
+            refusal = refused
+            return refused.code not in BUSY
+        refusal = None
+        return True
+
+    wait_until(is_answered, BUSY_TIME, PAUSE)
+    return refusal
 
 
 def _answer(route: Rtnetlink, pf: Link) -> bytes:
     """The PF's link message with its VFs, without statistics."""
     mask = _U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS)
-    question = IFINFOMSG.pack(0, 0, pf.index, 0, 0) + attribute(IFLA_EXT_MASK, mask)
+    query = IFINFOMSG.pack(0, 0, pf.index, 0, 0) + attribute(IFLA_EXT_MASK, mask)
     with trying(f'reading the VFs of "{pf.name}"'):
-        _, answer = route.ask(RTM_GETLINK, question)
+        _, answer = route.ask(RTM_GETLINK, query)
     return answer
 
 
 def _fields(answer: bytes) -> Iterator[dict[int, bytes]]:
     """The attributes of each VF, by type.
 
-    The kernel writes the list's length modulo 64 KiB (nla_nest_end), some 300 VFs, and goes on:
-    so their number and what they are made of bounds them, not that length.
+    The kernel writes the list's length modulo 64 KiB (nla_nest_end), which about 300 VFs exceed.
+    So the number of VFs ends the list, not its length.
     """
     number = 0
     for kind, start, stop in attributes(answer, HEADER.size + IFINFOMSG.size, len(answer)):
@@ -241,7 +247,7 @@ def _fields(answer: bytes) -> Iterator[dict[int, bytes]]:
 
 
 def _index(fields: Mapping[int, bytes]) -> int:
-    """Whose attributes these are: every struct among them begins with that."""
+    """The number of the VF: every struct among its attributes begins with it."""
     return int(_U32.unpack_from(fields[IFLA_VF_MAC])[0])
 
 
@@ -278,7 +284,7 @@ def _vf(fields: Mapping[int, bytes], pf: Link) -> VF:
 
 
 def _setting(fields: Mapping[int, bytes], kind: int) -> int | None:
-    """The second word of a struct of two; None if it is not there, or not reported."""
+    """The second word of a struct of two; None if it is absent or not reported."""
     field = fields.get(kind)
     if field is None:
         return None
@@ -287,6 +293,6 @@ def _setting(fields: Mapping[int, bytes], kind: int) -> int | None:
 
 
 def _guid(field: bytes | None) -> str | None:
-    """A number in host order as text, which is big endian."""
+    """A GUID as text, big endian, from a number in host order; None for zero."""
     number = int(_GUID.unpack_from(field)[1]) if field is not None else 0
     return number.to_bytes(8, "big").hex(":") if number else None

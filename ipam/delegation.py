@@ -1,7 +1,7 @@
 """How an interface plugin calls its IPAM plugin: this package in-process, others as a process.
 
-`Delegation` decides by `ipam.type`; what it answers has the verbs, and `undo` for an ADD that
-fails later on.
+`Delegation` chooses by `ipam.type`. Its choice has the verbs, and `undo` for an ADD that fails in a
+later step.
 """
 
 import os
@@ -11,8 +11,8 @@ from typing import Protocol
 from base import interrupts
 from cni.policy import rules
 from cni.spec import delegate
+from cni.spec.config import IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.ipam import IpamConfig, ipam_of
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -31,22 +31,22 @@ class IpamCall(Protocol):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
     def add(self, segment: str | None = None) -> Result:
-        """Addresses for the request's attachment, at least one, to be used on that link.
+        """At least one address for the request's attachment, for use on the link `segment`.
 
-        Whoever has the same `segment` can hear each other; "" is unknown.
+        Interfaces with the same segment share a link. "" is an unknown link.
         """
 
     def undo(self) -> None:
-        """Take back what `add` of this object did, if it did anything."""
+        """Undo what `add` of this object did, if anything."""
 
     def delete(self) -> None:
-        """Release what the attachment holds."""
+        """Release the addresses of the attachment."""
 
     def check(self) -> None:
-        """Compare the request's prevResult with what is held."""
+        """Compare the request's prevResult with the reservations."""
 
     def gc(self) -> None:
-        """Release what attachments hold that the request does not list."""
+        """Release the addresses of attachments that the request does not list."""
 
     def status(self) -> None:
         """CNIError 50 or 51 if `add` could not succeed now."""
@@ -55,9 +55,9 @@ class IpamCall(Protocol):
 class Delegation:
     """The IPAM plugins of one node: ours, and the executables of others in `directory`.
 
-    Ours is `plugin`, called in-process: "podfabric-ipam", and "whereabouts" where the directory
-    has no executable of that name but links to ours. Others' run only if `policy` allows their type
-    and the paths in their options.
+    Ours is `plugin`, called in-process. It serves "podfabric-ipam", and "whereabouts" unless the
+    directory has another plugin's executable of that name. Other plugins run only if `policy`
+    allows their type and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -68,9 +68,9 @@ class Delegation:
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
         """The IPAM plugin that a request names, if any. CNIError 121 if it is not allowed.
 
-        `added` is what the attachment's ADD ran, which was allowed then.
+        `added` is the configuration that the attachment's ADD ran, which was allowed then.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if config != added:
             _require_plain(config)
         if not config.type or self._is_ours(config.type, request):
@@ -80,14 +80,14 @@ class Delegation:
         return _ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
-        """The IPAM plugin for a DEL or a GC; None if there is nothing that it could release.
+        """The IPAM plugin for a DEL or a GC; None if it has nothing to release.
 
-        `added`: whether an ADD ran the very same, by the journal; None if the journal cannot tell.
-        What an ADD ran runs again, also where it is not allowed now. What none ran has nothing to
-        release: it is passed over where it is not allowed or cannot be started. CNIError where
-        that must not be, since the journal cannot tell.
+        `added`: whether an ADD ran the same configuration, by the journal; None if the journal
+        cannot tell. What an ADD ran runs again, also if it is not allowed now. What no ADD ran has
+        nothing to release, and is skipped if it is not allowed or cannot be started. If the journal
+        cannot tell, that is a CNIError.
         """
-        config = ipam_of(request)
+        config = request.config.ipam
         if added or not config.type or self._is_ours(config.type, request):
             return self.of(request, added=config)
         try:
@@ -111,7 +111,7 @@ class Delegation:
         host_paths.require_allowed(config.options, policy.ipam_directories)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
-        """Whether the type is served by this package. CNIError 101 if that cannot be told."""
+        """Whether this package serves the type. CNIError 101 if that is uncertain."""
         if ipam_type != TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type
@@ -120,7 +120,7 @@ class Delegation:
         for directory in request.path:
             elsewhere = Path(directory) / ipam_type
             if elsewhere.is_file() and not _is_own(elsewhere):
-                # It may hold addresses of the whole cluster, of which this node knows nothing.
+                # It may have reserved addresses for the whole cluster, which this node cannot see.
                 raise CNIError(
                     Code.DELEGATE,
                     f'"ipam.type": "{ipam_type}" is {elsewhere} for the runtime, and executables '
@@ -134,19 +134,19 @@ def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous:
         raise invalid_config(
             f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
-            "specification does, and once"
+            "specification does, and write it once"
         )
 
 
 def _is_own(path: Path) -> bool:
-    """Whether an executable is one of podfabric."""
+    """Whether an executable is podfabric's."""
     try:
         if Path(os.path.realpath(path)).name == OURS:
             return True
         with path.open("rb") as file:
             return _MARK in file.read(_MARK_WITHIN)
     except OSError:
-        return False  # it cannot be read, so it is not one that we put there
+        return False  # we would have made it readable
 
 
 class InProcess:

@@ -1,7 +1,7 @@
-"""`podfabric-ipam` as it is started: by plugins of others, or by a runtime.
+"""`podfabric-ipam` as an executable, which other interface plugins or a runtime start.
 
-Its calls are one at a time for an attachment. Our interface plugins call the `AddressPlugin`
-itself, under the attachment's lock that they hold already.
+It serves one call of an attachment at a time. Our interface plugins call the `AddressPlugin`
+itself: they hold the attachment's lock already.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and answer them."""
+        """Reserve addresses and return them."""
         with self._locked(request):
             if request.unanswered_since is not None:
                 self._addresses.release_since(request, request.unanswered_since)
             ipam = InProcess(request, self._addresses)
             try:
                 result = ipam.add()
-                interrupts.hold()  # what is reserved now is answered
+                interrupts.hold()  # the addresses are reserved: the call can no longer be cancelled
             except Terminated:
                 with interrupts.held():
                     ipam.undo()
@@ -46,17 +46,17 @@ class IpamExecutable:
         return result
 
     def delete(self, request: Request) -> None:
-        """Release whatever the attachment holds; holding nothing is fine."""
+        """Release all addresses of the attachment, if it has any."""
         with self._locked(request):
             self._addresses.delete(request)
 
     def check(self, request: Request) -> None:
-        """Compare prevResult's addresses with what the attachment holds."""
+        """Compare prevResult's addresses with those reserved for the attachment."""
         with self._locked(request):
             self._addresses.check(request)
 
     def gc(self, request: Request) -> None:
-        """Release what attachments of this network hold that the runtime does not list."""
+        """Release the addresses of this network's attachments that the runtime does not list."""
         self._addresses.gc(request)
 
     def status(self, request: Request) -> None:
@@ -67,10 +67,9 @@ class IpamExecutable:
     def _locked(self, request: Request) -> Iterator[None]:
         attachment = Attachment(request.network, request.container_id, request.ifname)
         path = self._directory / f"addresses-{attachment.key}"
-        whose = f"the addresses of {attachment}"
         with ExitStack() as held:
             try:
-                held.enter_context(locks.locked(path, whose))
+                held.enter_context(locks.locked(path, f"the addresses of {attachment}"))
             except Busy as busy:
                 raise CNIError(Code.TRY_AGAIN, str(busy)) from None
             except OSError as error:

@@ -1,7 +1,6 @@
-"""What the plugin tells the operator: on standard error, and in a file if the node allows it.
+"""Messages of the plugin for the operator: on standard error, and in a file if the node allows it.
 
-The levels are whereabouts', which writes everything to standard error unless told otherwise;
-here that begins with warnings.
+The levels are those of whereabouts, whose default is "debug"; ours is "warning".
 """
 
 import time
@@ -20,9 +19,9 @@ _ALLOWED_BY = {"log_file": "log_directories", "resolvConf": "resolv_conf_directo
 
 
 class Messages:
-    """Lines at or above `level`, to standard error and to `log_file` ("" is none).
+    """Writes lines at or above `level` to standard error, and to `log_file` unless it is "".
 
-    The file must be below one of `directories`. Each line says what a tenant wrote with escapes.
+    The file must be below one of `directories`. What a tenant wrote is escaped.
     """
 
     def __init__(
@@ -60,16 +59,17 @@ class Messages:
             content = f"{line}\n".encode()
             confined.append(self._directories, self._file, content, MOST_BYTES)
         except (UnsafeFile, OSError) as error:
-            # A log that cannot be written must not keep a pod from its address.
+            # A pod gets its address also if the log cannot be written.
             reason = error.strerror if isinstance(error, OSError) else error
             note(printable(f'"ipam.log_file": {self._file} {reason}'))
             self._file = ""
 
 
 def warn_of_ignored(idle: Iterable[str], files: Mapping[str, str], policy: Policy) -> None:
-    """Write one line for all keys of `ipam` that have no effect: `idle`, and `files` by their key.
+    """Write one line that names the keys of `ipam` without effect, at any log level.
 
-    A file has none unless the policy allows its directory. The tenant's log_level is not asked.
+    These are `idle`, and of `files` (path by key) those in a directory that the policy does not
+    allow.
     """
     refused = [
         key

@@ -1,18 +1,19 @@
 """The `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
 
-`read` answers typed values or CNIError 7 that names the JSON path: unknown keys, values that do
-not parse and settings that contradict each other are errors, never ignored. The shapes are
-whereabouts' pkg/types/types.go and host-local's allocator/config.go.
+`read` returns typed values. Unknown keys, values that do not parse and settings that contradict
+each other are errors (CNIError 7), which name the JSON path. The shapes are those of whereabouts
+(pkg/types/types.go) and host-local (allocator/config.go).
 """
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from cni.spec import limits
-from cni.spec.config import decode
+from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import invalid_config
 from cni.spec.result import DNS, Route
 from ipam.addresses import Network, family, parse, parse_interface, text
@@ -20,10 +21,12 @@ from ipam.messages import LEVELS
 from ipam.range_options import RangeOptions, RangeReader, Section, section
 from ipam.ranges import Range, RangeSet, domain_of
 
+A = TypeVar("A")
+
 TYPES = ("podfabric-ipam", "whereabouts")
 
-# Options of whereabouts that tune its Kubernetes or etcd storage, and host-local's directory:
-# accepted so that a definition needs no edit, without effect on the store of one node.
+# Options of whereabouts' Kubernetes or etcd storage, and host-local's directory. They are accepted
+# so that a definition needs no edit, and have no effect on the store of one node.
 WITHOUT_EFFECT = frozenset(
     (
         "configuration_path",
@@ -52,10 +55,10 @@ _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a network asks for.
 
-    `sets` yield one address each, in the result's order; `static` are the addresses that stand
-    in the configuration, behind them. `gateway` is the common one, for requested addresses
-    where there are no ranges. `requested` are those that the configuration carries, as (JSON
-    path, text). `idle` are keys without effect here, `notes` are for the operator.
+    `sets` yield one address each, in the order of the result. `static` are the addresses that the
+    configuration names; they follow. `gateway` is the common gateway, also for requested addresses
+    of a network without ranges. `requested` are the addresses that the configuration asks for, as
+    (JSON path, text). `idle` are keys without effect here, `notes` are for the operator.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -73,7 +76,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     requested: tuple[tuple[str, str], ...] = ()
 
     def domain(self, network: Network) -> str:
-        """Where an address of `network` is unique: the name alone, or with the range added."""
+        """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
         return domain_of(self.network_name, network, shared=self.shared)
 
 
@@ -81,23 +84,16 @@ _Requested = Annotated[list[str], Meta(max_length=limits.ADDRESSES)]
 _OfRangeSets = Meta(max_length=limits.RANGE_SETS)
 
 
-class _Runtime(msgspec.Struct):
-    ips: _Requested | None = None
-    ipRanges: Annotated[list[list[Section]], _OfRangeSets] | None = None
+class _ArgumentIPs(msgspec.Struct):
+    """The addresses in "args.cni"."""
+
+    ips: _Requested = []
 
 
-class _Cni(msgspec.Struct):
-    ips: _Requested | None = None
+class _RuntimeIPs(_ArgumentIPs):
+    """The addresses and ranges in "runtimeConfig"."""
 
-
-class _Args(msgspec.Struct):
-    cni: _Cni | None = None
-
-
-class _NetworkConfiguration(msgspec.Struct):
-    ipam: Section | None = None
-    runtimeConfig: _Runtime | None = None
-    args: _Args | None = None
+    ipRanges: Annotated[list[list[Section]], _OfRangeSets] = []
 
 
 class _IpamSection(RangeOptions, frozen=True, kw_only=True):
@@ -114,23 +110,24 @@ class _IpamSection(RangeOptions, frozen=True, kw_only=True):
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
 
 
-class _Static(msgspec.Struct, frozen=True):
+class _StaticAddress(msgspec.Struct, frozen=True):
     address: str
     gateway: str = ""
 
 
-def read(config: bytes) -> IpamOptions:
+def read(network: NetworkConfig) -> IpamOptions:
     """The options in a network configuration. CNIError 7 that names what is wrong with them."""
-    network = decode(config, _NetworkConfiguration)
-    if network.ipam is None:
+    keys = network.at("ipam", Section)
+    if keys is None:
         raise invalid_config("IPAM config missing 'ipam' key")
-    idle = sorted(key for key in network.ipam if key in WITHOUT_EFFECT)
-    given = {key: value for key, value in network.ipam.items() if key not in WITHOUT_EFFECT}
-    ipam = section(given, _IpamSection, "ipam", also=WITHOUT_EFFECT)
+    idle = sorted(key for key in keys if key in WITHOUT_EFFECT)
+    ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
+    ipam = section(ours, _IpamSection, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
-    runtime = network.runtimeConfig or _Runtime()
+    runtime = _ips(network, "runtimeConfig", _RuntimeIPs)
+    arguments = _ips(network, "args.cni", _ArgumentIPs)
     require_few(
-        ("runtimeConfig.ipRanges", len(runtime.ipRanges or ())),
+        ("runtimeConfig.ipRanges", len(runtime.ipRanges)),
         ("ipam.range", bool(ipam.range or ipam.subnet)),
         ("ipam.ipRanges", len(ipam.ipRanges)),
         ("ipam.ranges", len(ipam.ranges)),
@@ -157,26 +154,35 @@ def read(config: bytes) -> IpamOptions:
         log_level=ipam.log_level.lower() or "warning",
         idle=tuple(idle),
         notes=tuple(reader.notes),
-        requested=_requested(runtime, network.args),
+        requested=(
+            *_requested("runtimeConfig.ips", runtime.ips),
+            *_requested("args.cni.ips", arguments.ips),
+        ),
     )
 
 
+def _ips(network: NetworkConfig, path: str, shape: type[A]) -> A:
+    """The object at `path`, whose nulls are as good as missing keys."""
+    written = network.at(path, Section) or {}
+    present = {key: value for key, value in written.items() if value is not None}
+    return convert(present, shape, path)
+
+
 def require_few(*counts: tuple[str, int]) -> None:
-    """CNIError 7 where the addresses that these keys ask for are too many for one attachment."""
+    """CNIError 7 if the keys together ask for too many addresses; `counts` has each key's."""
     total = sum(count for _, count in counts)
     if total > MOST_ADDRESSES:
-        key = max(counts, key=lambda one: one[1])[0]
+        key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
             f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and {total} are '
             "asked for: remove some"
         )
 
 
-def logging_of(config: bytes) -> tuple[str, str]:
-    """log_file and log_level, as far as they can be read: DEL works with a broken `ipam` too."""
-    try:
-        ipam = msgspec.json.decode(config, type=_NetworkConfiguration).ipam or {}
-    except msgspec.MsgspecError:
+def logging_of(network: NetworkConfig) -> tuple[str, str]:
+    """log_file and log_level, or their defaults: a DEL also works with a broken `ipam`."""
+    ipam = network.keys.get("ipam")
+    if not isinstance(ipam, dict):
         return "", "warning"
     file, level = ipam.get("log_file"), ipam.get("log_level")
     return (
@@ -216,22 +222,22 @@ def _reader(ipam: _IpamSection) -> RangeReader:
     return RangeReader(domain, gateway, use_all=bool(ipam.use_all_addresses))
 
 
-def _sets(ipam: _IpamSection, runtime: _Runtime, reader: RangeReader) -> tuple[RangeSet, ...]:
-    """One set for each address of the result, in its order; what the runtime adds comes first."""
+def _sets(ipam: _IpamSection, runtime: _RuntimeIPs, reader: RangeReader) -> tuple[RangeSet, ...]:
+    """One set for each address of the result, in its order. The runtime's ranges come first."""
     sets = [
         reader.set_of(ranges, f"runtimeConfig.ipRanges[{index}]")
-        for index, ranges in enumerate(runtime.ipRanges or ())
+        for index, ranges in enumerate(runtime.ipRanges)
     ]
     if ipam.range or ipam.subnet:
         own = {name: getattr(ipam, name) for name in RangeOptions.__struct_fields__}
-        # The common gateway is known to the reader, which minds its family.
+        # The reader has the common gateway, and uses it for its family only.
         own["gateway"] = ""
         sets.append(RangeSet((reader.read(RangeOptions(**own), "ipam"),)))
     else:
         _refuse_orphans(ipam)
-    for index, one in enumerate(ipam.ipRanges):
+    for index, written in enumerate(ipam.ipRanges):
         path = f"ipam.ipRanges[{index}]"
-        sets.append(RangeSet((reader.read(section(one, RangeOptions, path), path),)))
+        sets.append(RangeSet((reader.read(section(written, RangeOptions, path), path),)))
     for index, ranges in enumerate(ipam.ranges):
         sets.append(reader.set_of(ranges, f"ipam.ranges[{index}]"))
     return tuple(sets)
@@ -241,13 +247,17 @@ def _refuse_orphans(ipam: _IpamSection) -> None:
     for key in ("range_start", "range_end", "rangeStart", "rangeEnd", "exclude"):
         if getattr(ipam, key):
             raise invalid_config(
-                f'"ipam.{key}" belongs to "ipam.range", which is not there: add the range, or '
+                f'"ipam.{key}" belongs to "ipam.range", which is missing: add the range, or '
                 f"put {key} into the entry of ipam.ipRanges or ipam.ranges that it is for"
             )
 
 
 def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
-    if gateway is None or not sets or any(one.family == family(gateway) for one in sets):
+    if (
+        gateway is None
+        or not sets
+        or any(range_set.family == family(gateway) for range_set in sets)
+    ):
         return
     raise invalid_config(
         f'"ipam.gateway" is an IPv{family(gateway)} address and no range is: remove it, or set '
@@ -258,24 +268,24 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
 def _refuse_gateways(
     static: tuple[RangeSet, ...], sets: tuple[RangeSet, ...], gateway: int | None
 ) -> None:
-    gateways = {range_.gateway for one in sets for range_ in one.ranges} | {gateway}
-    for one in static:
-        if one.ranges[0].first in gateways:
-            address = text(one.ranges[0].first)
-            raise invalid_config(f'"{one.ranges[0].where}.address": {address} is the gateway')
+    gateways = {range_.gateway for range_set in sets for range_ in range_set.ranges} | {gateway}
+    for fixed in static:
+        range_ = fixed.ranges[0]
+        if range_.first in gateways:
+            raise invalid_config(f'"{range_.where}.address": {text(range_.first)} is the gateway')
 
 
 def _static(ipam: _IpamSection, index: int) -> RangeSet:
     path = f"ipam.addresses[{index}]"
-    one = section(ipam.addresses[index], _Static, path)
+    static = section(ipam.addresses[index], _StaticAddress, path)
     try:
-        address, network = parse_interface(one.address)
+        address, network = parse_interface(static.address)
     except ValueError as error:
         raise invalid_config(f'"{path}.address": {error}') from None
     gateway = None
-    if one.gateway:
+    if static.gateway:
         try:
-            gateway = parse(one.gateway)
+            gateway = parse(static.gateway)
         except ValueError as error:
             raise invalid_config(f'"{path}.gateway": {error}') from None
         if family(gateway) != family(address):
@@ -289,17 +299,12 @@ def _static(ipam: _IpamSection, index: int) -> RangeSet:
 def fixed_set(
     address: int, network: Network, *, domain: str, gateway: int | None, where: str
 ) -> RangeSet:
-    """A set that yields this one address, written with the prefix of `network`."""
+    """A set of this address alone, written with the prefix of `network`."""
     range_ = Range(
         network=network, first=address, last=address, gateway=gateway, domain=domain, where=where
     )
     return RangeSet((range_,), fixed=True)
 
 
-def _requested(runtime: _Runtime, args: _Args | None) -> tuple[tuple[str, str], ...]:
-    cni = (args.cni if args else None) or _Cni()
-    return tuple(
-        (f"{path}[{index}]", one)
-        for path, ips in (("runtimeConfig.ips", runtime.ips), ("args.cni.ips", cni.ips))
-        for index, one in enumerate(ips or ())
-    )
+def _requested(path: str, ips: Iterable[str]) -> list[tuple[str, str]]:
+    return [(f"{path}[{index}]", address) for index, address in enumerate(ips)]

@@ -1,7 +1,7 @@
-"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS asks.
+"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS looks.
 
-ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that
-what was reserved under an older configuration, or under one that is broken by now, is released.
+ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that they
+also release what was reserved under an earlier configuration, or one that is broken now.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,46 +9,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from base import interrupts
+from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import arguments
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
-from cni.spec.result import decode as decode_result
 from ipam import options as ipam_options
 from ipam import resolv_conf, segments
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
-from ipam.requested_ips import ARGS_KEYS, final_sets
+from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
 from ipam.store import AddressTaken, Grant, Owner, RangeUsage, ReservedAddress, Store, Usage
 from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
-_NULL = msgspec.Raw(b"null")
-
-
-class _Previous(msgspec.Struct):
-    prevResult: msgspec.Raw = _NULL
-
 
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
-    `store_of` answers the store for a boot; `boot_id` is asked only by verbs that need it.
-    `policy` answers the rules of the node.
+    `store_of` returns the store for a boot; only verbs that need the boot call `boot_id`.
+    `policy` returns the rules of the node.
     """
 
     versions = VERSIONS
@@ -76,17 +66,16 @@ class AddressPlugin:
         return cls(partial(SqliteStore, files), boot_id, policy)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and answer them."""
+        """Reserve addresses and return them."""
         return self.reserve(request)[0]
 
     def reserve(self, request: Request, segment: str | None = None) -> tuple[Result, Grant]:
         """`add`, with what `undo` needs.
 
-        `segment` is the link that the addresses are used on; None leaves it to the configuration.
+        `segment` is the link on which the addresses are used; None takes the configuration's.
         """
         options = ipam_options.read(request.config)
-        pairs = arguments.parse(request.args, ARGS_KEYS)
-        sets = final_sets(options, pairs)
+        sets = final_sets(options, request.arguments)
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
@@ -99,7 +88,7 @@ class AddressPlugin:
         dns = options.dns
         if options.resolv_conf:
             dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
-        owner = Owner(_attachment(request), _encodable(arguments.pod_of(pairs)))
+        owner = Owner(_attachment(request), _encodable(request.arguments.pod))
         try:
             grant = self._store(self._boot()).reserve(
                 owner,
@@ -118,20 +107,20 @@ class AddressPlugin:
         return result, grant
 
     def undo(self, grant: Grant) -> None:
-        """Take back one `reserve`, and nothing that another call did."""
+        """Release what this `reserve` reserved, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
-        """Release what an agent reserved for this very call, which began at `since`, and died.
+        """Release what an agent reserved for this call before it died; the call began at `since`.
 
-        What the attachment holds for longer stays.
+        Keeps what the attachment has had for longer.
         """
         held = self._store("").held_by(_attachment(request))
-        if held and all(one.since >= since for one in held):
+        if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
 
     def delete(self, request: Request) -> None:
-        """Release whatever the attachment holds; holding nothing is fine."""
+        """Release all addresses of the attachment, if it has any."""
         messages = self._messages(request)
         attachment = _attachment(request)
         try:
@@ -139,19 +128,18 @@ class AddressPlugin:
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
             raise
-        messages.info(
-            f"DEL {attachment}: {', '.join(one.address for one in released) or 'nothing'}"
-        )
+        listed = ", ".join(reservation.address for reservation in released)
+        messages.info(f"DEL {attachment}: {listed or 'nothing'}")
 
     def check(self, request: Request) -> None:
-        """Compare prevResult's addresses with what the attachment holds."""
+        """Compare prevResult's addresses with those reserved for the attachment."""
         options = ipam_options.read(request.config)
-        previous = decode(request.config, _Previous).prevResult
-        if bytes(previous) == b"null":
+        previous = request.previous_result
+        if previous is None:
             raise invalid_config("prevResult missing: CHECK compares it with the reservations")
         attachment = _attachment(request)
-        held = {one.address for one in self._store("").held_by(attachment)}
-        for ip in decode_result(bytes(previous), request.cni_version).ips:
+        held = {reservation.address for reservation in self._store("").held_by(attachment)}
+        for ip in previous.ips:
             address, _ = parse_interface(ip.address)
             if text(address) not in held and _is_ours(address, options):
                 raise CNIError(
@@ -165,18 +153,18 @@ class AddressPlugin:
             )
 
     def gc(self, request: Request) -> None:
-        """Release what attachments of this network hold that the runtime does not list."""
+        """Release the addresses of this network's attachments that the runtime does not list."""
         messages = self._messages(request)
-        alive = valid_attachments(request.config)
-        if alive is None:
+        valid = valid_attachments(request.config)
+        if valid is None:
             messages.warning(
-                f'GC of network {request.network}: no "cni.dev/valid-attachments", so nothing '
-                "is known to be dead: nothing was released"
+                f'GC of network {request.network}: without "cni.dev/valid-attachments", nothing '
+                "was released"
             )
             return
-        interrupts.require_client()  # who has gone may have attached others meanwhile
-        for one in self._store("").collect(request.network, alive):
-            messages.info(f"GC: {one.address} of {one.holder}")
+        interrupts.require_client()  # a runtime that left may have attached others meanwhile
+        for released in self._store("").collect(request.network, valid):
+            messages.info(f"GC: {released.address} of {released.holder}")
 
     def status(self, request: Request) -> None:
         """CNIError 50 if an ADD would get no address now."""
@@ -192,16 +180,16 @@ class AddressPlugin:
             )
 
     def usage(self) -> list[RangeUsage]:
-        """How full the ranges are that ADDs named lately, and others that reservations are from.
+        """How full the ranges of recent ADDs and of all reservations are.
 
-        Cheap enough for every few seconds. CNIError for a store that cannot be read.
+        Cheap enough for every few seconds. CNIError if the store cannot be read.
         """
         self._seen.forget_unused(self._usage.ranges)
         self._usage = self._store("").usage(self._seen.all(), self._usage)
         return list(self._usage.ranges)
 
     def _messages(self, request: Request) -> Messages:
-        """Those of a verb that works with a broken configuration, and a broken policy, too."""
+        """The messages of a verb that also works with a broken configuration or policy."""
         log_file, level = ipam_options.logging_of(request.config)
         policy = Policy()
         if log_file:
@@ -228,7 +216,7 @@ def _attachment(request: Request) -> Attachment:
     return Attachment(request.network, request.container_id, request.ifname)
 
 
-def _encodable(pod: arguments.Pod) -> arguments.Pod:
+def _encodable(pod: Pod) -> Pod:
     for value in (pod.namespace, pod.name, pod.uid):
         _require_text(value, "CNI_ARGS")
     return pod
@@ -242,13 +230,13 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """Refuse before anything is reserved what no result of this version could hold."""
+    """CNIError 7, before anything is reserved, if no result of this version could hold the sets."""
     if not sets:
         raise invalid_config(
             'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
             'in "ipam"'
         )
-    families = [one.family for one in sets]
+    families = [range_set.family for range_set in sets]
     if request.cni_version in FAMILY_020 and len(families) > len(set(families)):
         raise invalid_config(
             f"CNI version {request.cni_version} does not support more than 1 address per family: "
@@ -269,14 +257,14 @@ def _ip(granted: ReservedAddress) -> IPConfig:
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
-    """The ranges of a network that makes them its own, whole: not the address asked for of one."""
+    """The whole ranges of a network that makes them private, not only a requested address."""
     own = (*options.sets, *options.static) if options.sets else sets
-    return tuple(range_ for one in own for range_ in one.ranges if range_.why_private)
+    return tuple(range_ for range_set in own for range_ in range_set.ranges if range_.why_private)
 
 
 def _is_ours(address: int, options: IpamOptions) -> bool:
     return any(
         range_.first <= address <= range_.last
-        for one in (*options.sets, *options.static)
-        for range_ in one.ranges
+        for range_set in (*options.sets, *options.static)
+        for range_ in range_set.ranges
     )

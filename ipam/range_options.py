@@ -1,4 +1,4 @@
-"""One range as a configuration writes it, in whereabouts' or host-local's spelling."""
+"""One range of a configuration, in whereabouts' or host-local's spelling."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -18,7 +18,7 @@ Section = dict[str, Any]
 
 
 class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a range. Of each pair of spellings one may be there."""
+    """The keys of a range. Only one spelling of each may be present."""
 
     range: str = ""
     range_start: str = ""
@@ -31,28 +31,30 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
     rangeEnd: str = ""
 
 
-def section(given: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
-    """A JSON object as `shape`: null is absent, a key that is no field (or `also`) an error."""
+def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
+    """The JSON object at `path` as `shape`. A null counts as missing.
+
+    CNIError 7 for a key that is not a field of `shape` nor in `also`.
+    """
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
-    for key in given:
+    for key in written:
         if key not in keys:
             raise unknown_key(key, keys | set(also), f"{path}: ")
-    present = {key: value for key, value in given.items() if value is not None}
+    present = {key: value for key, value in written.items() if value is not None}
     return convert(present, shape, path)
 
 
-@cache  # msgspec works them out anew each time
+@cache  # msgspec works them out again each time
 def _keys_of(shape: type) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
 
 
 class RangeReader:
-    """Makes ranges of what a configuration says, all under the same common settings.
+    """Makes the ranges of a configuration, under common settings.
 
-    `domain` answers where addresses of a network are unique, `gateway` is the common gateway of
-    its family, `use_all` whether network and broadcast address may be handed out. `notes`
-    collects what the operator should know. All that one reader reads counts together towards
-    the limits of a configuration.
+    `domain` returns the domain in which addresses of a network are unique, `gateway` is the common
+    gateway of its family, `use_all` says whether network and broadcast address may be handed out.
+    `notes` collects warnings for the operator. All ranges of a reader count towards the limits.
     """
 
     def __init__(
@@ -70,10 +72,10 @@ class RangeReader:
             raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
         self._require_ranges(len(ranges), path)
         read = []
-        for index, one in enumerate(ranges):
-            place = f"{path}[{index}]"
-            read.append(self.read(section(one, RangeOptions, place), place))
-        if len({one.family for one in read}) > 1:
+        for index, written in enumerate(ranges):
+            where = f"{path}[{index}]"
+            read.append(self.read(section(written, RangeOptions, where), where))
+        if len({range_.family for range_ in read}) > 1:
             raise invalid_config(f'"{path}": mixed address families in one range set')
         return RangeSet(tuple(read))
 
@@ -87,11 +89,11 @@ class RangeReader:
                 f'"{path}.exclude": a network has at most {limits.EXCLUSIONS} exclusions, those of '
                 'all its ranges together: write neighbours as one, such as "10.0.0.4-10.0.0.9"'
             )
-        range_key, range_text = _one_of(options, path, "range", "subnet")
-        start_key, start_text = _one_of(options, path, "range_start", "rangeStart")
-        end_key, end_text = _one_of(options, path, "range_end", "rangeEnd")
+        range_key, range_text = _spelling(options, path, "range", "subnet")
+        start_key, start_text = _spelling(options, path, "range_start", "rangeStart")
+        end_key, end_text = _spelling(options, path, "range_end", "rangeEnd")
         if not range_text:
-            raise invalid_config(f'"{path}": there is no "range"')
+            raise invalid_config(f'"{path}": "range" is missing')
         start, end = _address(start_text, start_key), _address(end_text, end_key)
         try:
             network, dashed = _network(range_text)
@@ -143,8 +145,8 @@ class RangeReader:
         return None
 
 
-def _one_of(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The key of these spellings that was used (the first if none was), with its value."""
+def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
+    """The spelling that is used (the first if none is), with its value."""
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": leave one out')
@@ -153,20 +155,20 @@ def _one_of(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
     return f"{path}.{key}", value
 
 
-def _address(given: str, key: str) -> int | None:
-    if not given:
+def _address(written: str, key: str) -> int | None:
+    if not written:
         return None
     try:
-        return parse(given)
+        return parse(written)
     except ValueError as error:
         raise invalid_config(f'"{key}": {error}') from None
 
 
-def _network(given: str) -> tuple[Network, Interval | None]:
+def _network(written: str) -> tuple[Network, Interval | None]:
     """`10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with its first and last address."""
-    first_text, dash, rest = given.partition("-")
+    first_text, dash, rest = written.partition("-")
     if not dash:
-        return parse_interface(given)[1], None
+        return parse_interface(written)[1], None
     last, network = parse_interface(rest.strip())
     first = parse(first_text.strip())
     if first not in network:
@@ -176,12 +178,12 @@ def _network(given: str) -> tuple[Network, Interval | None]:
 
 def _excluded(exclude: Sequence[str], path: str) -> list[Interval]:
     intervals = []
-    for index, one in enumerate(exclude):
+    for index, written in enumerate(exclude):
         try:
-            intervals.append(parse_interval(one))
+            intervals.append(parse_interval(written))
         except ValueError as error:
             raise invalid_config(
-                f'could not parse exclude range "{one}" ("{path}.exclude[{index}]"): {error}'
+                f'could not parse exclude range "{written}" ("{path}.exclude[{index}]"): {error}'
             ) from None
     return intervals
 

@@ -1,7 +1,7 @@
-"""Addresses that a pod asks for by name, in any of the three ways a runtime passes them on.
+"""Addresses that a pod asks for by name, in any of the three ways in which a runtime passes them.
 
-`runtimeConfig.ips` (capability "ips"), `args.cni.ips`, and `IP` in CNI_ARGS. Multus uses two of
-them at once for one request, so an address that is listed twice counts once.
+These are `runtimeConfig.ips` (capability "ips"), `args.cni.ips`, and `IP` in CNI_ARGS. Multus uses
+two of them for the same request, so an address that is listed twice counts once.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,10 @@ from collections.abc import Mapping
 import msgspec
 
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Arguments
 from ipam.addresses import Network, family, parse, parse_interface, text
 from ipam.options import IpamOptions, fixed_set, require_few
 from ipam.ranges import Range, RangeSet
-
-ARGS_KEYS = ("IP", "GATEWAY")
 
 
 class _RequestedAddress(msgspec.Struct, frozen=True):
@@ -22,24 +21,24 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
     network: Network | None
 
 
-def final_sets(options: IpamOptions, args: Mapping[str, str]) -> tuple[RangeSet, ...]:
-    """The sets of a network with this pod's requests applied, static addresses behind them.
+def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
+    """The sets of a network with this pod's requests applied, then its static addresses.
 
-    A request takes the place of what its range would yield; where the network has no range it
-    is an address of its own. Raises CNIError 7 and 4 for requests that cannot be granted.
+    A requested address replaces the one that its range would yield; in a network without ranges
+    it is added. Raises CNIError 7 and 4 for requests that cannot be granted.
     """
-    requests = _requests(options, args)
-    # In a range they take the place of what it would yield.
+    requests = _requests(options, arguments)
+    # In a range they replace the address that it would yield.
     beside = 0 if options.sets else len(options.static)
     where = requests[-1].where if requests else ""
     require_few((where, len(requests)), ("ipam.addresses", beside))
-    gateways = _gateways(args)
+    gateways = _gateways(arguments)
     if not options.sets:
-        own = tuple(_own_set(one, options, gateways) for one in requests)
+        own = tuple(_own_set(request, options, gateways) for request in requests)
         return own + options.static
     sets = list(options.sets)
     for request in requests:
-        index, range_ = _place(request, options, sets)
+        index, range_ = _range_of(request, options, sets)
         gateway = gateways.get(family(request.address), range_.gateway)
         fixed = msgspec.structs.replace(
             range_,
@@ -54,30 +53,32 @@ def final_sets(options: IpamOptions, args: Mapping[str, str]) -> tuple[RangeSet,
     return (*sets, *options.static)
 
 
-def _requests(options: IpamOptions, args: Mapping[str, str]) -> list[_RequestedAddress]:
-    given = list(options.requested)
-    if args.get("IP"):
-        given += [("CNI_ARGS IP", one.strip()) for one in args["IP"].split(",")]
+def _requests(options: IpamOptions, arguments: Arguments) -> list[_RequestedAddress]:
+    written = list(options.requested)
+    if arguments.ip:
+        written += [("CNI_ARGS IP", address.strip()) for address in arguments.ip.split(",")]
     requests: dict[int, _RequestedAddress] = {}
-    for where, one in given:
+    for where, address in written:
         try:
-            request = _RequestedAddress(where, *parse_interface(one)) if "/" in one else None
-            request = request or _RequestedAddress(where, parse(one), None)
+            if "/" in address:
+                request = _RequestedAddress(where, *parse_interface(address))
+            else:
+                request = _RequestedAddress(where, parse(address), None)
         except ValueError as error:
             code = Code.INVALID_ENVIRONMENT if "CNI_ARGS" in where else Code.INVALID_CONFIG
             raise CNIError(code, f'"{where}": {error}') from None
-        known = requests.get(request.address)
-        if known is None or known.network is None:
+        earlier = requests.get(request.address)
+        if earlier is None or earlier.network is None:
             requests[request.address] = request
     return list(requests.values())
 
 
-def _gateways(args: Mapping[str, str]) -> dict[int, int]:
+def _gateways(arguments: Arguments) -> dict[int, int]:
     gateways = {}
-    for one in args.get("GATEWAY", "").split(","):
-        if one:
+    for address in arguments.gateway.split(","):
+        if address:
             try:
-                gateway = parse(one.strip())
+                gateway = parse(address.strip())
             except ValueError as error:
                 raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS GATEWAY: {error}") from None
             gateways[family(gateway)] = gateway
@@ -107,15 +108,15 @@ def _own_set(
     )
 
 
-def _place(
+def _range_of(
     request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
 ) -> tuple[int, Range]:
-    """Which set the request is for: the first one that could yield it and has none yet."""
+    """The first set that could yield the address and is not fixed yet, and the range in it."""
     address = request.address
     occupied = ""
     refusal = ""
-    for index, one in enumerate(options.sets):
-        for range_ in one.ranges:
+    for index, range_set in enumerate(options.sets):
+        for range_ in range_set.ranges:
             if not range_.first <= address <= range_.last:
                 continue
             if sets[index].fixed:
@@ -133,7 +134,7 @@ def _place(
             f'"{request.where}": {text(address)} is a second address of a range that yields one, '
             f"and {occupied} is requested already: ask for one of them"
         )
-    listed = ", ".join(str(range_) for one in options.sets for range_ in one.ranges)
+    listed = ", ".join(str(range_) for range_set in options.sets for range_ in range_set.ranges)
     raise invalid_config(
         f'"{request.where}": {text(address)} is in no range of the network: {listed}'
     )

@@ -11,9 +11,10 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """The file's nameservers, domain, search and options; none of a file that is not allowed.
+    """The file's nameservers, domain, search and options.
 
-    It must be below one of `directories`. CNIError 7 if it is and cannot be read.
+    An empty DNS unless the file is below one of `directories`. CNIError 7 if it is below one and
+    cannot be read.
     """
     if not confined.is_below(directories, path):
         return DNS()

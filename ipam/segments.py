@@ -1,24 +1,24 @@
-"""The link on which the addresses of a foreign interface plugin are used, as its keys name it.
+"""The link on which another interface plugin uses the addresses, as its configuration names it.
 
-Whoever is on the same link can hear each other, so its addresses must differ. Our own interface
-plugins know their link and say it. Others start `podfabric-ipam` with their own configuration,
-of which "bridge", "master", "vlan" and "vlanId" are read as far as they are there.
+Addresses on the same link must differ. Our own interface plugins pass the name of their link.
+Others start `podfabric-ipam` with their own configuration, whose keys "bridge", "master", "vlan"
+and "vlanId" name the link.
 """
 
 import re
 
-import msgspec
+from cni.spec.config import NetworkConfig
 
 BEFORE = " any"
-"""The segment of a reservation that version 1 of the store left: unknown, and it may be any link.
+"""The segment of a reservation that version 1 of the store made, whose link is unknown.
 
-It counts as on every link until its pod comes again, or the node starts again. No link has this
-name, and no configuration can say it: that of a link does not begin with a space.
+It counts as on every link until an ADD of its pod follows, or the node restarts. No configuration
+can name it, since it begins with a space.
 """
 
 _NAME = re.compile(r"[!-~]{1,128}")
 _KEYS = ("bridge", "master", "vlan", "vlanid")
-# A key that the plugin itself does not read must not make a link of its own.
+# The keys that each plugin reads: another key must not make two links of one.
 _READ_BY = {
     "bridge": ("bridge", "vlan"),
     "ipvlan": ("master",),
@@ -27,16 +27,13 @@ _READ_BY = {
 }
 
 
-def of_config(config: bytes) -> str:
-    """Such as "eth0", "br0 vlan 100"; "" where the configuration names no link."""
-    # Go's decoder, which others use, does not tell upper and lower case of keys apart.
-    written = {
-        key.lower(): value
-        for key, value in msgspec.json.decode(config, type=dict[str, msgspec.Raw]).items()
-    }
-    plugin = _value(written.get("type"))
+def of_config(network: NetworkConfig) -> str:
+    """Such as "eth0" or "br0 vlan 100"; "" if the configuration names no link."""
+    # Go's decoder, which other plugins use, ignores the case of keys.
+    written = {key.lower(): value for key, value in network.keys.items()}
+    plugin = written.get("type")
     read = _READ_BY.get(str(plugin), _KEYS)
-    named = {key: _value(written[key]) for key in read if key in written}
+    named = {key: written[key] for key in read if key in written}
     if plugin == "bridge":
         named.setdefault("bridge", "cni0")  # the reference plugin's default
     names = [
@@ -52,11 +49,3 @@ def of_config(config: bytes) -> str:
     if not names:
         return ""
     return " ".join((*names, *(f"vlan {vlan}" for vlan in vlans)))
-
-
-def _value(raw: msgspec.Raw | None) -> str | int | None:
-    """A text or a whole number; None for anything else."""
-    try:
-        return None if raw is None else msgspec.json.decode(raw, type=str | int)
-    except msgspec.MsgspecError:
-        return None

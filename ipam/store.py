@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from cni.spec.arguments import Pod
+from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range, RangeSet

@@ -101,7 +101,7 @@ def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
     """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
-    hcas = [one for one in node.hcas if one.address and (one.rdma or one.verbs)]
+    hcas = [one for one in node.hcas if one.address and (one.rdma or one.rdma_names)]
     if not node.gpus or not hcas:
         yield not_applicable("there are not both GPUs and HCAs")
         return

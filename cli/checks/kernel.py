@@ -21,7 +21,7 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 def verbs_module(node: ThisNode) -> Iterator[Outcome]:
     """ib_uverbs: without it no program of user space gets at an HCA."""
     devices = [rdma for one in node.hcas for rdma in one.rdma]
-    if not devices and not any(one.verbs for one in node.hcas):
+    if not devices and not any(one.rdma_names for one in node.hcas):
         yield not_applicable("no RDMA device is there")
     elif (node.paths.sys / "class/infiniband_verbs").is_dir():
         without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
@@ -196,7 +196,7 @@ def _movable(mode: str) -> bool:
 
 
 def _with_rdma(node: ThisNode) -> bool:
-    return any(one.rdma or one.verbs for one in node.hcas)
+    return any(one.rdma or one.rdma_names for one in node.hcas)
 
 
 def _load(module: str) -> str:

@@ -1,5 +1,7 @@
-"""The journal: what has been attached, by whom, and how to undo it.
+"""What the plugins `ipoib` and `sriov` share: the life of an attachment.
 
-One versioned file per attachment, on disk before the first change to the kernel and gone only
-when nothing is left to undo. `entry` is what a file says, `journal` the directory of them.
+`journal` has a file per attachment, on disk before the first change to the kernel. `lifecycle` is
+the part of a plugin that is the same in both: everything that ends an attachment. `sweep` ends
+those that no sandbox needs, by `sandbox`. `matching` decides which devices a pod may have, and
+`pod_choices` remembers which HCA an attachment took. `results` makes and compares results.
 """

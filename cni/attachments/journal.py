@@ -1,19 +1,193 @@
-"""The directory of journal files, and the lock of each attachment."""
+"""The journal: what is attached, for which pod, and how to undo it.
 
-from collections.abc import Iterator
+One file per attachment, on disk before the first change to the kernel and removed when nothing is
+left to undo:
+
+    {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
+
+The checksum covers the bytes of "entry" and detects a torn or flipped file.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from base import files, interrupts, locks
 from base.paths import Paths
-from cni.attachments.entry import JournalDamaged, JournalEntry, from_bytes, to_bytes
+from base.pod import Pod
 from cni.spec.attachment import Attachment
+from cni.spec.config import IpamConfig, decode_leniently
+from cni.spec.request import Request
+from host.namespaces import NetworkNamespace
+
+VERSION = 1
+
+U = TypeVar("U")
+
+
+class JournalDamaged(Exception):
+    """A journal file that cannot be read as it was written. The text names file and reason."""
+
+
+class Phase(StrEnum):
+    """How far an attachment is."""
+
+    ADDING = "adding"  # an ADD runs, or died: any part of the attachment may exist
+    ATTACHED = "attached"  # the ADD completed
+    LEAVING = "leaving"  # the namespace is gone, and its interface has not come back yet
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One attachment. `undo` is the plugin's own record of what a removal has to restore.
+
+    `config`, `args` and `path` are those of the ADD, so that GC and the sweep can call the IPAM
+    plugin as the runtime's DEL would have.
+    """
+
+    version: int = VERSION
+    plugin: str
+    network: str
+    container_id: str
+    ifname: str
+    netns: str
+    netns_identity: str
+    netns_seen_from: str = ""  # the mount namespace in which `netns` led there; "" if in none
+    boot_id: str
+    phase: Phase
+    pod_namespace: str = ""
+    pod_name: str = ""
+    pod_uid: str = ""
+    since: str = ""  # of the ADD: RFC 3339, UTC
+    leaving_since: str = ""  # start of the phase LEAVING, in the same form
+    config: str = "{}"
+    args: str = ""
+    path: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    device: str = ""  # the device that only this attachment has, until it is released
+    undo: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @classmethod
+    def begun(
+        cls,
+        plugin: str,
+        request: Request,
+        namespace: NetworkNamespace,
+        boot_id: str,
+        record: msgspec.Struct,
+        pod: Pod | None = None,
+        device: str = "",
+    ) -> "JournalEntry":
+        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`."""
+        pod = pod or Pod()
+        return cls(
+            plugin=plugin,
+            network=request.network,
+            container_id=request.container_id,
+            ifname=request.ifname,
+            netns=request.netns,
+            netns_identity=namespace.identity,
+            netns_seen_from=namespace.seen_from,
+            boot_id=boot_id,
+            phase=Phase.ADDING,
+            pod_namespace=pod.namespace,
+            pod_name=pod.name,
+            pod_uid=pod.uid,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=request.config.raw.decode(),
+            args=request.args,
+            path=request.path,
+            device=device,
+            undo=msgspec.Raw(msgspec.json.encode(record)),
+        )
+
+    @property
+    def attachment(self) -> Attachment:
+        return Attachment(self.network, self.container_id, self.ifname)
+
+    @property
+    def ipam(self) -> IpamConfig:
+        """The IPAM plugin that the ADD ran, and its options."""
+        return self.delete_request().config.ipam
+
+    def delete_request(self) -> Request:
+        """The DEL that the runtime would have sent."""
+        environ = {
+            "CNI_COMMAND": "DEL",
+            "CNI_CONTAINERID": self.container_id,
+            "CNI_NETNS": self.netns,
+            "CNI_IFNAME": self.ifname,
+            "CNI_ARGS": self.args,
+            "CNI_PATH": ":".join(self.path),
+        }
+        return Request(
+            command="DEL",
+            container_id=self.container_id,
+            netns=self.netns,
+            ifname=self.ifname,
+            args=self.args,
+            path=self.path,
+            config=decode_leniently(self.config.encode()),
+            network=self.network,
+            environ=environ,
+        )
+
+    def undo_as(self, shape: type[U]) -> U:
+        """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
+        try:
+            return msgspec.json.decode(self.undo, type=shape)
+        except msgspec.MsgspecError as error:
+            raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
+
+    def with_record(self, record: msgspec.Struct) -> "JournalEntry":
+        """The entry with another record."""
+        return msgspec.structs.replace(self, undo=msgspec.Raw(msgspec.json.encode(record)))
+
+    def attached(self, record: msgspec.Struct, addresses: Sequence[str]) -> "JournalEntry":
+        """The entry of a completed ADD."""
+        entry = self.with_record(record)
+        return msgspec.structs.replace(entry, phase=Phase.ATTACHED, addresses=tuple(addresses))
+
+    def without_device(self) -> "JournalEntry":
+        """The entry once its device is released: from then on it may be another attachment's."""
+        return msgspec.structs.replace(self, device="")
+
+
+class _JournalFile(msgspec.Struct):
+    crc32: str
+    entry: msgspec.Raw
+
+
+def to_bytes(entry: JournalEntry) -> bytes:
+    """The file's content."""
+    body = msgspec.json.encode(entry)
+    return msgspec.json.encode(_JournalFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
+
+
+def from_bytes(content: bytes, name: str) -> JournalEntry:
+    """The entry in a file's content. Raises JournalDamaged with the file's `name` in its text."""
+    try:
+        file = msgspec.json.decode(content, type=_JournalFile)
+        if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
+            raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
+        entry = msgspec.json.decode(file.entry, type=JournalEntry)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
+    if entry.version != VERSION:
+        raise JournalDamaged(
+            f"journal file {name} has version {entry.version}, this podfabric reads {VERSION}: "
+            "it was written by a newer one"
+        )
+    return entry
 
 
 class Journal:
-    """The journal of one node."""
+    """The directory of journal files of one node, and the lock of each attachment and device."""
 
     def __init__(self, paths: Paths) -> None:
         self._directory = paths.attachments
@@ -25,26 +199,34 @@ class Journal:
         return self._directory / name
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
-        """The entry, None if there is none. Raises Damaged."""
+        """The entry, None if the journal has none. Raises JournalDamaged."""
         path = self.path_of(attachment)
         try:
             entry = from_bytes(path.read_bytes(), str(path))
         except FileNotFoundError:
             return None
         if entry.attachment != attachment:
-            raise JournalDamaged(f"journal file {path} is damaged: it speaks of {entry.attachment}")
+            raise JournalDamaged(f"journal file {path} is damaged: it names {entry.attachment}")
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Put an entry on disk; it is there when this returns."""
-        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry))
+        """Put an entry on disk. It survives a kill, and the first one of an ADD a power cut.
+
+        After a power cut there is nothing left in the kernel to undo, and the entry of an earlier
+        boot is removed in every phase alike: so a later entry needs to outlive this boot only.
+        """
+        durable = entry.phase is Phase.ADDING
+        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry), durable=durable)
 
     def remove(self, attachment: Attachment) -> None:
-        """Forget an attachment, durably. Only once nothing is left to undo."""
-        files.remove(self.path_of(attachment))
+        """Forget an attachment. Only once nothing is left to undo.
+
+        If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
+        """
+        files.remove(self.path_of(attachment), durable=False)
 
     def set_aside(self, attachment: Attachment) -> Path:
-        """Keep a damaged file out of the way but for a person to see."""
+        """Rename a damaged file, so that an administrator can look at it. Answers its new path."""
         path = self.path_of(attachment)
         aside = path.with_suffix(".damaged")
         path.replace(aside)
@@ -52,7 +234,7 @@ class Journal:
         return aside
 
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
-        """Every entry, or why it cannot be read, in no order."""
+        """Every entry, or why it cannot be read, in no particular order."""
         try:
             paths = self._files()
         except OSError as error:
@@ -68,26 +250,12 @@ class Journal:
             except OSError as error:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
-    @contextmanager
-    def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
-        """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
-        path = self._locks / f"attachment-{attachment.key}"
-        with locks.locked(path, str(attachment), timeout):
-            interrupts.require_client()
-            yield
-
-    def device_locked(
-        self, device: str, timeout: float = locks.TIMEOUT
-    ) -> AbstractContextManager[None]:
-        """One call at a time decides whose a device is. Raises Busy."""
-        return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
-
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
-        """The attachments that a device belongs to, and what names it but is damaged.
+        """The entries of attachments that have the device, and damaged files that name it.
 
         Raises OSError: a device is free only if the whole journal could be read.
         """
-        # Most entries are of other devices: a look at the bytes costs less than their reading.
+        # Most entries have other devices: searching the bytes costs less than decoding them.
         mark = msgspec.json.encode(device)
         for path in self._files():
             try:
@@ -99,10 +267,24 @@ class Journal:
             except JournalDamaged as damage:
                 yield damage
 
+    @contextmanager
+    def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
+        """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
+        path = self._locks / f"attachment-{attachment.key}"
+        with locks.locked(path, str(attachment), timeout):
+            interrupts.require_client()
+            yield
+
+    def device_locked(
+        self, device: str, timeout: float = locks.TIMEOUT
+    ) -> AbstractContextManager[None]:
+        """One call at a time decides which attachment has a device. Raises Busy."""
+        return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
+
     def _files(self) -> list[Path]:
-        """Not by glob: it takes a directory that cannot be read for an empty one. OSError."""
+        """The files' paths. Raises OSError; glob would take an unreadable directory for empty."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
-        return [one for one in paths if one.suffix == ".json" and not one.name.startswith(".")]
+        return [path for path in paths if path.suffix == ".json" and not path.name.startswith(".")]

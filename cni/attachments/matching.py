@@ -1,8 +1,20 @@
-"""An attachment and its pod's HCAs: the interface is to be on one that the kubelet gave to the pod.
+"""Which devices an attachment may have: those of its pod, and what no other pod needs.
 
-Design, decision 10. Who the pod is comes from CNI_ARGS; what it was given from the kubelet and
-the device plugin's checkpoint. The choice among several HCAs is written down for the pod, so that
-a second ADD of an attachment makes the same one.
+Who the pod is comes from CNI_ARGS. What it holds comes from the kubelet and the device plugin's
+checkpoint. With `match_device` the interface must be on an HCA that the pod holds (`refusal`,
+CNIError 120). The choice among several is recorded, so that a second ADD of an attachment makes
+the same one. Beyond that:
+
+| a device that                          | with match_device        | with "match_device": false |
+|----------------------------------------|--------------------------|----------------------------|
+| this pod holds, or that is in no pool  | may be attached          | may be attached            |
+| another pod holds exclusively          | 120                      | 121 (`unassigned_devices`) |
+| a pool offers, or other pods share     | 121                      | may be attached            |
+|                                        | (`unassigned_devices`)   |                            |
+
+The policy setting `unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so
+only the second row applies to it. The policy also decides whether a configuration may say
+`"match_device": false` or `"pfOnly": true`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,123 +24,162 @@ import msgspec
 
 from base.locks import locked
 from base.paths import Paths
-from base.text import printable
-from cni.attachments.entitlement import Entitlement
+from base.pod import Pod
+from cni.attachments.pod_choices import PodChoices, lock_of
+from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec import arguments
 from cni.spec.errors import CNIError, Code
-from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.spec.result import Interface
 from deviceplugin import pod_devices
-from deviceplugin.allocate import device_info
-from deviceplugin.assigned import assigned, others
+from deviceplugin.assigned import OfOtherPods, assigned, others
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.claims import Claims, Pod, lock_of
-from deviceplugin.pod_devices import GivenToPod, PodDevice, Stale, Unknown
+from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
 from host import pci
-from host.discovery import CharacterDevice
-
-
-class _RuntimeConfig(msgspec.Struct):
-    CNIDeviceInfoFile: str = ""
-
-
-class _Config(msgspec.Struct):
-    runtimeConfig: _RuntimeConfig | None = None
-
 
 OPT_OUT = '"match_device": false if that is meant'
+_REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
+
+
+def require_allowed(policy: Policy, *, match_device: bool, pf_only: bool = False) -> None:
+    """Raise CNIError 121 for options that the policy of the node does not allow."""
+    if not match_device and not policy.unmatched_devices:
+        raise rules.not_allowed('"match_device": false', "unmatched_devices")
+    if pf_only and not policy.whole_pfs:
+        raise rules.not_allowed('"pfOnly": true', "whole_pfs")
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """A device that is for other pods, and its resource."""
+
+    device: str
+    resource: str
+    held: bool  # another pod holds it exclusively
+
+
+class Entitlement(msgspec.Struct, frozen=True):
+    """What one attachment of a pod may have."""
+
+    others: OfOtherPods = OfOtherPods()  # what is for other pods than this one
+    policy: Policy = Policy()
+    match_device: bool = True
+
+    def held(self, names: Iterable[str]) -> Denied | None:
+        """The device, if another pod holds it exclusively; `names` are its address and RDMA
+        devices.
+        """
+        if self.policy.unassigned_devices and not self.match_device:
+            return None
+        held = self.others.held
+        return next((Denied(name, held[name], True) for name in names if name in held), None)
+
+    def denied(self, names: Iterable[str]) -> Denied | None:
+        """The device, if it may not be taken away from the host for this pod; `names` as above."""
+        names = tuple(names)
+        held = self.held(names)
+        if held is not None or self.policy.unassigned_devices or not self.match_device:
+            return held
+        pooled = self.others.pooled
+        return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
+
+    def error(self, denied: Denied, key: str, what: str) -> CNIError:
+        """The error for it: `key` of the configuration led to the device, which `what` names."""
+        if denied.held and self.match_device:
+            return CNIError(
+                Code.DEVICE_MISMATCH,
+                f"{what} is on HCA {denied.device}, which the kubelet gave to another pod as "
+                f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
+            )
+        reason = "another pod has" if denied.held else "is not this pod's"
+        return rules.not_allowed(
+            f'"{key}": {what}, a device of resource {denied.resource} that {reason},',
+            "unassigned_devices",
+            f"{_REQUEST_ONE}, and remove the key",
+        )
 
 
 class Match:
-    """What the pod was given, as one attachment of it sees it."""
+    """The HCAs that a pod holds, for the choice of one of its attachments."""
 
     def __init__(
-        self, paths: Paths, given: GivenToPod, key: str, entitlement: Entitlement | None = None
+        self, paths: Paths, holdings: PodHoldings, key: str, entitlement: Entitlement | None = None
     ) -> None:
-        self.given = given
+        self.holdings = holdings
         self.entitlement = entitlement or Entitlement()
         self._paths = paths
-        self._claims: Claims | None = None
+        self._choices: PodChoices | None = None
         self._key = key
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """One attachment of the pod at a time chooses and takes. Raises Busy."""
-        if not self.given.faces:
+        if not self.holdings.hcas:
             yield
             return
-        pod = self.given.pod
+        pod = self.holdings.pod
         with locked(lock_of(self._paths, pod), f"pod {pod}"):
-            self._claims = Claims(self._paths, pod)
+            self._choices = PodChoices(self._paths, pod)
             yield
 
     def candidates(self, device_id: str = "") -> list[PodDevice]:
-        """The HCAs to be tried, in order; only those of `device_id`, if one is named.
+        """The HCAs to try, in order; only those of `device_id`, if that is not "".
 
-        CNIError 120 if the pod does not hold that one.
+        CNIError 120 if the pod does not hold that device.
         """
         if not device_id:
-            return self._ordered(self.given.faces)
-        faces = self.given.faces_of(device_id)
-        if faces:
-            return self._ordered(faces)
+            return self._ordered(self.holdings.hcas)
+        held = self.holdings.hcas_of(device_id)
+        if held:
+            return self._ordered(held)
         hca = pod_devices.hca_of(device_id)
-        if self.given.faces and self.given.ids.isdisjoint((device_id, hca)):
+        if self.holdings.hcas and self.holdings.ids.isdisjoint((device_id, hca)):
             raise mismatch(
-                f'"deviceID" is "{device_id}", but pod {self.given.pod} was given '
-                f"{self.given.shown()}: let both come from one resource: the annotation "
+                f'"deviceID" is "{device_id}", but pod {self.holdings.pod} was given '
+                f"{self.holdings.shown()}: let both come from one resource: the annotation "
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
-        # Another driver's: the runtime says that it is the pod's.
-        self.require_not_held(hca, "deviceID", f'"deviceID" {device_id}')
+        # It comes from another device plugin: the runtime says that the pod has it.
+        denied = self.entitlement.held((hca,))
+        if denied is not None:
+            raise self.entitlement.error(denied, "deviceID", f'"deviceID" {device_id}')
         return [PodDevice("deviceID", device_id, _unrecorded(hca))]
 
-    def _ordered(self, faces: Iterable[PodDevice]) -> list[PodDevice]:
-        by_id = {face.device.id: face for face in faces}
-        order = list(by_id)
-        if self._claims is not None:
-            order = self._claims.ordered(self._key, order)
-        return [by_id[device] for device in order]
-
-    def require_not_held(self, hca: str, key: str, what: str) -> None:
-        """Raise CNIError if another pod has the HCA for itself: none may be beside it."""
-        held = self.entitlement.held((hca,))
-        if held is not None:
-            raise self.entitlement.error(held, key, what)
-
     def take(self, hca: str) -> None:
-        """The attachment is on this HCA from now on, and when it comes again."""
-        if self._claims is not None and self.given.face(hca) is not None:
-            self._claims.take(self._key, hca)
+        """Record that the attachment is on this HCA, now and when it comes again."""
+        if self._choices is not None and self.holdings.hca(hca) is not None:
+            self._choices.record(self._key, hca)
 
-    def refusal(self, hca: str, what: str, names: Iterable[str], remedy: str) -> str:
-        """Why an interface on `hca` is not for this pod, "" if it is.
+    def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
+        """Why an interface on `hca` is not for this pod; None if it is.
 
-        `names` are the RDMA devices of the HCA now. A pod that was given no HCA has none to
-        differ from, and an HCA that the kubelet gave to it by another resource is right.
+        `rdma` are the names of the HCA's RDMA devices now. A pod that holds no HCA has none to
+        differ from, and an HCA that it holds by another device plugin's resource is right.
         """
-        if not self.given.faces:
-            return ""
-        face = self.given.face(hca)
-        if face is not None:
-            return self.staleness(face, names)
-        if hca in self.given.ids:
-            return ""
-        verbs = ", ".join(sorted(names)) or "no verbs device"
+        if not self.holdings.hcas:
+            return None
+        held = self.holdings.hca(hca)
+        if held is not None:
+            return self._staleness(held, rdma)
+        if hca in self.holdings.ids:
+            return None
+        names = ", ".join(sorted(rdma)) or "no verbs device"
         return (
-            f"{what} is on HCA {hca} ({verbs}), but pod {self.given.pod} was given "
-            f"{self.given.shown()}: {remedy}, or {OPT_OUT}"
+            f"{what} is on HCA {hca} ({names}), but pod {self.holdings.pod} was given "
+            f"{self.holdings.shown()}: {remedy}, or {OPT_OUT}"
         )
 
-    def staleness(self, face: PodDevice, names: Iterable[str]) -> str:
-        """That the HCA's verbs devices are others than the pod's containers were given, or ""."""
+    def _ordered(self, held: Iterable[PodDevice]) -> list[PodDevice]:
+        by_hca = {device.device.id: device for device in held}
+        order = list(by_hca)
+        if self._choices is not None:
+            order = self._choices.ordered(self._key, order)
+        return [by_hca[hca] for hca in order]
+
+    def _staleness(self, held: PodDevice, rdma: Iterable[str]) -> str | None:
         try:
-            pod_devices.require_current(self._paths, face, names)
+            pod_devices.require_current(self._paths, held, rdma)
         except Stale as stale:
             return str(stale)
-        return ""
+        return None
 
 
 def _unrecorded(hca: str) -> AllocatedHCA:
@@ -136,82 +187,37 @@ def _unrecorded(hca: str) -> AllocatedHCA:
 
 
 def matched(
-    paths: Paths,
-    request: Request,
-    pod: arguments.Pod,
-    *,
-    needed: bool,
-    wanted: bool,
-    policy: Policy,
+    paths: Paths, request: Request, pod: Pod, *, needed: bool, wanted: bool, policy: Policy
 ) -> Match:
-    """The match of one ADD. CNIError 11 if it cannot be told what is for this pod and for others.
+    """The match of one ADD. CNIError 11 if it is unknown what this pod and other pods hold.
 
-    `needed`: without it nothing can be chosen. `wanted` is false if the configuration asks for no
-    match, so that what the pod was given does not count. A call without a pod is about one that
-    was given nothing.
+    `needed` is true if nothing else can choose the device. `wanted` is false if the configuration
+    opts out of the match: then what the pod holds does not count. A call that names no pod is
+    about one that holds nothing.
     """
-    whose = Pod(pod.namespace, pod.name, pod.uid)
     try:
         every = assigned(paths)
-        given = pod_devices.given_to(paths, whose, needed=needed or bool(every.pooled))
+        holdings = pod_devices.given_to(paths, pod, needed=needed or bool(every.pooled))
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
     return Match(
         paths,
-        given if wanted else GivenToPod(whose),
+        holdings if wanted else PodHoldings(pod),
         f"{request.network}/{request.ifname}",
-        Entitlement(others(paths, every, given), policy, match_device=wanted),
+        Entitlement(others(paths, every, holdings), policy, match_device=wanted),
     )
 
 
 def require_records(paths: Paths) -> None:
-    """Raise CNIError 11 if no ADD could be told which devices are for which pods."""
+    """Raise CNIError 11 if an ADD could not tell which devices are for which pods."""
     try:
         assigned(paths)
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
 
 
-def verbs_beside(paths: Paths, names: Iterable[str]) -> tuple[str, str]:
-    """The first RDMA device of these that has a character device, and that one: ("", "") if none.
-
-    Their names are as sysfs has them now: "mlx5_3", "uverbs3".
-    """
-    numbers = pci.uverbs_numbers(paths)
-    for name in names:
-        if name in numbers:
-            return name, numbers[name][0]
-    return "", ""
-
-
-def tell(paths: Paths, request: Request, interface: Interface) -> None:
-    """Say in Multus' device-information file, if it passes one, which verbs device this is."""
-    path = _device_information(request)
-    if not path or not interface.uverbs:
-        return
-    # Multus names it so. A definition may carry the key too, and name another attachment's file.
-    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
-        note(printable(f"device information {path}: it is not this attachment's: left alone"))
-        return
-    try:
-        _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
-        node = CharacterDevice(interface.uverbs, major, minor)
-        device_info.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
-    except (OSError, KeyError, ValueError) as error:
-        # The attachment is as good without it.
-        note(printable(f"device information {path}: {error}"))
-
-
-def _device_information(request: Request) -> str:
-    try:
-        written = msgspec.json.decode(request.config, type=_Config)
-    except msgspec.MsgspecError:
-        return ""
-    return written.runtimeConfig.CNIDeviceInfoFile if written.runtimeConfig else ""
-
-
-def none_given(pod: arguments.Pod, what: str) -> CNIError:
-    """The error for a choice that is left to the match, where the pod holds no HCA."""
+def none_given(pod: Pod, what: str) -> CNIError:
+    """The error for a choice that is left to the match, if the pod holds no HCA."""
     if not pod.name:
         return CNIError(
             Code.INVALID_ENVIRONMENT,
@@ -219,11 +225,11 @@ def none_given(pod: arguments.Pod, what: str) -> CNIError:
             "K8S_POD_UID in CNI_ARGS",
         )
     return mismatch(
-        f"{what}: pod {pod.namespace}/{pod.name} was given no HCA of this node's pools: have a "
+        f"{what}: pod {pod} was given no HCA of this node's pools: have a "
         'container request one (resources.limits, such as "rdma/hca": 1)'
     )
 
 
 def mismatch(message: str) -> CNIError:
-    """The pod's verbs device and its interface would be on different HCAs."""
+    """The error for an interface on another HCA than the pod's verbs device."""
     return CNIError(Code.DEVICE_MISMATCH, message)

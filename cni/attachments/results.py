@@ -1,37 +1,38 @@
-"""Results: an ADD's, made; and a CHECK's, compared with what there is now."""
+"""Makes the result of an ADD, and compares the result in a CHECK with the present state."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
-from cni.attachments.entry import JournalDamaged
-from cni.attachments.journal import Journal
-from cni.spec import config
+from base.paths import Paths
+from base.text import printable
+from cni.attachments.journal import Journal, JournalDamaged
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, Interface, Result
-from host import addresses
+from deviceplugin.allocate import device_info
+from host import addresses, pci
+from host.addresses import Hop
+from host.discovery import CharacterDevice
 from host.links import Link
 from host.netlink import Rtnetlink
 
 R = TypeVar("R")
 
 
-class _Previous(msgspec.Struct):
-    prevResult: msgspec.Raw = msgspec.Raw()
-
-
 class Expected(msgspec.Struct, frozen=True):
-    """What the runtime says an ADD's answer was, and which interface of it is the attachment's."""
+    """The ADD's result as the runtime passes it to a CHECK, and our interface in it."""
 
     result: Result
     position: int
     interface: Interface
 
     def compare_addresses(self, pod: Rtnetlink, link: Link) -> None:
-        """Raise CNIError 102 for an address of the interface, or a route, that is gone."""
+        """Raise CNIError 102 for an address of the interface or a route that is gone."""
         present = addresses.of(pod, link)
         for ip in self.result.ips:
             if ip.interface in (self.position, None) and ip.address not in present:
@@ -40,7 +41,7 @@ class Expected(msgspec.Struct, frozen=True):
             return
         present_routes = addresses.Routes(pod)
         for route in self.result.routes:
-            hop = addresses.Hop(
+            hop = Hop(
                 destination=route.dst, gateway=route.gw, table=route.table, priority=route.priority
             )
             if not present_routes.has(hop):
@@ -49,18 +50,84 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def previous_document(request: Request) -> dict[str, Any] | None:
-    """The prevResult of a request as plain values, checked to be of the request's version."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a request as plain values. CNIError 6 if it is not a valid result."""
+    if request.previous_result is None:
         return None
-    protocol.decode(raw, request.cni_version)
-    return config.decode(raw, dict[str, Any])
+    return request.config.at("prevResult", dict[str, Any])
+
+
+def interface_of(
+    paths: Paths, request: Request, *, mac: str, mtu: int, bdf: str, rdma: Iterable[str]
+) -> Interface:
+    """The interface of an ADD, with the first of its `rdma` devices that has a uverbs device."""
+    rdma_device, uverbs = uverbs_of(paths, rdma)
+    return Interface(
+        name=request.ifname,
+        mac=mac,
+        mtu=mtu,
+        sandbox=request.netns,
+        pciID=bdf,
+        rdmaDevice=rdma_device,
+        uverbs=uverbs,
+    )
+
+
+def uverbs_of(paths: Paths, rdma_devices: Iterable[str]) -> tuple[str, str]:
+    """The first of these RDMA devices that has a uverbs device, and that: ("mlx5_3", "uverbs3").
+
+    ("", "") if none has one.
+    """
+    numbers = pci.uverbs_numbers(paths)
+    for name in rdma_devices:
+        if name in numbers:
+            return name, numbers[name][0]
+    return "", ""
+
+
+def write_device_information(paths: Paths, request: Request, interface: Interface) -> None:
+    """Add the uverbs device to Multus' device-information file, if it passes one.
+
+    A failure becomes a note: the attachment works without the file.
+    """
+    path = _device_information(request)
+    if not path or not interface.uverbs:
+        return
+    # Multus gives the file this name. A definition could set the key to another attachment's file.
+    if not path.endswith(f"-{request.container_id}_{request.ifname}"):
+        note(printable(f"device information {path}: it is not this attachment's: left alone"))
+        return
+    try:
+        _, major, minor = pci.uverbs_numbers(paths)[interface.rdmaDevice]
+        node = CharacterDevice(interface.uverbs, major, minor)
+        device_info.update_cni(paths, path, interface.pciID, interface.rdmaDevice, node)
+    except (OSError, KeyError, ValueError) as error:
+        note(printable(f"device information {path}: {error}"))
+
+
+def hops(answer: Result) -> list[Hop]:
+    """The routes of an IPAM result. One without a gateway gets that of the addresses' family."""
+    gateways: dict[int, str] = {}
+    for ip in answer.ips:
+        if ip.gateway:
+            gateways.setdefault(ip.family, ip.gateway)
+    return [
+        Hop(
+            destination=route.dst,
+            gateway=route.gw or (None if route.scope == 253 else gateways.get(route.family)),
+            table=route.table,
+            scope=route.scope,
+            priority=route.priority,
+            mtu=route.mtu,
+            advmss=route.advmss,
+        )
+        for route in answer.routes
+    ]
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD in the request's version, behind those of earlier plugins.
+    """The result of an ADD in the request's version, appended to that of earlier plugins.
 
-    The addresses are the interface's; `dns` counts more than the IPAM plugin's.
+    All addresses of `answer` are the interface's. `dns` has priority over the IPAM plugin's.
     """
     result = Result(
         interfaces=(interface,),
@@ -73,11 +140,10 @@ def document(request: Request, interface: Interface, answer: Result, dns: DNS) -
 
 
 def expected(request: Request) -> Expected:
-    """The prevResult of a CHECK. CNIError 7 where it is missing, 102 where it is another's."""
-    raw = _raw(request)
-    if raw is None:
+    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if its sandbox is another one."""
+    previous = request.previous_result
+    if previous is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
-    previous = protocol.decode(raw, request.cni_version)
     for position, interface in enumerate(previous.interfaces):
         if interface.name == request.ifname and interface.sandbox:
             if interface.sandbox != request.netns:
@@ -90,7 +156,7 @@ def expected(request: Request) -> Expected:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """What the journal keeps of an attachment. CNIError 102 where it keeps nothing, 113."""
+    """The plugin's record of an attachment. CNIError 102 if there is none, 113 if it is damaged."""
     try:
         entry = journal.read(attachment)
         if entry is None:
@@ -100,23 +166,25 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
         raise CNIError(Code.JOURNAL_DAMAGED, str(damage)) from None
 
 
-def compare(where: str, wanted: dict[str, tuple[object, object]]) -> None:
-    """Raise CNIError 102 for the first of (found, expected) that differ, by what they are."""
-    for what, (found, right) in wanted.items():
-        if found != right:
-            raise differs(f"{what} of {where} is {found}, {right} was set")
+def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
+    """Raise CNIError 102 for the first setting whose (present, expected) values differ."""
+    for what, (present, right) in settings.items():
+        if present != right:
+            raise differs(f"{what} of {where} is {present}, {right} was set")
 
 
 def up(value: bool) -> str:
-    """The administrative state or the carrier, in words."""
+    """An administrative state or a carrier, as texts have it."""
     return "up" if value else "down"
 
 
 def differs(message: str) -> CNIError:
-    """The error for a difference that CHECK has found."""
+    """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)
 
 
-def _raw(request: Request) -> bytes | None:
-    raw = bytes(msgspec.json.decode(request.config, type=_Previous).prevResult)
-    return None if raw in (b"", b"null") else raw
+def _device_information(request: Request) -> str | None:
+    try:
+        return request.config.at("runtimeConfig.CNIDeviceInfoFile", str)
+    except CNIError:
+        return None

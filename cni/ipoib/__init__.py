@@ -1,7 +1,7 @@
 """The CNI plugin `ipoib`: a child of an IPoIB parent, moved into the pod.
 
-`options` is what a network configuration may say, `plugin` are the verbs, top to bottom in the
-order things happen, `child` is the interface itself: made, compared, removed, found again.
+`plugin` is what happens to a pod, in order. `options` reads the network configuration, `parents`
+chooses the parent, `child` is the interface itself, `check` compares it.
 """
 
 TYPE_CHECKING = False

@@ -2,7 +2,7 @@
 
 from cni.attachments import results
 from cni.attachments.journal import Journal
-from cni.attachments.requests import namespace_of
+from cni.attachments.lifecycle import sandbox_of
 from cni.attachments.results import compare, differs
 from cni.ipoib import child
 from cni.spec.attachment import Attachment
@@ -10,26 +10,21 @@ from cni.spec.request import Request
 from cni.spec.result import Interface
 from host import links
 from host.links import Link
-from host.netlink import netlink
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
     """Raise CNIError 102 for the first thing that differs; 7 where prevResult is missing."""
     expected = results.expected(request)
     record = results.recorded(journal, attachment, child.ChildRecord)
-    with (
-        namespace_of(request) as namespace,
-        netlink() as host,
-        netlink(namespace) as pod,
-    ):
-        link = links.find(pod, request.ifname)
+    with sandbox_of(request) as sandbox:
+        link = links.find(sandbox.pod, request.ifname)
         if link is None:
             raise differs(f'interface "{request.ifname}" is gone from the pod')
-        parent = links.find(host, record.parent)
+        parent = links.find(sandbox.host, record.parent)
         if parent is None:
             raise differs(f'parent "{record.parent}" is gone from the host')
         _compare_link(link, attachment, parent, record, expected.interface)
-        expected.compare_addresses(pod, link)
+        expected.compare_addresses(sandbox.pod, link)
 
 
 def _compare_link(

@@ -1,23 +1,25 @@
-"""The child interface: made on the host, moved into the pod, configured, found again, removed.
+"""The child interface: made on the host, moved into the pod, configured, recognised, removed.
 
-How it is recognised, since a name proves nothing:
-- on the host, before the move, it has a temporary name made of the attachment's key;
-- from the move on it bears an alias made of the same key. The message that moves it sets the
-  alias, so an IPoIB interface *on the host* that bears one of our aliases has come back from a
-  namespace that died, and belongs to nobody.
+Names prove nothing, so a child is recognised by a mark:
+- before the move it has a temporary name made of the attachment's key, on the host;
+- the message that moves it also sets an alias made of the same key. So an IPoIB interface *on the
+  host* with one of our aliases has come back from a dead namespace.
+
+Deleting a namespace does not delete an IPoIB child in it: some time later the kernel moves it to
+the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
 """
 
 import hashlib
 import ipaddress
-import time
 from contextlib import suppress
 
 import msgspec
 
+from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
 from host import links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -30,7 +32,7 @@ RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen t
 
 
 class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal keeps of a child: enough to compare it and to find it again."""
+    """What the journal keeps of a child, for CHECK and to recognise it."""
 
     parent: str
     pkey: int
@@ -38,12 +40,24 @@ class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     proxy_arp: bool
-    mac: str = ""  # once it is attached: its queue pair's number is in it, so no other has it
+    mac: str = ""  # once it is attached; unique, since it contains the queue pair's number
 
     @property
     def segment(self) -> str:
-        """The partition on the parent's port: the children of both hear each other."""
+        """The parent and the P_Key: children with the same segment hear each other."""
         return f"{self.parent} {self.pkey:#06x}"
+
+
+def record_of(plan: ChildPlan, options: IpoibOptions) -> ChildRecord:
+    """The record of a child that is not attached yet."""
+    return ChildRecord(
+        parent=plan.parent.name,
+        pkey=plan.pkey,
+        mode=plan.mode,
+        mtu=plan.mtu,
+        umcast=plan.umcast,
+        proxy_arp=options.proxy_arp,
+    )
 
 
 def alias_of(attachment: Attachment) -> str:
@@ -60,7 +74,7 @@ def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
     """Make the child on the host, down, with its MTU."""
     name = temporary_name(attachment)
     child = links.make_ipoib_child(host, name, plan.parent, plan.pkey, plan.mode, plan.umcast)
-    # Before it is up: a child starts with the port's maximum, not with its parent's MTU.
+    # A child starts with the port's maximum, not with its parent's MTU.
     if child.mtu != plan.mtu:
         links.set_mtu(host, child, plan.mtu)
     return child
@@ -73,7 +87,7 @@ def move(
     child: Link,
     attachment: Attachment,
 ) -> Link:
-    """Move the child into the pod under its name there. Answers it as it is in the pod."""
+    """Move the child into the pod and rename it. Answers it as it is in the pod."""
     mark = Mark(attachment.key)
     return netdev_move.move_in(host, pod, namespace, child, attachment.ifname, mark)
 
@@ -81,18 +95,18 @@ def move(
 def configure(
     pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
 ) -> tuple[Link, list[str]]:
-    """Addresses, and up. Answers the child as it is then, and every address it gave."""
-    switches = [Switch(4, "proxy_arp", "1")] if proxy_arp else []
+    """Add the addresses and set the child up. Answers it, and every address that it has then."""
+    sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
-    return netdev_move.configure(pod, namespace, child, cidrs, switches, own)
+    return netdev_move.configure(pod, namespace, child, cidrs, sysctls, own)
 
 
 def link_local(child: Link) -> str:
-    """An IPv6 link-local address of the child's own.
+    """An IPv6 link-local address (CIDR) that no other child has.
 
     The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of
-    a port share: only the first would pass duplicate detection. The queue pair number tells them
-    apart, so the interface identifier is a hash of the whole 20-byte address, with the bit of a
+    a port share: only the first would pass duplicate detection. The queue pair number differs, so
+    the interface identifier is a hash of the whole 20-byte hardware address, with the bit of a
     universally administered identifier cleared (RFC 7136, RFC 4291 appendix A).
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
@@ -103,10 +117,10 @@ def link_local(child: Link) -> str:
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
-    """Whether an interface is this attachment's child: kind and mark, never the name alone.
+    """Whether an interface is this attachment's child, by kind and mark, never by name alone.
 
-    A pod may overwrite the mark. Where the caller looks in the attachment's own namespace, or
-    for what comes back from it, the address that the journal noted counts too.
+    A pod can overwrite the mark. `mac`, the address in the journal, counts too where it is given:
+    for the attachment's own namespace, and for interfaces that come back from it.
     """
     marked = link.alias == alias_of(attachment)
     foreign = link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
@@ -115,53 +129,45 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
 
 
 def _is_unmarked(link: Link, attachment: Attachment) -> bool:
-    """Whether this is the child before its mark: not moved yet, or moved and not renamed.
+    """Whether this is the child without its mark: not moved yet, or moved and not renamed.
 
-    The temporary name alone could be a user's: ours is a child, and has no alias.
+    An administrator could use the temporary name, so it must also be a child without an alias.
     """
     return link.name == temporary_name(attachment) and link.parent != 0 and not link.alias
 
 
+def remove(host: Rtnetlink, pod: Rtnetlink, attachment: Attachment) -> None:
+    """Delete the child of an ADD that fails, wherever it is by now."""
+    remove_from_pod(pod, attachment)
+    remove_from_host(host, attachment)
+
+
 def remove_from_pod(pod: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
-    """Delete the child inside the pod, also when it has been renamed there."""
-    found = False
+    """Delete the child in the pod, also if it was renamed there. Answers whether it was there."""
+    removed = False
     for link in links.every(pod, "ipoib"):
         if is_ours(link, attachment, mac) or _is_unmarked(link, attachment):
             links.delete(pod, link)
-            found = True
-    return found
+            removed = True
+    return removed
 
 
 def remove_from_host(host: Rtnetlink, attachment: Attachment, mac: str = "") -> bool:
     """Delete the child on the host: not moved yet, or come back. Answers whether it was there."""
-    found = False
+    removed = False
     for link in links.every(host, "ipoib"):
         if _is_unmarked(link, attachment) or is_ours(link, attachment, "" if link.up else mac):
             links.delete(host, link)
-            found = True
-    return found
-
-
-def remove_when_returned(host: Rtnetlink, attachment: Attachment, mac: str, seconds: float) -> bool:
-    """Delete the child that a dead namespace gives back, waiting for it a while.
-
-    Deleting a namespace does not delete an IPoIB child in it: the kernel moves it to the initial
-    namespace, down and under any name, some time later (ipoib_link_ops.netns_refund).
-    """
-    deadline = time.monotonic() + seconds
-    while not remove_from_host(host, attachment, mac):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.05)
-    return True
+            removed = True
+    return removed
 
 
 def remove_strays(host: Rtnetlink) -> list[str]:
-    """Delete every marked child that came back to the host. Answers their names."""
+    """Delete every marked child that came back to the host; their names."""
     removed = []
     for link in links.every(host, "ipoib"):
         if link.alias.startswith(ALIAS_PREFIX) and link.parent:
-            with suppress(HostError):  # the next sweep meets it again
+            with suppress(HostError):  # the next sweep tries again
                 links.delete(host, link)
                 removed.append(link.name)
     return removed

@@ -1,12 +1,14 @@
-"""What a network configuration of type `ipoib` may say, checked before anything is touched."""
+"""The options in a network configuration of type `ipoib`, checked before anything is changed."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from cni.attachments import pkeys
-from cni.spec import arguments, config, limits
+from base.pod import Pod
+from base.types import DeviceId, PKey
+from cni.spec import config, limits
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -15,7 +17,7 @@ DATAGRAM, CONNECTED = "datagram", "connected"
 MACVLAN_MODES = ("bridge", "private", "vepa", "passthru", "source")
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
-AUTO = "auto"  # as `master`: the parent on the HCA that the pod was given
+AUTO = "auto"  # as `master`: the parent on the HCA that the pod holds
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
 
@@ -24,17 +26,17 @@ _NO_MAC = (
     "and no other address is reachable on the fabric: remove it"
 )
 
-
-class _IpoibIpam(msgspec.Struct):
-    type: str = ""
-
-
-class _IpoibArguments(msgspec.Struct):
-    cni: dict[str, Any] | None = None
+_MAC_PATHS = (
+    "mac",
+    "runtimeConfig.mac",
+    "runtimeConfig.infinibandGUID",
+    "args.cni.mac",
+    "args.cni.guid",
+)
 
 
 class _IpoibConfig(msgspec.Struct, kw_only=True):
-    """The JSON as users write it; `Options` is what it means."""
+    """The keys of the plugin as users write them; `IpoibOptions` is what they mean."""
 
     master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
     pkey: int | str | None = None
@@ -43,14 +45,8 @@ class _IpoibConfig(msgspec.Struct, kw_only=True):
     mtu: int | None = None
     proxy_arp: bool = False
     wait_carrier: bool | float = True
-    ipam: _IpoibIpam | None = None
     dns: DNS | None = None
-    mac: str | None = None
     match_device: bool = True
-    deviceID: str | None = None
-    pciBusID: str | None = None
-    runtimeConfig: dict[str, Any] | None = None
-    args: _IpoibArguments | None = None
 
 
 KNOWN = frozenset(
@@ -62,34 +58,33 @@ KNOWN = frozenset(
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None leaves the choice to the parent.
+    """A valid configuration. None takes the parent's value.
 
-    `umcast` is off unless asked: with it the kernel leaves out every multicast group that
-    anybody else on the port has joined (ipoib_mcast_restart_task), the parent for one, and
-    the child does not even hear IPv6's all-nodes group.
+    `umcast` is off by default: with it the kernel does not join the multicast groups that another
+    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). The child
+    would not even receive IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]  # () leaves the choice to the match with the pod's HCAs
-    device_id: str  # as the kubelet has it; "" if the runtime passed none
-    match_device: bool  # the parent must be on an HCA of the pod, if it has any
-    pkey: int | None
+    masters: tuple[str, ...]  # () is a parent on one of the pod's HCAs
+    device_id: DeviceId  # the kubelet's; "" if the runtime passed none
+    match_device: bool  # the parent must be on an HCA of the pod, if the pod has any
+    pkey: PKey | None
     mode: str | None
     umcast: bool
     mtu: int | None
     proxy_arp: bool
     carrier_wait: float  # seconds, 0 does not wait
-    ipam_type: str  # "" is an interface without addresses
+    ipam_type: str  # "" for an interface without addresses
     dns: DNS
-    pod: arguments.Pod
+    pod: Pod
 
 
 def read(request: Request) -> IpoibOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
-    written = config.decode(request.config, _IpoibConfig)
-    config.refuse_misspelt(msgspec.json.decode(request.config, type=dict[str, msgspec.Raw]), KNOWN)
-    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
-    _refuse_mac(written, pairs)
-    ipam_type = written.ipam.type if written.ipam else ""
+    written = config.convert(request.config.keys, _IpoibConfig)
+    config.refuse_misspelt(request.config.keys, KNOWN)
+    _refuse_mac(request)
+    ipam_type = request.config.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
             '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
@@ -97,7 +92,7 @@ def read(request: Request) -> IpoibOptions:
         )
     return IpoibOptions(
         masters=_masters(written.master),
-        device_id=_device_id(written),
+        device_id=_device_id(request.config),
         match_device=written.match_device,
         pkey=_pkey(written.pkey),
         mode=_mode(written.mode),
@@ -107,7 +102,7 @@ def read(request: Request) -> IpoibOptions:
         carrier_wait=_carrier_wait(written.wait_carrier),
         ipam_type=ipam_type,
         dns=written.dns or DNS(),
-        pod=arguments.pod_of(pairs),
+        pod=request.arguments.pod,
     )
 
 
@@ -127,74 +122,58 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     return names
 
 
-def _device_id(written: _IpoibConfig) -> str:
-    """The kubelet's device id. Multus injects it in all of these places."""
-    runtime = (written.runtimeConfig or {}).get("deviceID")
-    places = {
-        "deviceID": written.deviceID,
-        "runtimeConfig.deviceID": runtime if isinstance(runtime, str) else None,
-        "pciBusID": written.pciBusID,
-    }
-    given = {place: value for place, value in places.items() if value}
-    if len(set(given.values())) > 1:
-        listed = ", ".join(f'"{place}" is "{value}"' for place, value in given.items())
+def _device_id(network: NetworkConfig) -> DeviceId:
+    ids = network.device_ids()
+    if len(set(ids.values())) > 1:
+        listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
         raise invalid_config(f"{listed}: they must name the same device, or leave one out")
-    return next(iter(given.values()), "")
+    return next(iter(ids.values()), DeviceId(""))
 
 
-def _pkey(given: int | str | None) -> int | None:
-    pkey = pkeys.read(given)
-    # The kernel makes every child a full member (ipoib_vlan.c), so one spelling is enough.
-    return None if pkey is None else pkey | 0x8000
+def _pkey(written: int | str | None) -> PKey | None:
+    pkey = config.pkey(written)
+    # The kernel makes every child a full member (ipoib_vlan.c).
+    return None if pkey is None else PKey(pkey | 0x8000)
 
 
-def _mode(given: str | None) -> str | None:
-    if not given:  # ipoib-cni's definitions may say ""
+def _mode(mode: str | None) -> str | None:
+    if not mode:  # ipoib-cni's definitions may have ""
         return None
-    if given in (DATAGRAM, CONNECTED):
-        return given
+    if mode in (DATAGRAM, CONNECTED):
+        return mode
     hint = (
         ' (this is a mode of macvlan, which InfiniBand links cannot carry: "ipoib" is its equal)'
-        if given in MACVLAN_MODES
+        if mode in MACVLAN_MODES
         else ""
     )
-    raise invalid_config(f'"mode": "{given}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
+    raise invalid_config(f'"mode": "{mode}" is not "{DATAGRAM}" or "{CONNECTED}"{hint}')
 
 
-def _mtu(given: int | None) -> int | None:
-    if not given:  # ipoib-cni takes 0 for "as it comes"
+def _mtu(mtu: int | None) -> int | None:
+    if not mtu:  # ipoib-cni takes 0 for the parent's
         return None
-    if not SMALLEST_MTU <= given <= CONNECTED_MTU:
+    if not SMALLEST_MTU <= mtu <= CONNECTED_MTU:
         raise invalid_config(
-            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
+            f'"mtu": {mtu} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
             "and at most the parent's"
         )
-    return given
+    return mtu
 
 
-def _carrier_wait(given: bool | float) -> float:
-    if given is True:
+def _carrier_wait(seconds: bool | float) -> float:
+    if seconds is True:
         return DEFAULT_CARRIER_WAIT
-    if not 0 <= given <= LONGEST_CARRIER_WAIT:
+    if not 0 <= seconds <= LONGEST_CARRIER_WAIT:
         raise invalid_config(
-            f'"wait_carrier": {given:g} is out of range: seconds from 0 (do not wait) '
+            f'"wait_carrier": {seconds:g} is out of range: seconds from 0 (do not wait) '
             f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
         )
-    return float(given)
+    return float(seconds)
 
 
-def _refuse_mac(written: _IpoibConfig, pairs: dict[str, str]) -> None:
-    runtime = written.runtimeConfig or {}
-    cni = (written.args.cni if written.args else None) or {}
-    places = {
-        '"mac"': written.mac,
-        '"runtimeConfig.mac"': runtime.get("mac"),
-        '"runtimeConfig.infinibandGUID"': runtime.get("infinibandGUID"),
-        '"args.cni.mac"': cni.get("mac"),
-        '"args.cni.guid"': cni.get("guid"),
-    }
-    for place, value in places.items():
-        if value:
-            raise invalid_config(f"{place}: {_NO_MAC}")
-    if pairs.get("MAC"):
+def _refuse_mac(request: Request) -> None:
+    for path in _MAC_PATHS:
+        if request.config.at(path, str):
+            raise invalid_config(f'"{path}": {_NO_MAC}')
+    if request.arguments.mac:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")

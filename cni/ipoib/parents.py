@@ -1,4 +1,4 @@
-"""Choosing the parent, and what the child on it will be: nothing is touched here."""
+"""Chooses the parent and plans the child on it. Nothing is changed here."""
 
 from collections.abc import Callable
 from functools import cache
@@ -27,21 +27,21 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     bdf: str
-    hca: str  # host.discovery.Adapter.id of the HCA under the parent, "" if it has none
+    hca: str  # host.discovery.HCA.id of the HCA under the parent, "" if it has none
 
     @property
     def rdma(self) -> tuple[str, ...]:
-        """The RDMA device under the parent, if sysfs tells."""
+        """The RDMA device under the parent, if sysfs shows it."""
         return (self.port.hca,) if self.port is not None else ()
 
 
 def choose(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None = None
 ) -> ChildPlan:
-    """The first of the masters that can carry the child, on an HCA of the pod if it has any.
+    """The first of the masters that can have the child, on an HCA of the pod if it holds any.
 
     Raises CNIError with the reason for each master that cannot: 7, 11 if waiting may help, 120 if
-    only other HCAs than the pod's could.
+    only other HCAs than the pod's can.
     """
     reasons = []
     code: int = Code.INVALID_CONFIG
@@ -50,15 +50,15 @@ def choose(
         interrupts.checkpoint()
         parent = links.find(route, name)
         reason = _unfit(name, parent, others)
-        if parent is not None and not reason:
+        if parent is not None and reason is None:
             plan = _plan(paths, parent, options)
             reason = _refused(plan, options)
-            refusal = _other_hca(plan, match) if not reason and match is not None else None
+            refusal = _other_hca(plan, match) if reason is None and match is not None else None
             if refusal is not None:
                 reason, code = refusal.message, refusal.code
-            if not reason and parent.up:
+            if reason is None and parent.up:
                 return plan
-        if parent is not None and not reason:
+        if reason is None:
             code = Code.TRY_AGAIN
             reason = (
                 f'parent "{name}" is down, so its children have no carrier: ip link set {name} up'
@@ -67,8 +67,8 @@ def choose(
     raise CNIError(code, "; ".join(reasons))
 
 
-def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str:
-    """Why an interface cannot be a parent, "" if it can. `others` says which can."""
+def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str | None:
+    """Why an interface cannot be a parent; None if it can. `others` names those that can."""
     if parent is None:
         return f'parent "{name}" does not exist: {others()}'
     if parent.kind == "macvlan":
@@ -82,16 +82,16 @@ def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str:
             f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
             f'have none: set "master" to that one and "pkey" to "{parent.pkey or 0:#06x}"'
         )
-    return ""
+    return None
 
 
 def _given_parents(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
-    """The parents on the HCAs that the pod was given, in the order of trying.
+    """The parents on the HCAs that the pod holds, in the order in which they are tried.
 
-    Those on ports that are ACTIVE come first: a child of another has no carrier. Without a pod
-    (STATUS) those on any HCA.
+    Those on ACTIVE ports come first: the children of others have no carrier. Without a `match`
+    (STATUS) the parents on all HCAs.
     """
     by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
@@ -107,12 +107,12 @@ def _given_parents(
         if not names:
             raise CNIError(Code.INVALID_CONFIG, f'"master": "auto": {_others(route)}')
         return sorted(names, key=lambda name: name not in active)
-    faces = match.candidates(options.device_id)
-    if not faces:
+    held = match.candidates(options.device_id)
+    if not held:
         raise none_given(options.pod, '"master": "auto"')
-    names = [name for face in faces for _, name in sorted(by_hca.get(face.device.id, ()))]
+    names = [name for hca in held for _, name in sorted(by_hca.get(hca.device.id, ()))]
     if not names:
-        listed = ", ".join(str(face) for face in faces)
+        listed = ", ".join(map(str, held))
         raise CNIError(
             Code.DEVICE_MISMATCH,
             f'"master": "auto": no IPoIB interface of the host is on {listed}, which the pod was '
@@ -122,10 +122,10 @@ def _given_parents(
 
 
 def _other_hca(plan: ChildPlan, match: Match) -> CNIError | None:
-    """That the parent is on another HCA than the pod's, or on one that another pod has alone."""
+    """The error if the parent's HCA is not the pod's, or is exclusively another pod's."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
-    if reason:
+    if reason is not None:
         return mismatch(reason)
     held = match.entitlement.held((plan.hca, *plan.rdma))
     return match.entitlement.error(held, "master", what) if held is not None else None
@@ -148,7 +148,8 @@ def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     )
 
 
-def _refused(plan: ChildPlan, options: IpoibOptions) -> str:
+def _refused(plan: ChildPlan, options: IpoibOptions) -> str | None:
+    """Why the child cannot be made; None if it can."""
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
@@ -166,11 +167,11 @@ def _refused(plan: ChildPlan, options: IpoibOptions) -> str:
             f'"mtu": {plan.mtu} is over the limit of {limit} in {plan.mode} mode on parent '
             f'"{parent.name}": lower it, or leave it out for the parent\'s'
         )
-    return ""
+    return None
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
-    """What sysfs says of a child that was set up and got no carrier."""
+    """Why a child that is up has no carrier, by what sysfs shows."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
     port = infiniband.port_of(paths, parent)
@@ -190,10 +191,11 @@ def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
 
 
 def _others(route: Rtnetlink) -> str:
-    found = [link.name for link in links.every(route, "ipoib") if not link.parent]
-    if not found:
+    """The IPoIB interfaces that could be parents, as an error names them."""
+    names = [link.name for link in links.every(route, "ipoib") if not link.parent]
+    if not names:
         return (
             "the host has no IPoIB interface (is the module ib_ipoib loaded and the HCA's "
             "link layer InfiniBand?)"
         )
-    return f'set "master" to an IPoIB interface ({", ".join(found)} found)'
+    return f'set "master" to an IPoIB interface ({", ".join(names)} found)'

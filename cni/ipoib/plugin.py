@@ -1,175 +1,139 @@
-"""The five verbs of `ipoib`, top to bottom in the order things happen.
+"""The plugin `ipoib`: what happens to a pod, in order.
 
-What an ADD does is undone in reverse when any later step fails, or on SIGTERM; what a kill
-leaves is in the journal, and the DEL that follows, a GC or a sweep undoes it from there.
+If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. What a killed
+process leaves is in the journal: the next DEL, GC or sweep undoes it from there.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from base import interrupts
-from base.paths import Paths
-from cni.attachments import carrier, results
-from cni.attachments.entitlement import require_allowed
-from cni.attachments.journal import Journal
-from cni.attachments.matching import matched, require_records, tell, verbs_beside
-from cni.attachments.removal import Remover
-from cni.attachments.requests import (
-    attached,
-    attachment_of,
-    begun,
-    explained,
-    hops,
-    ipam_kept,
-    namespace_of,
-    require_still_there,
-    require_store,
-)
-from cni.attachments.undo import Undo
+from base.waiting import wait_until
+from cni.attachments import results
+from cni.attachments.journal import JournalDamaged, JournalEntry
+from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
+from cni.attachments.matching import matched, require_allowed, require_records
+from cni.attachments.sandbox import await_return
 from cni.ipoib import check, child, options, parents
+from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
-from cni.ipoib.removal import Children
-from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from cni.spec.result import Interface, Result, require_convertible
+from cni.spec.result import Result
 from host import announce, infiniband, links
 from host.addresses import add_routes
+from host.errors import NamespaceGone
 from host.links import Link
+from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink, netlink
-from ipam.delegation import OURS, TAKEN_OVER, Delegation
-from ipam.plugin import AddressPlugin
 
 
-class IPoIB:
-    """The plugin on one node, whose files are where `paths` says."""
+class IPoIB(InterfacePlugin):
+    """The plugin on one node, with the files that `paths` names."""
 
-    versions: Sequence[str] = VERSIONS
-
-    def __init__(
-        self,
-        paths: Paths,
-        addresses: AddressPlugin | None = None,
-        policy: rules.Source | None = None,
-    ) -> None:
-        self._paths = paths
-        self._policy = policy or rules.on_node(paths.config)
-        self._addresses = addresses or AddressPlugin.on_node(
-            paths.ipam, paths.boot_id, self._policy
-        )
-        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
-        self._journal = Journal(paths)
-        self._remover = Remover(
-            Children(self._journal), self._journal, paths, self._ipam.of_removal
-        )
+    name: ClassVar = "ipoib"
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
         policy = self._policy()
         require_allowed(policy, match_device=wanted.match_device)
-        ipam = self._ipam.of(request)
-        require_convertible(request.cni_version, has_addresses=bool(wanted.ipam_type))
-        results.previous_document(request)
-        attachment = attachment_of(request)
-        with explained(), self._journal.locked(attachment), ExitStack() as opened:
-            pod_namespace = opened.enter_context(namespace_of(request))
-            host = opened.enter_context(netlink())
-            pod = opened.enter_context(netlink(pod_namespace))
-
-            self._remover.settle_earlier_attempt(attachment, request)
+        ipam = self._ipam_of_add(request)
+        attachment = Attachment.of(request)
+        with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
+            namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             plan = self._choose(host, request, wanted, policy)
-            _refuse_taken_name(pod, request)
-            record = _record(plan, wanted)
-            boot_id = self._paths.boot_id()
-            entry = begun("ipoib", request, pod_namespace, boot_id, record, wanted.pod)
-            if wanted.ipam_type in (OURS, TAKEN_OVER):
-                require_store(self._journal, self._paths)
-
-            with Undo() as undo:
-                self._journal.write(entry)
-                undo.last(lambda: self._journal.remove(attachment))
-                answer = Result()
-                if ipam is not None:
-                    undo.register("the addresses", ipam.undo)
-                    answer = ipam.add(record.segment)
-                undo.register("the child", lambda: _remove_child(host, pod, attachment))
-                made = child.make(host, attachment, plan)
-                moved = child.move(host, pod, pod_namespace, made, attachment)
-                cidrs = [ip.address for ip in answer.ips]
-                moved, given = child.configure(pod, pod_namespace, moved, cidrs, wanted.proxy_arp)
-                add_routes(pod, moved, hops(answer))
-                ready = self._wait_for_carrier(host, pod, moved, plan, wanted.carrier_wait)
-                if ready.carrier:
-                    announce.announce(pod_namespace, ready, given)
-                require_still_there(pod_namespace)
-                interface = self._interface(request, ready, plan)
-                tell(self._paths, request, interface)
-                document = results.document(request, interface, answer, wanted.dns)
-                interrupts.hold()  # what is attached now is answered as attached
-                record = msgspec.structs.replace(record, mac=ready.mac)
-                self._journal.write(attached(entry, record, cidrs))
+            record = child.record_of(plan, wanted)
+            entry = JournalEntry.begun(
+                self.name, request, namespace, self.paths.boot_id(), record, wanted.pod
+            )
+            self.journal.write(entry)
+            undo.last(lambda: self.journal.remove(attachment))
+            answer = Result()
+            if ipam is not None:
+                undo.register("the addresses", ipam.undo)
+                answer = ipam.add(record.segment)
+            undo.register("the child", lambda: child.remove(host, pod, attachment))
+            made = child.make(host, attachment, plan)
+            moved = child.move(host, pod, namespace, made, attachment)
+            cidrs = [ip.address for ip in answer.ips]
+            moved, addresses = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
+            add_routes(pod, moved, results.hops(answer))
+            ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
+            if ready.carrier:
+                announce.announce(namespace, ready, addresses)
+            sandbox.require_still_there()
+            interface = results.interface_of(
+                self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
+            )
+            results.write_device_information(self.paths, request, interface)
+            document = results.document(request, interface, answer, wanted.dns)
+            interrupts.hold()  # from here on the call is answered as attached
+            record = msgspec.structs.replace(record, mac=ready.mac)
+            self.journal.write(entry.attached(record, cidrs))
         return document
 
-    def delete(self, request: Request) -> None:
-        """Take the interface away and release its addresses, whatever of them is left."""
-        attachment = attachment_of(request)
-        with explained(), self._journal.locked(attachment):
-            self._remover.remove(attachment, request)
+    def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
+        """Delete the attachment's child: in the pod, on the host, or when it comes back from a
+        namespace that is being torn down. HostError while it has not come back yet.
+        """
+        mac = _recorded_mac(entry)
+        removed = False
+        own_gone = entry is not None  # the namespace that the entry names
+        for path in dict.fromkeys((request.netns, entry.netns if entry else "")):
+            if not path:
+                continue
+            descriptor = request.netns_descriptor if path == request.netns else None
+            try:
+                with (
+                    NetworkNamespace.open(path, descriptor) as namespace,
+                    netlink(namespace) as pod,
+                ):
+                    own = entry is not None and namespace.identity == entry.netns_identity
+                    own_gone = own_gone and not own
+                    removed |= child.remove_from_pod(pod, attachment, mac if own else "")
+            except NamespaceGone:
+                continue
+        with netlink() as host:
+            if entry is None or removed or not own_gone:
+                child.remove_from_host(host, attachment)
+            elif not _removed_from_nameless(attachment, entry, mac) and not wait_until(
+                lambda: child.remove_from_host(host, attachment, mac), child.RETURN_TIME, 0.05
+            ):
+                await_return(self.journal, entry, f'"{entry.ifname}"')
 
-    def check(self, request: Request) -> None:
-        """Compare everything that was set with what the kernel shows, and ask the IPAM plugin."""
+    def remove_strays(self) -> list[str]:
+        """Delete the children that dead namespaces gave back; their names."""
+        with netlink() as host:
+            return child.remove_strays(host)
+
+    def compare(self, attachment: Attachment, request: Request) -> None:
+        """Compare the child with the record and prevResult. CNIError 102 for a difference."""
         options.read(request)
-        attachment = attachment_of(request)
-        with explained(), self._journal.locked(attachment):
-            check.check(self._journal, attachment, request)
-            added = ipam_kept(self._journal, attachment)
-            ipam = self._ipam.of(request, added=added)
-            if ipam is not None:
-                ipam.check()
+        check.check(self.journal, attachment, request)
 
-    def gc(self, request: Request) -> None:
-        """Remove the attachments of this network that the runtime does not list."""
-        with explained():
-            self._remover.collect(request)
-
-    def sweep(self) -> list[str]:
-        """Remove what belongs to no living sandbox (after a reboot, a kill); says what it did."""
-        with explained():
-            return self._remover.sweep()
-
-    def status(self, request: Request) -> None:
-        """Whether an ADD could succeed now: a parent, its port, and the IPAM plugin."""
-        try:
-            wanted = options.read(request)
-            require_allowed(self._policy(), match_device=wanted.match_device)
-            require_records(self._paths)
-            ipam = self._ipam.of(request)
-            with explained(), netlink() as host:
-                plan = parents.choose(host, self._paths, wanted)
-                port = infiniband.port_of(self._paths, plan.parent)
-        except CNIError as error:
-            raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
+    def require_ready(self, request: Request) -> None:
+        """Raise CNIError unless a child could be made now: a parent that is up, an active port."""
+        wanted = options.read(request)
+        require_allowed(self._policy(), match_device=wanted.match_device)
+        require_records(self.paths)
+        with netlink() as host:
+            plan = parents.choose(host, self.paths, wanted)
+            port = infiniband.port_of(self.paths, plan.parent)
         if port is not None and port.state != "ACTIVE":
-            reason = parents.why_no_carrier(self._paths, plan, plan.parent)
+            reason = parents.why_no_carrier(self.paths, plan, plan.parent)
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
-        with explained():
-            if ipam is not None:
-                ipam.status()
 
     def _choose(
         self, host: Rtnetlink, request: Request, wanted: IpoibOptions, policy: Policy
     ) -> ChildPlan:
-        """The parent, on an HCA that the pod was given if it was given any."""
+        """The parent, on an HCA that the pod holds if it holds any."""
         match = matched(
-            self._paths,
+            self.paths,
             request,
             wanted.pod,
             needed=not wanted.masters,
@@ -177,30 +141,19 @@ class IPoIB:
             policy=policy,
         )
         with match.choosing():
-            plan = parents.choose(host, self._paths, wanted, match)
+            plan = parents.choose(host, self.paths, wanted, match)
             match.take(plan.hca)
         return plan
 
-    def _interface(self, request: Request, ready: Link, plan: ChildPlan) -> Interface:
-        rdma, uverbs = verbs_beside(self._paths, plan.rdma)
-        return Interface(
-            name=ready.name,
-            mac=ready.mac,
-            mtu=ready.mtu,
-            sandbox=request.netns,
-            pciID=plan.bdf,
-            rdmaDevice=rdma,
-            uverbs=uverbs,
-        )
-
     def _wait_for_carrier(
-        self, host: Rtnetlink, pod: Rtnetlink, moved: Link, plan: ChildPlan, seconds: float
+        self, sandbox: Sandbox, moved: Link, plan: ChildPlan, seconds: float
     ) -> Link:
-        ready = carrier.awaited(pod, moved, seconds)
+        """The child with carrier, or after no wait at all. CNIError 11 if it gets none."""
+        ready = announce.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:
             return ready
-        parent = links.by_index(host, plan.parent.index)
-        reason = parents.why_no_carrier(self._paths, plan, parent)
+        parent = links.by_index(sandbox.host, plan.parent.index)
+        reason = parents.why_no_carrier(self.paths, plan, parent)
         raise CNIError(
             Code.TRY_AGAIN,
             f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '
@@ -208,28 +161,18 @@ class IPoIB:
         )
 
 
-def _record(plan: ChildPlan, wanted: IpoibOptions) -> child.ChildRecord:
-    return child.ChildRecord(
-        parent=plan.parent.name,
-        pkey=plan.pkey,
-        mode=plan.mode,
-        mtu=plan.mtu,
-        umcast=plan.umcast,
-        proxy_arp=wanted.proxy_arp,
-    )
+def _removed_from_nameless(attachment: Attachment, entry: JournalEntry, mac: str) -> bool:
+    """Remove the child from a namespace whose path is gone while processes still live in it."""
+    nameless = NetworkNamespace.find(entry.netns_identity)
+    if nameless is None:
+        return False
+    with nameless as namespace, netlink(namespace) as pod:
+        child.remove_from_pod(pod, attachment, mac)
+    return True
 
 
-def _remove_child(host: Rtnetlink, pod: Rtnetlink, attachment: Attachment) -> None:
-    child.remove_from_pod(pod, attachment)
-    child.remove_from_host(host, attachment)
-
-
-def _refuse_taken_name(pod: Rtnetlink, request: Request) -> None:
-    taken = links.find(pod, request.ifname)
-    if taken is not None:
-        what = f"a link of kind {taken.kind}" if taken.kind else "a link"
-        raise CNIError(
-            Code.INVALID_CONFIG,
-            f'the pod already has {what} named "{request.ifname}": give this attachment another '
-            "interface name",
-        )
+def _recorded_mac(entry: JournalEntry | None) -> str:
+    try:
+        return entry.undo_as(ChildRecord).mac if entry else ""
+    except JournalDamaged:
+        return ""

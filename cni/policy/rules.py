@@ -1,4 +1,4 @@
-"""The rules of one node: safe defaults, and what config.yaml changes of them.
+"""The rules of one node: safe defaults, and the changes in config.yaml.
 
     policy:
       log_directories: [/var/log/podfabric]
@@ -26,23 +26,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     log_directories: tuple[str, ...] = ()  # where "log_file" may be
     resolv_conf_directories: tuple[str, ...] = ()  # where "resolvConf" may be
-    # IPAM plugins of others that may be started, if their executable is installed.
+    # Types of other IPAM plugins that may be started, if their executable is installed.
     ipam_types: tuple[str, ...] = ("dhcp", "host-local", "static", "whereabouts")
-    ipam_directories: tuple[str, ...] = ()  # where paths in the options of those may lead
+    ipam_directories: tuple[str, ...] = ()  # where paths in their options may lead
     unmatched_devices: bool = False  # "match_device": false
     whole_pfs: bool = False  # "pfOnly": true
-    # A device of a device plugin, named by a configuration whose pod was not given it.
+    # "deviceID" of a device plugin's device that was not allocated to the pod.
     unassigned_devices: bool = False
     # A private range ("network_name") whose addresses another network uses on the same link.
     private_ranges: bool = False
 
 
 Source = Callable[[], Policy]
-"""Answers the rules that are in force now. Raises CNIError where they cannot be read."""
+"""Returns the present rules. Raises CNIError if they cannot be read."""
 
 
 def on_node(path: Path) -> Source:
-    """The rules in the configuration file at `path`, read at each call: for a one-call process."""
+    """The rules in the configuration file at `path`, which is read again at each call."""
 
     def read() -> Policy:
         try:
@@ -63,7 +63,7 @@ def on_node(path: Path) -> Source:
 
 
 def load(path: Path) -> Policy:
-    """The rules in that file; the defaults where there is none. Raises DocumentError, OSError."""
+    """The rules in that file; the defaults if it is missing. Raises DocumentError, OSError."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def load(path: Path) -> Policy:
 
 
 def of(part: object, name: str) -> Policy:
-    """The rules in the part `policy`; `name` is the file, for the errors (DocumentError)."""
+    """The rules in the part `policy` of the file `name`. Raises DocumentError."""
     shapes = typing.get_type_hints(Policy, include_extras=True)
     where = f"{name}: {PART}"
     values = documents.fields(part, shapes, where)
@@ -87,7 +87,7 @@ def of(part: object, name: str) -> Policy:
 
 
 def not_allowed(what: str, setting: str, remedy: str = "remove it") -> CNIError:
-    """The error for what the rules do not allow: `what` names the key, `setting` the rule."""
+    """The error for what the rules do not allow. `what` names the key, `setting` the rule."""
     return CNIError(
         Code.NOT_ALLOWED,
         f"{what} is not allowed on this node: {remedy}, or ask the administrator, who can set "

@@ -1,7 +1,7 @@
 """The CNI plugin `rdma`: for definitions that chain it behind `sriov`, as with rdma-cni.
 
-It completes the attachment that `sriov` has made, whose DEL brings the RDMA devices home with the
-rest. `"rdmaIsolation": true` says the same without a chain.
+It completes the attachment of `sriov`, whose DEL restores the RDMA devices too. The option
+`"rdmaIsolation": true` of `sriov` does the same without a chain.
 """
 
 TYPE_CHECKING = False

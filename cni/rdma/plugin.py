@@ -1,4 +1,6 @@
-"""The verbs of `rdma`: ADD moves the devices and writes down that it did; `sriov` does the rest."""
+"""The plugin `rdma`: ADD moves RDMA devices and adds them to the entry of `sriov`, which does the
+rest.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +10,9 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
-from cni.attachments.entry import JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import attachment_of, explained, namespace_of, with_record
-from cni.attachments.undo import Undo
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.attachments.lifecycle import Undo, explained
+from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -25,7 +26,7 @@ from host.namespaces import NetworkNamespace
 
 
 class Rdma:
-    """The plugin on one node, whose files are where `paths` says."""
+    """The plugin on one node, with the files that `paths` names."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -34,42 +35,39 @@ class Rdma:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> dict[str, Any]:
-        """Move the RDMA devices of the VF that `sriov` has moved. Answers prevResult as it is."""
+        """Move the RDMA devices of the VF that `sriov` has moved. Answers prevResult unchanged."""
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(
                 'prevResult missing: "rdma" is for a chain, behind "sriov", whose VF it completes'
             )
-        attachment = attachment_of(request)
-        with explained(), self._journal.locked(attachment), namespace_of(request) as namespace:
+        attachment = Attachment.of(request)
+        with explained(), self._journal.locked(attachment), _namespace_of(request) as namespace:
             entry = self._entry(request)
             record = entry.undo_as(DeviceRecord)
             if record.rdma:
                 if rdma_devices.are_in(namespace, record):
                     return previous
-                self._bring_home(record, namespace)  # an earlier ADD died halfway
-            found = self._devices(record)
+                self._restore(record, namespace)  # an earlier ADD died halfway
+            devices = self._devices(record)
             moved = msgspec.structs.replace(
-                record, rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in found)
+                record, rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
             )
             with Undo() as undo:
                 undo.last(lambda: self._journal.write(entry))
-                self._journal.write(with_record(entry, moved))
-                undo.register(
-                    "the RDMA devices",
-                    lambda: self._bring_home(moved, namespace),
-                )
+                self._journal.write(entry.with_record(moved))
+                undo.register("the RDMA devices", lambda: self._restore(moved, namespace))
                 rdma_devices.move_in(moved, namespace)
-                interrupts.hold()  # what is moved now is answered as moved
+                interrupts.hold()  # from here on the call is answered as done
         return previous
 
     def delete(self, request: Request) -> None:
-        """Nothing: the DEL of `sriov` follows, and brings the devices home whatever happened."""
+        """Nothing: the DEL of `sriov` follows and restores the devices."""
 
     def check(self, request: Request) -> None:
         """Whether the devices are in the pod. CNIError 102 if not."""
-        with explained(), namespace_of(request) as namespace:
-            record = results.recorded(self._journal, attachment_of(request), DeviceRecord)
+        with explained(), _namespace_of(request) as namespace:
+            record = results.recorded(self._journal, Attachment.of(request), DeviceRecord)
             if not record.rdma:
                 raise results.differs(f"no RDMA device of {record.device} was moved into the pod")
             rdma_devices.require_in(namespace, record)
@@ -84,12 +82,12 @@ class Rdma:
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
 
-    def _bring_home(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-        if not rdma_devices.brought_home(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
-            raise HostError(f"the RDMA device of {record.device} does not come home from the pod")
+    def _restore(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
+        if not rdma_devices.restore(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
+            raise HostError(f"the RDMA device of {record.device} does not come back from the pod")
 
     def _entry(self, request: Request) -> JournalEntry:
-        attachment = attachment_of(request)
+        attachment = Attachment.of(request)
         try:
             entry = self._journal.read(attachment)
         except JournalDamaged as damage:
@@ -98,8 +96,8 @@ class Rdma:
             ) from None
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" completes what "sriov" of podfabric has attached, and there is no such '
-                f"attachment {attachment}: put it behind that plugin"
+                f'"rdma" completes what "sriov" of podfabric has attached, and the journal '
+                f"has no attachment {attachment}: put it behind that plugin"
             )
         device = device_of(request)
         if device and device != entry.device:
@@ -108,19 +106,23 @@ class Rdma:
             )
         return entry
 
-    def _devices(self, record: DeviceRecord) -> list[rdma.RdmaDevice]:
+    def _devices(self, record: DeviceRecord) -> list[rdma.NetlinkRdmaDevice]:
         require_isolation()
         if record.infiniband:
             raise invalid_config(
                 f"the link layer of device {record.device} is InfiniBand, whose RDMA device must "
                 'go before its interface: set "rdmaIsolation": true for "sriov" in place of "rdma"'
             )
-        names = pci.verbs_of(self._paths, record.device)
+        names = pci.rdma_of(self._paths, record.device)
         with rdma.rdma() as host:
-            found = [device for name in names if (device := rdma.find(host, name)) is not None]
-        if not found:
+            devices = [device for name in names if (device := rdma.find(host, name)) is not None]
+        if not devices:
             raise invalid_config(
                 f"device {record.device} has no RDMA device: load the driver's RDMA module, or "
                 'take "rdma" out of the chain'
             )
-        return found
+        return devices
+
+
+def _namespace_of(request: Request) -> NetworkNamespace:
+    return NetworkNamespace.open(request.netns, request.netns_descriptor)

@@ -4,13 +4,27 @@ import hashlib
 
 import msgspec
 
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+
 
 class Attachment(msgspec.Struct, frozen=True, order=True):
-    """The key of everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
+    """Identifies everything that an ADD makes (SPEC.md 1.1.0, section 2, "attachment")."""
 
     network: str
     container_id: str
     ifname: str
+
+    @classmethod
+    def of(cls, request: Request) -> "Attachment":
+        """The attachment of a request. CNIError 4 for texts that the journal cannot store."""
+        texts = {"IFNAME": request.ifname, "NETNS": request.netns, "ARGS": request.args}
+        for name, text in {**texts, "PATH": ":".join(request.path)}.items():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8") from None
+        return cls(request.network, request.container_id, request.ifname)
 
     @property
     def key(self) -> str:

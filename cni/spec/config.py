@@ -1,21 +1,45 @@
-"""Strict decoding of a plugin's configuration: every error names the key and what to do."""
+"""The network configuration of a call, decoded once: nothing below decodes it again.
+
+An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
+GC releases what an older version may have made under such a configuration, so that one is not
+decoded as a whole: only what a removal reads is. Plugins check their keys strictly: every error
+names the key and the remedy.
+"""
 
 import re
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
 from base.text import resembling
-from cni.spec.errors import CNIError, invalid_config
+from base.types import DeviceId, PKey
+from cni.spec import limits
+from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.limits import MAX_KEYS
 
 T = TypeVar("T")
 
-_TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
+DEVICE_ID_PATHS = ("deviceID", "runtimeConfig.deviceID", "pciBusID")
+"""Multus writes the kubelet's device id to all of them."""
 
-# Keys any network configuration may hold, whoever the plugin is (SPEC.md section 1, libcni,
-# Multus): the runtime and other tools put them there.
+# JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ABSENT = msgspec.Raw()
+
+# What an IPAM plugin reads of a configuration, as the specification spells it.
+_KEYS = {
+    key.casefold(): key
+    for key in ("args", "cniVersion", "dns", "ipam", "name", "prevResult", "runtimeConfig", "type")
+}
+
+_TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
+# `limits.decode` leaves a number that is too large as raw JSON.
+_TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")
+
+# Keys of the runtime, libcni and Multus, which the configuration of any plugin may have
+# (SPEC.md section 1).
 RUNTIME_KEYS = frozenset(
     (
         "cniVersion",
@@ -37,61 +61,278 @@ RUNTIME_KEYS = frozenset(
 )
 
 
-def decode(raw: bytes, shape: type[T]) -> T:
-    """`raw` as `shape`. CNIError 7 that names the JSON path of what does not fit."""
+class IpamConfig(msgspec.Struct, frozen=True):
+    """`type` is "" if no IPAM plugin is named. `options` has all keys of "ipam", `type` too.
+
+    `ambiguous` is a key that another reader may take for a different one, "" if there is none: Go's
+    decoder, which other plugins use, ignores the case of keys and merges what stands under both.
+    """
+
+    type: str = ""
+    options: dict[str, Any] = {}
+    ambiguous: str = ""
+
+
+class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
+    """One network configuration.
+
+    `raw` is as the runtime sent it, for the executables of others. `keys` is the JSON object. Of
+    its numbers, one that no float can hold is a msgspec.Raw. `whole` is False for a DEL or GC whose
+    configuration is beyond the limits: `keys` has only what a removal reads.
+    """
+
+    raw: bytes = b"{}"
+    keys: dict[str, Any] = {}
+    whole: bool = True
+
+    @property
+    def version(self) -> str:
+        """The "cniVersion", 0.1.0 if there is none. CNIError 6 if it is not a string."""
+        return self.text("cniVersion", "decoding version from network config") or "0.1.0"
+
+    @cached_property
+    def ipam(self) -> IpamConfig:
+        """The part "ipam". A value that is not as it must be counts as missing.
+
+        A configuration beyond the limits of an ADD, which a DEL may have, is ambiguous: of its
+        options only the type was decoded.
+        """
+        options = self.keys.get("ipam")
+        ipam_type = options.get("type") if isinstance(options, dict) else None
+        if not self.whole:
+            return IpamConfig(ipam_type or "", ambiguous="ipam")
+        ambiguous = _misspelt(self.keys) or _repeated(options)
+        if not isinstance(options, dict) or not isinstance(ipam_type, str):
+            return IpamConfig(ambiguous=ambiguous)
+        return IpamConfig(ipam_type, options, ambiguous)
+
+    def text(self, key: str, failed: str) -> str:
+        """The string at a top-level key, or "". CNIError 6 that begins with `failed`."""
+        value = self.keys.get(key, "")
+        if isinstance(value, str):
+            return value
+        try:
+            return msgspec.convert(value, str)
+        except msgspec.ValidationError as error:
+            raise CNIError(Code.DECODING_FAILURE, f"{failed}: {error} - at `$.{key}`") from None
+
+    def at(self, path: str, shape: type[T]) -> T | None:
+        """The value at a path such as "runtimeConfig.mac", None if it is missing or null.
+
+        Raises CNIError 7 that names the path if the value does not have that shape.
+        """
+        value: Any = self.keys
+        walked: list[str] = []
+        for key in path.split("."):
+            if not isinstance(value, dict):
+                value = convert(value, dict[str, Any], ".".join(walked))
+            value = value.get(key)
+            if value is None:
+                return None
+            walked.append(key)
+        return convert(value, shape, path)
+
+    def device_ids(self) -> dict[str, DeviceId]:
+        """The kubelet's device id at each path that has one. CNIError 7 if one is not a string."""
+        texts = {path: self.at(path, str) for path in DEVICE_ID_PATHS}
+        return {path: DeviceId(text) for path, text in texts.items() if text}
+
+
+def decode(raw: bytes) -> NetworkConfig:
+    """The configuration of an ADD, CHECK or STATUS.
+
+    Raises CNIError 6 if it is not a JSON object, 7 if it is beyond the limits.
+    """
+    document = limits.decode(raw)
     try:
-        return msgspec.json.decode(raw, type=shape)
-    except msgspec.MsgspecError as error:
-        raise _explained(error) from None
+        if _SURROGATE.search(raw):
+            msgspec.json.decode(raw, type=msgspec.Raw)  # refuses half of a pair
+        if document is None:  # as in the reference, an object without keys
+            return NetworkConfig(raw)
+        return NetworkConfig(raw, msgspec.convert(document, dict[str, Any]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _not_decoded(error) from None
 
 
-def convert(value: Any, shape: type[T], path: str) -> T:  # noqa: ANN401 - any JSON value
-    """A decoded JSON value as `shape`; `path` is where it stood, for the error."""
+def decode_for_removal(raw: bytes) -> NetworkConfig:
+    """The configuration of a DEL or GC. Raises CNIError 6 if it is not a JSON object."""
+    limits.require_readable(raw)
+    try:
+        return decode(raw)
+    except CNIError:
+        return _decode_parts(raw)
+
+
+def decode_leniently(raw: bytes) -> NetworkConfig:
+    """A configuration that an earlier call had: as `decode_for_removal`, or without any keys."""
+    try:
+        return decode_for_removal(raw)
+    except CNIError:
+        return NetworkConfig(raw, whole=False)
+
+
+class _IpamParts(msgspec.Struct):
+    type: msgspec.Raw = _ABSENT
+    log_file: msgspec.Raw = _ABSENT
+    log_level: msgspec.Raw = _ABSENT
+
+
+class _RuntimeParts(msgspec.Struct):
+    deviceID: msgspec.Raw = _ABSENT
+
+
+class _RemovalParts(msgspec.Struct):
+    """What a removal reads of a configuration. msgspec passes over the rest."""
+
+    name: str = ""
+    cniVersion: msgspec.Raw = _ABSENT
+    deviceID: msgspec.Raw = _ABSENT
+    pciBusID: msgspec.Raw = _ABSENT
+    ipam: msgspec.Raw = _ABSENT
+    runtimeConfig: msgspec.Raw = _ABSENT
+    valid: msgspec.Raw = msgspec.field(name="cni.dev/valid-attachments", default=_ABSENT)
+    attachments: msgspec.Raw = msgspec.field(name="cni.dev/attachments", default=_ABSENT)
+
+
+def _decode_parts(raw: bytes) -> NetworkConfig:
+    """What a removal reads. The lists of attachments stay JSON: `gc` counts on their shape."""
+    try:
+        raw.decode()  # all of it: msgspec does not look at the text that it passes over
+        parts = msgspec.json.decode(raw, type=_RemovalParts)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_decoded(error) from None
+    keys: dict[str, Any] = {"name": parts.name}
+    if parts.cniVersion is not _ABSENT:
+        keys["cniVersion"] = _text(parts.cniVersion)
+    for key in ("deviceID", "pciBusID"):
+        keys[key] = _text(getattr(parts, key))
+    keys["ipam"] = _texts(parts.ipam, _IpamParts)
+    keys["runtimeConfig"] = _texts(parts.runtimeConfig, _RuntimeParts)
+    for field in msgspec.structs.fields(_RemovalParts):
+        if "/" in field.encode_name and getattr(parts, field.name) is not _ABSENT:
+            keys[field.encode_name] = getattr(parts, field.name)
+    return NetworkConfig(raw, keys, whole=False)
+
+
+def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
+    """The fields of a JSON object that are strings; none of what is not an object."""
+    try:
+        parts = msgspec.json.decode(raw, type=shape)
+    except msgspec.MsgspecError:
+        return {}
+    texts = {field: _text(getattr(parts, field)) for field in shape.__struct_fields__}
+    return {field: text for field, text in texts.items() if text is not None}
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _not_decoded(error: Exception) -> CNIError:
+    return CNIError(Code.DECODING_FAILURE, f"error unmarshall network config: {error}")
+
+
+def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
+    """The decoded JSON value at `path` as `shape`. CNIError 7 names the path of what does not fit.
+
+    "$" is the whole configuration.
+    """
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
         raise _explained(error, path) from None
 
 
-def unknown_key(key: str, known: Collection[str], where: str) -> CNIError:
-    """The error for a key that nobody reads, with the valid key it resembles."""
-    nearest = resembling(key, known)
-    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(known))}"
+def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
+    """The error for a key that podfabric does not know, with the valid key it resembles."""
+    nearest = resembling(key, valid)
+    hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
     return invalid_config(f'{where}unknown key "{key}": {hint}')
 
 
-def refuse_misspelt(config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a top-level key that looks like a misspelt one of ours.
+def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
+    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
 
-    Unknown keys as such must pass (SPEC.md: other plugins and the runtime own them), but
-    `"pkeys"` or `"max-mtu"` silently ignored puts a pod on the wrong partition.
+    Other unknown keys pass: other plugins and the runtime own them (SPEC.md). But ignoring
+    `"pkeys"` would put a pod into the wrong partition.
     """
-    every = frozenset(known) | RUNTIME_KEYS
-    others = [key for key in config if key not in every and "/" not in key]
+    valid = frozenset(ours) | RUNTIME_KEYS
+    others = [key for key in keys if key not in valid and "/" not in key]
     if len(others) > MAX_KEYS:  # each is compared with each of ours
         raise invalid_config(
             f"the configuration has {len(others)} keys that are neither this plugin's nor the "
             f"runtime's, at most {MAX_KEYS} are allowed: remove them"
         )
     for key in others:
-        if resembling(key, known):
-            raise unknown_key(key, known, "")
+        if resembling(key, ours):
+            raise unknown_key(key, ours, "")
 
 
 def require_interface_name(name: str, key: str) -> None:
-    """Raise CNIError 7 where `name`, given at `key`, cannot be that of a Linux interface."""
+    """Raise CNIError 7 if `name`, the value at `key`, cannot be the name of a Linux interface."""
     size = len(name.encode(errors="replace"))
     if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
         raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
 
 
-def _explained(error: msgspec.MsgspecError, path: str = "$") -> CNIError:
+def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
     """msgspec says "Expected `int`, got `str` - at `$.mtu`": put the key first."""
     said = _TOO_LONG.sub(r"at most \1 entries are allowed: shorten the list", str(error))
-    text, separator, place = said.rpartition(" - at `")
+    said = _TOO_LARGE.sub("Number out of range", said)
+    text, separator, inner = said.rpartition(" - at `")
     if not separator:
         if path == "$":
             return invalid_config(f"invalid configuration: {said}")
-        text, place = said, "$`"
-    key = (path + place.rstrip("`").removeprefix("$")).removeprefix("$.")
+        text, inner = said, "$`"
+    key = (path + inner.rstrip("`").removeprefix("$")).removeprefix("$.")
     return invalid_config(f'invalid configuration: "{key}": {text.replace("`", "")}')
+
+
+def pkey(written: int | str | None) -> PKey | None:
+    """A P_Key with or without the full-member bit; None if it is not given.
+
+    CNIError 7 for anything else, and for 0 and 0x8000, which the kernel refuses.
+    """
+    if written is None or written == "":
+        return None
+    text = str(written)
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
+        raise invalid_config(
+            f'"pkey": "{text}" is not a P_Key: write it as a string such as "0x8001", or a number'
+        )
+    number = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    if number & 0x7FFF == 0 or number > 0xFFFF:
+        raise invalid_config(
+            f'"pkey": {text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the '
+            "bit of a full member"
+        )
+    return PKey(number)
+
+
+def _misspelt(keys: dict[str, Any]) -> str:
+    """A key of the specification in other letters, or ""."""
+    for key in keys:
+        if _KEYS.get(key.casefold(), key) != key:
+            return key
+    return ""
+
+
+def _repeated(options: object) -> str:
+    """A key that an object of the options has twice, in different letters, or ""."""
+    waiting = [options]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            seen: set[str] = set()
+            repeated: set[str] = set()
+            for key in map(str.casefold, value):
+                (repeated if key in seen else seen).add(key)
+            if repeated:
+                return f"ipam: {min(repeated)}"
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return ""

@@ -1,9 +1,9 @@
-"""Running another CNI executable, an IPAM plugin above all, on the caller's behalf.
+"""Runs another CNI executable, usually an IPAM plugin, on the caller's behalf.
 
-Follows pkg/invoke of the reference: started with the environment and the configuration that we
-got, byte for byte. On top of it: it is looked up in the directory of the installation and not in
-CNI_PATH, only root can have put it there, it has a deadline of our own, below the runtime's, and
-no delegate outlives us.
+As pkg/invoke of the reference, it passes on our environment and configuration byte for byte. Beyond
+the reference, the executable comes from the directory of the installation and not from CNI_PATH,
+only root can have put it there, it has a deadline of ours, below the runtime's, and it is killed
+when we end.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from cni.spec.result import UNREADABLE, Result, decode_any
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
 _UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before the runtime's
-_LOOK = 0.1  # seconds between two looks whether the call is to end
+_LOOK = 0.1  # seconds between two checks whether the call was cancelled
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -40,7 +40,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a for
 
 
 class _Misbehaves(Exception):
-    """What a delegate did, in words that follow its name."""
+    """What a delegate did wrong, in words that follow its name."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -54,8 +54,9 @@ class _ErrorDocument(msgspec.Struct):
 
 
 def find(plugin_type: str, directory: Path) -> Path:
-    """The executable of that name. CNIError 7 if there is none, 101 if others than root can
-    write it.
+    """The executable of that name.
+
+    Raises CNIError 7 if it is missing, 101 if another user than root can write it.
     """
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
@@ -89,7 +90,7 @@ def _require_roots(path: Path) -> None:
 
 
 def add(plugin_type: str, directory: Path, request: Request) -> Result:
-    """Run the delegate's ADD. Where it fails, run its DEL too: the specification asks for it."""
+    """Run the delegate's ADD. If it fails, run its DEL, as the specification demands."""
     executable = find(plugin_type, directory)
     try:
         return decode_any(_execute(executable, "ADD", request), request.cni_version)
@@ -99,7 +100,7 @@ def add(plugin_type: str, directory: Path, request: Request) -> Result:
 
 
 def undo(plugin_type: str, directory: Path, request: Request) -> None:
-    """Take back an ADD of the delegate, best effort: its failure is written to stderr."""
+    """Undo an ADD of the delegate by its DEL, best effort: a failure is only noted."""
     deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
     request = msgspec.structs.replace(request, delegate_deadline=deadline)
     try:
@@ -110,13 +111,13 @@ def undo(plugin_type: str, directory: Path, request: Request) -> None:
 
 
 def run(plugin_type: str, directory: Path, command: str, request: Request) -> None:
-    """Run a verb that answers nothing: CHECK, DEL, GC, STATUS."""
+    """Run a verb that has no result: CHECK, DEL, GC, STATUS."""
     _execute(find(plugin_type, directory), command, request)
 
 
 def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
-    with _start(executable, environ, request.config) as process:
+    with _start(executable, environ, request.config.raw) as process:
         try:
             stdout, stderr = _output(process, request.delegate_deadline)
         except BaseException as failure:
@@ -134,9 +135,9 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
 
 
 def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes]:
-    """All that it writes until it has ended and nobody holds its output any more.
+    """Its standard output and the beginning of its standard error, until all writers have ended.
 
-    Of standard error the beginning. Raises _Misbehaves; Terminated if the call is to end.
+    Raises _Misbehaves; Terminated if the call was cancelled.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -168,14 +169,14 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End it and its children, which may be what hangs, and hold our end of its output."""
+    """Kill it and its children, which may be what hangs and has its output open."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(executable: Path, environ: dict[str, str], config: bytes) -> "subprocess.Popen[bytes]":
-    # A file in memory and no pipe: nobody has to write while the process reads.
+    # A file in memory, not a pipe, which we would have to write to while the process reads.
     with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
         stdin.write(config)
         stdin.seek(0)
@@ -197,7 +198,7 @@ def _spawn(
                 preexec_fn=_before_exec,
             )
         except OSError as error:
-            # An installer may be writing the file this very moment (ETXTBSY).
+            # An installer may be writing the file right now (ETXTBSY).
             if error.errno != errno.ETXTBSY or not remaining:
                 raise CNIError(
                     Code.DELEGATE, f"cannot start {executable}: {error.strerror}"
@@ -207,10 +208,10 @@ def _spawn(
 
 
 def _before_exec() -> None:
-    """Between fork and exec, so nothing that another thread may hold: two system calls.
+    """Runs between fork and exec: two system calls, and no lock that another thread may hold.
 
-    The signal comes when the starting thread ends; an agent's workers end after their calls.
-    An agent has raised its own limit of descriptors; old programs count up to theirs.
+    The kernel sends the signal when the starting thread ends; an agent's workers outlive their
+    calls. An agent has raised its own limit of descriptors, up to which old programs iterate.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
@@ -231,5 +232,5 @@ def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:
             Code.INTERNAL,
             f'netplugin failed but error parsing its diagnostic message "{text}": {error}',
         )
-    # Code 0 would be no error.
+    # Code 0 would mean success.
     return CNIError(document.code or Code.INTERNAL, document.msg, document.details)

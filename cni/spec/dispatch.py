@@ -1,8 +1,8 @@
 """From environment and standard input to one JSON document and an exit code.
 
-`answer` is the protocol without the process, so that the agent and the tests use it too;
-`serve` is the process: standard output is taken away from everything else, SIGTERM becomes an
-exception that unwinds what was done.
+`answer` is the protocol without the process: the agent and the tests use it, too. `serve` is the
+process: nothing else can write to its standard output, and SIGTERM becomes an exception, upon
+which the plugin undoes its steps.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from cni.spec.result import Result, encode
 
 
 class Answer(NamedTuple):
-    """What goes to standard output ("" is nothing) and the exit code."""
+    """What goes to standard output, which may be nothing, and the exit code."""
 
     document: bytes
     exit_code: int
@@ -43,14 +43,14 @@ def answer(
     netns_descriptor: int | None = None,
     unanswered_since: int | None = None,
 ) -> Answer:
-    """Run one call. Whatever happens, the answer holds at most one JSON document."""
+    """Run one call. The answer has at most one JSON document, also after an unexpected error."""
     version = CURRENT_VERSION
     try:
         request = requests.read(environ, read_config, netns_descriptor)
         if request.command not in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
             raise CNIError(Code.INVALID_ENVIRONMENT, f"unknown CNI_COMMAND: {request.command}")
         plugin = load()
-        version = requests.config_version(request.config)
+        version = request.config.version
         versions.require_verb(request.command, version, plugin.versions)
         versions.require_supported(version, plugin.versions)
         request = msgspec.structs.replace(
@@ -77,8 +77,8 @@ def answer(
 
 def serve(load: Callable[[], Plugin]) -> int:
     """Answer this process's call on its standard output and return the exit code."""
-    # Anything that prints, in a library too, must not reach the runtime's JSON parser.
-    # Not below 3: with standard input closed, the copy would become it.
+    # What a library prints must not reach the runtime's JSON parser. The copy is 3 or above: with
+    # standard input closed it would become standard input.
     output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     try:
         os.dup2(2, 1)
@@ -100,7 +100,7 @@ def serve(load: Callable[[], Plugin]) -> int:
             view = view[os.write(output, view) :]
         os.close(output)
         sys.stderr.flush()
-    except OSError:  # the runtime went away: only the exit code can say so
+    except OSError:  # the runtime has closed its end: only the exit code can tell it
         return 1
     return reply.exit_code
 
@@ -125,7 +125,7 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 
 
 def _refuse_own_netns(request: Request) -> None:
-    """The reference makes this check after the work; before it, nothing needs undoing."""
+    """Checked before the plugin runs, not after as in the reference: nothing needs undoing."""
     if request.netns_override or not request.netns:
         return
     try:
@@ -133,7 +133,7 @@ def _refuse_own_netns(request: Request) -> None:
         theirs = Path(request.netns).stat() if descriptor is None else os.fstat(descriptor)
         ours = Path("/proc/thread-self/ns/net").stat()
     except OSError:
-        return  # a path that cannot be opened is the verb's business: DEL passes, ADD explains
+        return  # the verb handles a path that cannot be opened: DEL succeeds, ADD explains
     if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
         raise CNIError(
             Code.INVALID_NETNS,
@@ -142,16 +142,16 @@ def _refuse_own_netns(request: Request) -> None:
 
 
 def _not_taken_for_success(error: CNIError) -> CNIError:
-    """containerd's go-cni reads a failed DEL as done if its text holds one of these phrases."""
+    """The error without the phrases that containerd's go-cni takes for a successful DEL."""
     texts = []
-    for text in (error.message, error.details):  # the library's text is both, joined
+    for text in (error.message, error.details):  # the library joins them
         text = re.sub("no such file or directory", "missing file", text, flags=re.I)
         texts.append(re.sub("not found", "absent", text, flags=re.I))
     return CNIError(error.code, *texts)
 
 
 def error_document(error: CNIError, version: str = CURRENT_VERSION) -> bytes:
-    """The one JSON object that an error is to a runtime."""
+    """The error as a JSON object of the protocol."""
     document = {"cniVersion": version, "code": error.code, "msg": error.message}
     if error.details:
         document["details"] = error.details
@@ -171,5 +171,5 @@ def _read_stdin() -> bytes:
 
 
 def _terminated(command: str) -> CNIError:
-    state = "what was done has been undone" if command == "ADD" else "it is not complete"
-    return CNIError(Code.TRY_AGAIN, f"{command} was ended before its time, {state}: call it again")
+    state = "its steps have been undone" if command == "ADD" else "it is not complete"
+    return CNIError(Code.TRY_AGAIN, f"{command} was interrupted, {state}: call it again")

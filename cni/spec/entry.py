@@ -1,13 +1,13 @@
-"""What a CNI executable runs first. Imports are paid on every call, so this module imports two.
+"""What a CNI executable runs first. Every call pays for imports, so this module has only two.
 
-VERSION, and a start by hand without CNI_COMMAND, are answered here. Everything else goes to
+It answers VERSION, and a start by hand without CNI_COMMAND. Everything else goes to
 `cni.spec.dispatch` with the plugin that `load` returns.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # known to type checkers by its name; importing `typing` costs 5 ms
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` costs 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,8 +20,8 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 def main(load: "Callable[[], Plugin]", about: str) -> None:
     """Serve one CNI call of this process and exit.
 
-    `load` imports and builds the plugin; it is called only for verbs that need one. `about` is
-    the line a person sees who starts the executable by hand (CNI reference: skel.PluginMainFuncs).
+    `load` imports and builds the plugin, for verbs that need it. `about` is the line for a person
+    who starts the executable by hand (CNI reference: skel.PluginMainFuncs).
     """
     command = os.environ.get("CNI_COMMAND", "")
     if command == "VERSION":
@@ -41,5 +41,5 @@ def main(load: "Callable[[], Plugin]", about: str) -> None:
 def _write_or_exit(document: bytes) -> None:
     try:
         os.write(1, document)
-    except OSError:  # nobody reads the answer: say so by the exit code, the only channel left
+    except OSError:  # the reader has gone: only the exit code is left
         os._exit(1)

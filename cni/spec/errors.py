@@ -1,7 +1,7 @@
-"""CNI errors: codes, and the one exception that becomes the error document.
+"""CNI errors: their codes, and the exception that becomes the error document.
 
-Codes below 100 are the specification's (SPEC.md "Error"), 8 is the reference's skel package's.
-Codes from 100 on are ours; docs/errors.md lists them for users, and a test compares the two.
+Codes below 100 are the specification's (SPEC.md "Error"); 8 is from the reference's skel package.
+Codes from 100 on are ours. docs/errors.md lists them for users, and a test compares the two.
 """
 
 import enum
@@ -43,9 +43,9 @@ class Code(enum.IntEnum):
 class CNIError(Exception):
     """An error that a runtime sees.
 
-    `message` stands alone: Multus drops code and details on ADD. It says what was tried, on
-    what, what the system answered and what to do. Both texts become one line each, cut where
-    they are very long: they quote what a tenant wrote, and end up in events and on terminals.
+    `message` must be enough: Multus drops code and details on ADD. It says what was tried, on what,
+    what the system answered, and the remedy. Each text becomes one line, cut if it is very long: it
+    may quote what a tenant wrote, and is shown in events and on terminals.
     """
 
     def __init__(self, code: int, message: str, details: str = "") -> None:
@@ -56,5 +56,5 @@ class CNIError(Exception):
 
 
 def invalid_config(message: str, details: str = "") -> CNIError:
-    """The most frequent error: a configuration that cannot work, with the key it is about."""
+    """The error for a configuration that cannot work; `message` names the key."""
     return CNIError(Code.INVALID_CONFIG, message, details)

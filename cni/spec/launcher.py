@@ -1,4 +1,4 @@
-"""What a launcher tells the fallback that it becomes, as arguments (cni/launcher/launcher.c)."""
+"""The arguments that a launcher (cni/launcher/launcher.c) passes to the fallback that it starts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,10 +8,10 @@ _UNANSWERED = "--unanswered-since="
 
 
 class Told(NamedTuple):
-    """`socket` is where the launcher looked for an agent; "" where no launcher was started.
+    """`socket` is where the launcher looked for an agent; "" if there was no launcher.
 
-    An agent that died may have done the call since `unanswered_since`, seconds since 1970. None:
-    no agent has begun it.
+    An agent that died may have done the call since `unanswered_since`, in seconds since 1970. None
+    if no agent has begun it.
     """
 
     socket: str = ""
@@ -19,7 +19,7 @@ class Told(NamedTuple):
 
 
 def read(arguments: Sequence[str]) -> Told:
-    """What the arguments of a process say. Others are ignored: a runtime gives none."""
+    """What the arguments of a process say. Unknown ones are ignored."""
     told = Told()
     for argument in arguments:
         if argument.startswith(_SOCKET):

@@ -1,16 +1,20 @@
 """How much a network configuration may hold. docs/limits.md has the table for users.
 
 Whoever writes a NetworkAttachmentDefinition or annotates a pod chooses how large a configuration
-is, and one agent reads those of all pods of a node. So `require_readable` and `require_moderate`
-look at it before anything else decodes it. The first is for every verb: a decoder that meets
-thousands of nested lists overflows its thread's stack and takes the agent with it. The second is
-for verbs that may be refused; a DEL and a GC release what an ADD of an older version made.
+is, and one agent reads those of all pods of a node. So no other code decodes a configuration:
+
+- `decode` refuses one that is beyond the limits. It is for verbs that may be refused.
+- `require_readable` only refuses nesting that would overflow the stack of a thread that decodes it,
+  which would end the agent. It is for DEL and GC: they release what an older version's ADD made.
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
+
+import msgspec
 
 from cni.spec.errors import CNIError, Code, invalid_config
 
@@ -34,6 +38,7 @@ MASTERS = 64
 INTERFACES = 256  # of a result
 RESULT_ADDRESSES = 256  # of a result: those of all plugins of a chain
 
+_LONGEST_INTEGER = 308  # characters; a longer one may be more than a float holds
 MAX_PATH = 100  # characters, in an error
 READABLE_DEPTH = 512
 _PART = 16 << 10  # bytes
@@ -45,15 +50,15 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def require_readable(raw: bytes) -> None:
-    """Raise CNIError 6 for JSON that is nested so deeply that decoding it would be dangerous."""
+    """Raise CNIError 6 for JSON whose nesting could overflow the stack of whoever decodes it."""
     if raw.count(b"[") + raw.count(b"{") > READABLE_DEPTH:
         _depth_of(raw, READABLE_DEPTH, len(raw))
 
 
-def require_moderate(raw: bytes) -> None:
-    """Raise CNIError 7 for what is beyond the limits above, or for a key that stands twice.
+def decode(raw: bytes) -> object:
+    """The JSON value of `raw`. A number that no float can hold is a msgspec.Raw of its text.
 
-    CNIError 6 if it is not JSON.
+    Raises CNIError 7 if it is beyond a limit above or has a key twice, 6 if it is not JSON.
     """
     if len(raw) > MAX_BYTES:
         raise invalid_config(
@@ -71,21 +76,22 @@ def require_moderate(raw: bytes) -> None:
         text = raw.decode()
         if small and depth <= MAX_DEPTH:
             try:
-                _STRICT.decode(text)
+                return _STRICT.decode(text)
             except _Suspect:
-                small = False
-        if not small or depth > MAX_DEPTH:
-            _refuse_first_wrong(_MARKING.decode(text))
+                pass
+        document = _MARKING.decode(text)
     except (ValueError, RecursionError) as error:
         raise CNIError(Code.DECODING_FAILURE, f"error unmarshall network config: {error}") from None
+    _refuse_first_wrong(document)
+    return document
 
 
 def _depth_of(raw: bytes, allowed: int, most_values: int) -> int:
     """How deep JSON is nested; 0 stands for any depth up to `allowed`.
 
-    CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. Counts brackets and commas
-    outside of strings, without decoding, a part at a time: a worker that looks at megabytes lets
-    others run in between, and stops where it has seen enough.
+    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It does not decode: it
+    counts brackets and commas outside of strings, one part at a time, so that other threads run
+    between the parts of a long text, and it stops at the first excess.
     """
     depth = deepest = values = strings = 0
     for outside, inside in _parts_of(raw):
@@ -109,13 +115,13 @@ def _depth_of(raw: bytes, allowed: int, most_values: int) -> int:
 
 
 def _parts_of(raw: bytes) -> Iterator[tuple[bytes, int]]:
-    """JSON text without its strings, in parts; with each the number of strings that ended in it."""
+    """JSON text without its strings, in parts, each with the number of strings that end in it."""
     in_string = False
     rest = b""
     for start in range(0, len(raw), _PART):
         part = rest + raw[start : start + _PART]
         rest = b""
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # what it escapes is in the next part
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # it escapes a character of the next part
             part, rest = part[:-1], b"\\"
         between_quotes = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b" ".join(between_quotes[in_string::2]), (len(between_quotes) - 1 + in_string) // 2
@@ -150,51 +156,73 @@ def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return plain
 
 
-# json and not msgspec, which keeps the last of two equal keys in silence. Numbers stay text.
-_STRICT = json.JSONDecoder(object_pairs_hook=_plain, parse_int=str, parse_float=str)
-_MARKING = json.JSONDecoder(object_pairs_hook=_marked, parse_int=str, parse_float=str)
+def _integer(text: str) -> int | msgspec.Raw:
+    return int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text)
 
-_Place = tuple["_Place | None", str | int]
+
+def _float(text: str) -> float | msgspec.Raw:
+    number = float(text)
+    return msgspec.Raw(text) if math.isinf(number) else number
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _decoder(hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=hook,
+        parse_int=_integer,
+        parse_float=_float,
+        parse_constant=_refuse_constant,
+    )
+
+
+# json and not msgspec, which silently keeps the last of two equal keys.
+_STRICT = _decoder(_plain)
+_MARKING = _decoder(_marked)
+
+_Path = tuple["_Path | None", str | int]
 
 
 def _refuse_first_wrong(document: object) -> None:
-    """Raise CNIError 7 for the first thing that is too deep, too long or there twice."""
-    waiting: list[tuple[object, _Place | None, int]] = [(document, None, 0)]
+    """Raise CNIError 7 for the first value that is too deep or long, or key that stands twice."""
+    waiting: list[tuple[object, _Path | None, int]] = [(document, None, 0)]
     while waiting:
-        value, place, depth = waiting.pop()
-        if isinstance(value, str):
+        value, path, depth = waiting.pop()
+        if isinstance(value, str | msgspec.Raw):
             if len(value) > MAX_TEXT:
                 raise invalid_config(
-                    f'"{_path(place)}" has {len(value)} characters, at most {MAX_TEXT} are '
+                    f'"{_shown(path)}" has {len(value)} characters, at most {MAX_TEXT} are '
                     "allowed: shorten it"
                 )
         elif isinstance(value, dict | list):
             if depth == MAX_DEPTH:
                 raise invalid_config(
-                    f'"{_path(place)}" is nested more than {MAX_DEPTH} deep: make it flatter'
+                    f'"{_shown(path)}" is nested more than {MAX_DEPTH} deep: make it flatter'
                 )
             if isinstance(value, dict):
-                _refuse_keys(value, place)
+                _refuse_keys(value, path)
             entries = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += [(one, (place, key), depth + 1) for key, one in entries]
+            waiting += [(entry, (path, key), depth + 1) for key, entry in entries]
 
 
-def _refuse_keys(value: dict[str, Any], place: _Place | None) -> None:
+def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
     if isinstance(value, _Twice):
-        raise invalid_config(f'"{_path((place, value.key))}" stands twice: remove one of them')
+        raise invalid_config(f'"{_shown((path, value.key))}" stands twice: remove one of them')
     for key in value:
         if len(key) > MAX_KEY:
             raise invalid_config(
-                f'"{_path((place, key))}": the key has {len(key)} characters, at most {MAX_KEY} '
+                f'"{_shown((path, key))}": the key has {len(key)} characters, at most {MAX_KEY} '
                 "are allowed: shorten it"
             )
 
 
-def _path(place: _Place | None) -> str:
-    """A place as in `ipam.ranges[0][1].subnet`; where that is long, its innermost steps."""
-    path = ""
-    while place is not None and len(path) < MAX_PATH:
-        place, key = place
-        path = (f"[{key}]" if isinstance(key, int) else f".{key[:MAX_PATH]}") + path
-    beginning = "" if place is None and len(path) <= MAX_PATH else "..."
-    return beginning + path[-MAX_PATH:].removeprefix(".")
+def _shown(path: _Path | None) -> str:
+    """A path such as `ipam.ranges[0][1].subnet`; only the end of one that is long."""
+    shown = ""
+    while path is not None and len(shown) < MAX_PATH:
+        path, key = path
+        shown = (f"[{key}]" if isinstance(key, int) else f".{key[:MAX_PATH]}") + shown
+    beginning = "" if path is None and len(shown) <= MAX_PATH else "..."
+    return beginning + shown[-MAX_PATH:].removeprefix(".")

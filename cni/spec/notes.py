@@ -1,7 +1,7 @@
-"""What a call has to say beside its answer: for a person, who finds it in the runtime's log.
+"""Notes of a call for a person, who finds them in the runtime's log.
 
-A process writes it to standard error. In an agent each call collects its own notes, and the
-launcher that asked writes them to the standard error that the runtime gave it.
+A process writes them to standard error. An agent collects the notes of each call, and the launcher
+of the call writes them to its standard error.
 """
 
 import sys
@@ -47,7 +47,7 @@ def note(line: str) -> None:
 
 @contextmanager
 def collected() -> Iterator[Notes]:
-    """Notes of the block, in this thread, are kept and not written."""
+    """Keep the notes of the block, in this thread, instead of writing them."""
     notes = Notes()
     token = _notes.set(notes)
     try:

@@ -1,4 +1,4 @@
-"""What a plugin is: five verbs over typed requests. VERSION is answered without one."""
+"""What a plugin is: five verbs over typed requests. VERSION needs no plugin."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -8,23 +8,23 @@ from cni.spec.result import Result
 
 
 class Plugin(Protocol):
-    """One CNI plugin. Every verb raises CNIError and nothing else on purpose."""
+    """One CNI plugin. Every verb raises only CNIError."""
 
     @property
     def versions(self) -> Sequence[str]:
         """The protocol versions the plugin speaks."""
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Attach. Answers the result, or a whole document that already is in the version asked."""
+        """Attach. Returns the result, or a whole document in the requested version."""
 
     def delete(self, request: Request) -> None:
-        """Detach; also when all or part of the attachment is gone already."""
+        """Detach, also if all or part of the attachment is gone already."""
 
     def check(self, request: Request) -> None:
-        """Compare the attachment with what `add` made of it."""
+        """Compare the attachment with what `add` made."""
 
     def gc(self, request: Request) -> None:
-        """Remove the attachments of this network that the runtime does not list."""
+        """Remove the attachments of this network that the runtime does not list as valid."""
 
     def status(self, request: Request) -> None:
-        """Say whether an `add` could succeed now: CNIError 50 or 51 if not."""
+        """CNIError 50 or 51 if an `add` could not succeed now."""

@@ -1,18 +1,23 @@
-"""One CNI call as a typed value: environment and standard input, checked in the reference's order.
+"""One CNI call as a typed value, read from environment and standard input.
 
-The order matters to runtimes' tests: each variable's own check precedes the list of missing
-ones, the environment precedes standard input, the network's name precedes the version
-(reference: pkg/skel/skel.go, pkg/utils/utils.go).
+Runtimes' tests depend on the order of the checks, which is the reference's: first each variable,
+then the list of missing ones, then standard input, the network's name, and the version
+(pkg/skel/skel.go, pkg/utils/utils.go).
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import msgspec
 
-from cni.spec import limits
+from base.pod import Pod
+from cni.spec import result
+from cni.spec.config import NetworkConfig, decode, decode_for_removal
 from cni.spec.errors import CNIError, Code
+from cni.spec.limits import MAX_ARGS
+from cni.spec.result import Result
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 DEFAULT_DELEGATE_DEADLINE = 90.0  # seconds; below kubelet's 2 min for a sandbox
@@ -27,11 +32,28 @@ _SPACE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | 
 _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One call. Strings are as the runtime sent them, "" where it sent none.
+class Arguments(msgspec.Struct, frozen=True):
+    """CNI_ARGS as typed values; "" is missing. `ip` and `gateway` may be lists with commas."""
 
-    `netns_descriptor` is CNI_NETNS, opened where its path leads somewhere, if it came that way.
-    `unanswered_since`: an agent that died may have done this very call since that second.
+    pod: Pod = Pod()
+    ip: str = ""
+    gateway: str = ""
+    mac: str = ""
+
+
+_KEYS = frozenset(
+    (
+        *("IP", "GATEWAY", "MAC"),
+        *("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"),
+    )
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One call. Strings are as the runtime sent them, "" if it sent none.
+
+    `netns_descriptor` is CNI_NETNS, opened by a caller in whose mounts the path leads to it.
+    `unanswered_since`: an agent that died may have done this same call since that second.
     """
 
     command: str
@@ -40,7 +62,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str = ""
     args: str = ""
     path: tuple[str, ...] = ()
-    config: bytes = b"{}"
+    config: NetworkConfig = NetworkConfig()
     network: str = ""
     cni_version: str = "0.1.0"
     environ: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -49,13 +71,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     delegate_deadline: float = DEFAULT_DELEGATE_DEADLINE
     unanswered_since: int | None = None
 
+    @cached_property
+    def arguments(self) -> Arguments:
+        """CNI_ARGS. Raises CNIError 4; a DEL, which must not fail for them, does not ask."""
+        return parse_arguments(self.args)
 
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
-class _Versioned(msgspec.Struct):
-    cniVersion: str = ""
+    @cached_property
+    def previous_result(self) -> Result | None:
+        """The "prevResult", if there is one. CNIError 6 if it is not a result of this version."""
+        document = self.config.keys.get("prevResult")
+        return None if document is None else result.convert(document, self.cni_version)
 
 
 def read(
@@ -63,21 +88,18 @@ def read(
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request that a runtime made; `read_config` gives all of standard input.
+    """The request that a runtime made; `read_config` returns all of standard input.
 
-    Raises CNIError 4 (environment), 5 (standard input unreadable), 6 (not JSON), 7 (name).
+    Raises CNIError 4 (environment), 5 (standard input cannot be read), 6 (not a JSON object), 7
+    (the network's name, the limits of a configuration).
     """
     command = environ.get("CNI_COMMAND", "")
     _check_environment(command, environ)
     try:
-        config = read_config()
+        raw = read_config()
     except OSError as error:
         raise CNIError(Code.IO_FAILURE, f"error reading from stdin: {error}") from None
-    if command in ("DEL", "GC"):
-        limits.require_readable(config)
-    else:
-        limits.require_moderate(config)
-    network = _network_name(config)
+    config = decode_for_removal(raw) if command in ("DEL", "GC") else decode(raw)
     return Request(
         command=command,
         container_id=environ.get("CNI_CONTAINERID", ""),
@@ -86,22 +108,12 @@ def read(
         args=environ.get("CNI_ARGS", ""),
         path=tuple(entry for entry in environ.get("CNI_PATH", "").split(":") if entry),
         config=config,
-        network=network,
+        network=_network_name(config),
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,
         delegate_deadline=_deadline(environ),
     )
-
-
-def config_version(config: bytes) -> str:
-    """The configuration's cniVersion, 0.1.0 where there is none; CNIError 6 if it is no string."""
-    try:
-        return msgspec.json.decode(config, type=_Versioned).cniVersion or "0.1.0"
-    except msgspec.MsgspecError as error:
-        raise CNIError(
-            Code.DECODING_FAILURE, f"decoding version from network config: {error}"
-        ) from None
 
 
 def _check_environment(command: str, environ: Mapping[str, str]) -> None:
@@ -129,7 +141,7 @@ def _check_environment(command: str, environ: Mapping[str, str]) -> None:
 def _check_container_id(value: str) -> None:
     if not _CONTAINER_ID.fullmatch(value):
         error = CNIError(Code.INVALID_ENVIRONMENT, "invalid characters in containerID")
-        error.details = value  # as it is: no tenant writes it, and the reference answers it so
+        error.details = value  # unescaped, as in the reference: no tenant writes a container id
         raise error
 
 
@@ -150,14 +162,8 @@ def check_interface_name(value: str) -> None:
         )
 
 
-def _network_name(config: bytes) -> str:
-    if config.strip() == b"null":
-        raise CNIError(Code.INVALID_CONFIG, "missing network name")
-    try:
-        config.decode()  # all of it: the decoder passes over what it does not read
-        name = msgspec.json.decode(config, type=_Named).name
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CNIError(Code.DECODING_FAILURE, f"error unmarshall network config: {error}") from None
+def _network_name(config: NetworkConfig) -> str:
+    name = config.text("name", "error unmarshall network config")
     if name == "":
         raise CNIError(Code.INVALID_CONFIG, "missing network name")
     if not _NETWORK_NAME.fullmatch(name):
@@ -166,16 +172,68 @@ def _network_name(config: bytes) -> str:
 
 
 def _deadline(environ: Mapping[str, str]) -> float:
-    given = environ.get("PODFABRIC_DELEGATE_DEADLINE", "")
-    if not given:
+    text = environ.get("PODFABRIC_DELEGATE_DEADLINE", "")
+    if not text:
         return DEFAULT_DELEGATE_DEADLINE
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
         raise CNIError(
             Code.INVALID_ENVIRONMENT,
-            f'PODFABRIC_DELEGATE_DEADLINE is "{given}": give seconds, more than 0, at most 3600',
+            f'PODFABRIC_DELEGATE_DEADLINE is "{text}": give seconds, more than 0, at most 3600',
         )
     return seconds
+
+
+def parse_arguments(args: str) -> Arguments:
+    """The value of CNI_ARGS: `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
+
+    Keys are case-sensitive. An unknown key is an error unless IgnoreUnknown is true, which may
+    stand anywhere in the list. Raises CNIError 4, also for a broken pair, a value of IgnoreUnknown
+    that is not a boolean, and a text that is too long.
+    """
+    if args == "":
+        return Arguments()
+    if len(args) > MAX_ARGS:
+        raise CNIError(
+            Code.INVALID_ENVIRONMENT,
+            f"ARGS: {len(args)} characters, at most {MAX_ARGS} are allowed: shorten CNI_ARGS",
+        )
+    pairs: dict[str, str] = {}
+    unknown = []
+    ignore_unknown = False
+    for pair in args.split(";"):
+        key, separator, value = pair.partition("=")
+        if not separator or "=" in value:
+            raise CNIError(Code.INVALID_ENVIRONMENT, f'ARGS: invalid pair "{pair}"')
+        if key == "IgnoreUnknown":
+            ignore_unknown = _boolean(value)
+        elif key in _KEYS:
+            pairs[key] = value
+        else:
+            unknown.append(pair)
+    if unknown and not ignore_unknown:
+        listed = " ".join(f'"{pair}"' for pair in unknown)
+        raise CNIError(Code.INVALID_ENVIRONMENT, f"ARGS: unknown args [{listed}]")
+    return Arguments(
+        pod=Pod(
+            namespace=pairs.get("K8S_POD_NAMESPACE", ""),
+            name=pairs.get("K8S_POD_NAME", ""),
+            uid=pairs.get("K8S_POD_UID", ""),
+        ),
+        ip=pairs.get("IP", ""),
+        gateway=pairs.get("GATEWAY", ""),
+        mac=pairs.get("MAC", ""),
+    )
+
+
+def _boolean(value: str) -> bool:
+    if value == "1" or value.lower() == "true":
+        return True
+    if value == "0" or value.lower() == "false":
+        return False
+    raise CNIError(
+        Code.INVALID_ENVIRONMENT, f"ARGS: boolean unmarshal error: invalid input {value}"
+    )

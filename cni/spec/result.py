@@ -1,12 +1,13 @@
 """Results: the newest version inside, any version at the edges.
 
-`encode` writes a result in the version a runtime asked for, `decode` reads a delegate's or a
-`prevResult`. The rules are the reference's (pkg/types/{020,040,100}), down to which 1.1 fields
-stay in a 1.0.0 result; tests hold both to the reference's own output.
+`encode` writes a result in the version that a runtime asked for, `decode` reads a delegate's,
+`convert` a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for which
+1.1 fields stay in a 1.0.0 result; tests compare with the reference's own output.
 """
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -20,24 +21,27 @@ FAMILY_040 = ("0.3.0", "0.3.1", "0.4.0")
 FAMILY_100 = ("1.0.0", "1.1.0")
 
 
-# What msgspec raises for bytes that are no JSON of the shape asked for.
+# What msgspec raises for bytes that are not JSON of the wanted shape.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
+@lru_cache(1024)  # one ADD reads the same few several times
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
-    address, slash, prefix = text.partition("/")
-    digits = prefix.isascii() and prefix.isdigit() and len(prefix) <= 3
-    if not slash or "%" in address or not digits:
+    host, slash, digits = text.partition("/")
+    if not slash or "%" in host or not (digits.isascii() and digits.isdigit() and len(digits) <= 3):
         raise ValueError(f"invalid CIDR address: {text}")
-    interface = ipaddress.ip_interface(f"{address}/{int(prefix)}")
-    if interface.version == 6 and interface.ip.ipv4_mapped and int(prefix) >= 96:
-        return f"{interface.ip.ipv4_mapped}/{int(prefix) - 96}"
-    return f"{interface.ip}/{int(prefix)}"
+    address, prefix = ipaddress.ip_address(host), int(digits)
+    if prefix > address.max_prefixlen:
+        raise ValueError(f"invalid CIDR address: {text}")
+    if address.version == 6 and address.ipv4_mapped and prefix >= 96:
+        return f"{address.ipv4_mapped}/{prefix - 96}"
+    return f"{address}/{prefix}"
 
 
+@lru_cache(1024)
 def _ip(text: str) -> str:
-    if "%" in text:  # a zone, which Python reads and CNI has no place for
+    if "%" in text:  # a zone, which Python takes and CNI does not
         raise ValueError(f"invalid IP address: {text}")
     address = ipaddress.ip_address(text)
     if address.version == 6 and address.ipv4_mapped:
@@ -58,8 +62,7 @@ class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host.
 
-    The RDMA device beside it and that one's character device are not the specification's; who
-    does not know them leaves them out.
+    `rdmaDevice` and its character device `uverbs` are our additions to the specification.
     """
 
     name: str
@@ -121,42 +124,51 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     dns: DNS = DNS()
 
 
-class _Route020(msgspec.Struct, omit_defaults=True):
+# 0.1.0 and 0.2.0
+class _OldRoute(msgspec.Struct, omit_defaults=True):
     dst: str
     gw: str | None = None
 
 
-class _IPConfig020(msgspec.Struct, omit_defaults=True):
+class _OldAddress(msgspec.Struct, omit_defaults=True):
     ip: str
     gateway: str | None = None
-    routes: Annotated[tuple[_Route020, ...], Meta(max_length=limits.ROUTES)] | None = None
+    routes: Annotated[tuple[_OldRoute, ...], Meta(max_length=limits.ROUTES)] | None = None
 
 
-class _Result020(msgspec.Struct, omit_defaults=True):
-    ip4: _IPConfig020 | None = None
-    ip6: _IPConfig020 | None = None
+class _OldResult(msgspec.Struct, omit_defaults=True):
+    ip4: _OldAddress | None = None
+    ip6: _OldAddress | None = None
     dns: DNS | None = None
 
 
-class _Lists(msgspec.Struct):
+_MAX_INTERFACES = Meta(max_length=limits.INTERFACES)
+_MAX_ADDRESSES = Meta(max_length=limits.RESULT_ADDRESSES)
+_MAX_ROUTES = Meta(max_length=limits.ROUTES)
+
+
+class _NullableResult(msgspec.Struct):
     """Result of 0.3.0 and later as it is read: Go writes null for an empty list."""
 
-    interfaces: tuple[Interface, ...] | None = None
-    ips: tuple[IPConfig, ...] | None = None
-    routes: tuple[Route, ...] | None = None
+    interfaces: Annotated[tuple[Interface, ...], _MAX_INTERFACES] | None = None
+    ips: Annotated[tuple[IPConfig, ...], _MAX_ADDRESSES] | None = None
+    routes: Annotated[tuple[Route, ...], _MAX_ROUTES] | None = None
     dns: DNS | None = None
+
+
+class _ResultVersion(msgspec.Struct):
+    cniVersion: str = ""
 
 
 _Raws = tuple[msgspec.Raw, ...]
 
 
-class _Outline(msgspec.Struct):
-    """A result whose entries are not read: msgspec counts them when it has made all of them."""
+class _ResultCounts(_ResultVersion):
+    """How many entries a delegate's result has, before they are decoded."""
 
-    cniVersion: str = ""
-    interfaces: Annotated[_Raws, Meta(max_length=limits.INTERFACES)] | None = None
-    ips: Annotated[_Raws, Meta(max_length=limits.RESULT_ADDRESSES)] | None = None
-    routes: Annotated[_Raws, Meta(max_length=limits.ROUTES)] | None = None
+    interfaces: Annotated[_Raws, _MAX_INTERFACES] | None = None
+    ips: Annotated[_Raws, _MAX_ADDRESSES] | None = None
+    routes: Annotated[_Raws, _MAX_ROUTES] | None = None
 
 
 def encode(result: Result, version: str) -> bytes:
@@ -194,9 +206,9 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """Say before anything is changed that the result could not be printed afterwards.
+    """CNIError 7, before anything is changed, if `encode` would fail for the result.
 
-    A configuration without cniVersion means 0.1.0, whose results must hold an address.
+    A configuration without cniVersion means 0.1.0, in which a result must have an address.
     """
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
@@ -207,24 +219,35 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """Read a result that belongs to a configuration of `config_version`.
+    """The JSON document of a result that belongs to a configuration of `config_version`.
 
     A missing version is the configuration's; a version of another family is an error, as in
     the reference. Raises CNIError 6.
     """
+    return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
+
+
+def convert(document: object, config_version: str) -> Result:
+    """As `decode`, of a document that is plain values already."""
+    return _read(partial(msgspec.convert, document), _ResultVersion, config_version)
+
+
+def _read(read: Callable[..., Any], outline: type[_ResultVersion], config_version: str) -> Result:
+    """The result that `read` answers as the type it is asked for; as `outline` first."""
     try:
-        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
+        version = read(type=outline).cniVersion or config_version
         family = _family(config_version)
-        if given not in family:
+        if version not in family:
             # "" belongs to the oldest family, where the reference prints it first.
             listed = " ".join((("",) if family is FAMILY_020 else ()) + family)
             raise CNIError(
                 Code.DECODING_FAILURE,
-                f'result type supports [{listed.strip()}] but unmarshalled CNIVersion is "{given}"',
+                f"result type supports [{listed.strip()}] but unmarshalled CNIVersion is "
+                f'"{version}"',
             )
         if family is FAMILY_020:
-            return _from_020(msgspec.json.decode(document, type=_Result020))
-        lists = msgspec.json.decode(document, type=_Lists)
+            return _from_020(read(type=_OldResult))
+        lists = read(type=_NullableResult)
     except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
     return Result(
@@ -236,21 +259,21 @@ def decode(document: bytes, config_version: str) -> Result:
 
 
 def decode_any(document: bytes, config_version: str) -> Result:
-    """Read a delegate's result of whatever supported version, as runtimes' libraries do."""
+    """A delegate's result of any supported version, as runtimes' libraries read it."""
     limits.require_readable(document)
     try:
-        given = msgspec.json.decode(document, type=_Outline).cniVersion or config_version
+        version = msgspec.json.decode(document, type=_ResultVersion).cniVersion or config_version
     except UNREADABLE as error:
         raise CNIError(Code.DECODING_FAILURE, f"cannot read the result: {error}") from None
-    return decode(document, given)
+    return decode(document, version)
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
-    """Our result behind an earlier plugin's, whose unknown keys are kept.
+    """Our result appended to an earlier plugin's, which keeps its unknown keys.
 
-    `previous` is the request's prevResult of the same version family (1.x or 0.3 to 0.4).
+    `previous` is the request's prevResult, of the same version family (1.x or 0.3 to 0.4).
     """
-    # Of the oldest versions no document is empty, but one of ours may add nothing.
+    # A document of the oldest versions cannot be empty, but ours may have nothing to add.
     empty = version in FAMILY_020 and not result.ips
     ours = {} if empty else to_document(result, version)
     offset = len(previous.get("interfaces") or ())
@@ -276,19 +299,19 @@ def _family(version: str) -> tuple[str, ...]:
 
 
 def _to_020(result: Result) -> dict[str, Any]:
-    old = _Result020(dns=result.dns)
+    old = _OldResult(dns=result.dns)
     for family, key in ((4, "ip4"), (6, "ip6")):
         first = next((ip for ip in result.ips if ip.family == family), None)
         if first is not None:
-            routes = tuple(_Route020(r.dst, r.gw) for r in result.routes if r.family == family)
-            setattr(old, key, _IPConfig020(first.address, first.gateway, routes or None))
+            routes = tuple(_OldRoute(r.dst, r.gw) for r in result.routes if r.family == family)
+            setattr(old, key, _OldAddress(first.address, first.gateway, routes or None))
     if old.ip4 is None and old.ip6 is None:
         raise CNIError(Code.INVALID_CONFIG, "cannot convert: no valid IP addresses")
     document: dict[str, Any] = msgspec.to_builtins(old)
     return document
 
 
-def _from_020(old: _Result020) -> Result:
+def _from_020(old: _OldResult) -> Result:
     ips: list[IPConfig] = []
     routes: list[Route] = []
     for config in (old.ip4, old.ip6):

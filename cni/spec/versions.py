@@ -1,7 +1,7 @@
-"""Comparing protocol versions, and the gates in front of the verbs that came later.
+"""Protocol versions: which configurations are supported, and from which version on a verb exists.
 
-Follows the reference (pkg/version/{plugin,reconcile}.go, pkg/skel): a verb is allowed by order,
-a configuration is accepted by equality, and the two give different errors.
+As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs a version of at
+least its own, and a configuration exactly one of ours. The two have different errors.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FIRST_VERSION_WITH = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
 def parse(version: str) -> Parts:
-    """`1.0.0` as three integers; "" is 0.1.0. Raises CNIError 6 for anything but 1-3 numbers."""
+    """`1.0.0` as three integers; "" is 0.1.0. CNIError 6 if it is not one to three numbers."""
     if version == "":
         return (0, 1, 0)
     parts = version.split(".")
@@ -37,22 +37,22 @@ def at_least(version: str, other: str) -> bool:
 
 
 def require_supported(version: str, supported: Sequence[str]) -> None:
-    """The configuration's version must be one of ours to the letter, else CNIError 1."""
+    """CNIError 1 unless the configuration's version is exactly one of the supported ones."""
     if version not in supported:
-        known = " ".join(f'"{one}"' for one in supported)
+        listed = " ".join(f'"{name}"' for name in supported)
         raise CNIError(
             Code.INCOMPATIBLE_VERSION,
             "incompatible CNI versions",
-            f'config is "{version}", plugin supports [{known}]',
+            f'config is "{version}", plugin supports [{listed}]',
         )
 
 
 def require_verb(command: str, version: str, supported: Sequence[str]) -> None:
-    """CHECK, GC and STATUS exist from some version on, for the config and for the plugin."""
+    """CNIError 1 if the configuration's or the plugin's versions are too old for the verb."""
     first = FIRST_VERSION_WITH.get(command)
     if first is None:
         return
     if not at_least(version, first):
         raise CNIError(Code.INCOMPATIBLE_VERSION, f"config version does not allow {command}")
-    if not any(at_least(one, version) for one in supported):
+    if not any(at_least(ours, version) for ours in supported):
         raise CNIError(Code.INCOMPATIBLE_VERSION, f"plugin version does not allow {command}")

@@ -1,11 +1,11 @@
 """The CNI plugin `sriov`: a virtual function of an SR-IOV HCA, moved into the pod.
 
-`options` is what a network configuration may say, of `values` that are looked at one by one;
-`plugin` are the verbs. `devices` is which one an attachment gets, `plan` what that is now and
-whether it will do; neither changes anything. `settings` is what the PF sets for its VF, `interface`
-the way into the pod, with `verbs` (RDMA devices), `soft` (Soft-RoCE) and `guids` (InfiniBand's,
-which take a `binding` of the driver); `record` is what the journal keeps of it. `removal` gives a
-device back from that record, `unrecorded` without one; `check` compares.
+`plugin` is what happens to a pod, in order. `options` and `values` read the network configuration.
+`claim` gets a device for an attachment: `devices` has the candidates, `plan` decides whether one
+will do, `record` is what the journal keeps of it. `settings` are those that the PF has for its VF.
+`interface` moves the device into the pod, with `rdma_devices`, `soft_roce` and `guids`, which need
+a `binding` of the driver. `release` restores the device from the record,
+`restore_without_journal` without one. `check` compares.
 """
 
 TYPE_CHECKING = False

@@ -1,6 +1,6 @@
-"""Binding a device's driver anew, one device of the node at a time.
+"""Rebinds a device's driver, for one device of the node at a time.
 
-uverbs numbers are handed out over all HCAs: two bindings at once would swap theirs.
+The kernel numbers uverbs devices over all HCAs, so two bindings at once could swap numbers.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from host.errors import HostError
 
 
 def bind(paths: Paths, address: str, driver: str) -> None:
-    """Take the device's driver off, whichever it has, and bind it to `driver`."""
+    """Unbind the device's driver, if it has one, and bind `driver`. Raises HostError, Busy."""
     with locks.locked(paths.locks / "binding", "the binding of a driver"):
         function = pci.find(paths, address)
         if function is None:

@@ -5,7 +5,7 @@ import msgspec
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal
-from cni.attachments.requests import namespace_of
+from cni.attachments.lifecycle import sandbox_of
 from cni.attachments.results import compare, differs
 from cni.spec.attachment import Attachment
 from cni.spec.request import Request
@@ -15,7 +15,7 @@ from cni.sriov.record import DeviceRecord
 from host import links, pci, vfs
 from host.links import Link
 from host.netdev_move import Mark
-from host.netlink import Rtnetlink, netlink
+from host.netlink import Rtnetlink
 
 
 def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
@@ -31,16 +31,16 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
         f"device {record.device}",
         {"driver": (function.driver, record.driver), "PF and number": (where, wanted)},
     )
-    with namespace_of(request) as namespace, netlink() as host, netlink(namespace) as pod:
-        _compare_settings(paths, host, record)
-        rdma_devices.require_in(namespace, record)
+    with sandbox_of(request) as sandbox:
+        _compare_settings(paths, sandbox.host, record)
+        rdma_devices.require_in(sandbox.namespace, record)
         if record.origin is None:
             return
-        link = links.find(pod, request.ifname)
+        link = links.find(sandbox.pod, request.ifname)
         if link is None:
             raise differs(f'interface "{request.ifname}" is gone from the pod')
         _compare_link(link, attachment, record, expected.interface)
-        expected.compare_addresses(pod, link)
+        expected.compare_addresses(sandbox.pod, link)
 
 
 def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> None:
@@ -49,7 +49,7 @@ def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> No
     with settings.pf_of(paths, host, record.pf) as pf:
         found = vfs.read(host, pf, record.applied.index)
     if record.before is not None and record.applied.mac == record.before.mac:
-        # Nobody asked for one: a VF may take another address, and its PF show that.
+        # The ADD set no address: a VF may change its own, and its PF then shows that.
         found = msgspec.structs.replace(found, mac=record.applied.mac)
     different = settings.differences(found, record.applied)
     compare(f'VF {record.applied.index} of "{pf.name}"', different)

@@ -1,4 +1,4 @@
-"""Which device an attachment gets: those that may be tried, whose they are, what a node lacks.
+"""Chooses the devices that an ADD may try, checks that the pod may have them, and answers STATUS.
 
 Nothing is changed here.
 """
@@ -6,8 +6,7 @@ Nothing is changed here.
 from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
-from cni.attachments.entitlement import Denied
-from cni.attachments.matching import Match, mismatch
+from cni.attachments.matching import Denied, Match, mismatch
 from cni.policy import rules
 from cni.spec.errors import CNIError, Code
 from cni.sriov.options import SriovOptions, no_device, no_such_device
@@ -18,31 +17,31 @@ from host.pci import Function
 
 
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
-    """The addresses of the devices to be tried, in order. Raises CNIError where there are none.
+    """The addresses of the devices to try, in order. Raises CNIError if there are none.
 
-    The one that is named; else those that the kubelet gave to the pod; else any of a master's
-    that is for no other pod.
+    These are the device that the configuration names, or those that the kubelet gave to the pod,
+    or those of a master that are not reserved for other pods.
     """
     if options.device:
         yield options.device
         return
-    if options.device_id and match.given.face(options.device_id) is None:
+    if options.device_id and match.holdings.hca(options.device_id) is None:
         raise no_such_device(options.device_id)
-    given = _given(paths, options, match)
-    if given:
-        yield from given
+    own = _devices_of_pod(paths, options, match)
+    if own:
+        yield from own
         return
     if not options.masters:
-        if not match.given.ids:
+        if not match.holdings.ids:
             raise no_device()
         raise mismatch(
-            f"pod {match.given.pod} was given {match.given.shown()}, of which none is "
+            f"pod {match.holdings.pod} was given {match.holdings.shown()}, of which none is "
             f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
             'a resource of such devices, or set "master"'
         )
     away: list[str] = []
     denied: list[Denied] = []
-    found = False
+    has_candidate = False
     for pf in filter(None, (pci.of_netdev(paths, master) for master in options.masters)):
         functions = [pf] if options.pf_only else pci.vfs(paths, pf.address)
         for function in functions:
@@ -52,61 +51,61 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
             if refused is not None:
                 denied.append(Denied(function.address, refused.resource, refused.held))
                 continue
-            found = True
+            has_candidate = True
             if options.vfio_pci_mode or function.netdevs:
                 yield function.address
             else:
                 away.append(function.address)
-    yield from away  # in pods, of which one may be dead
-    if not found:
+    yield from away  # they are in pods, and such a pod may be dead
+    if not has_candidate:
         raise _no_vf(paths, options, denied)
 
 
-def _given(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
-    """The devices that the pod was given and that `options` can be about, in order."""
+def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
+    """The devices that the kubelet gave to the pod and that match `options`, in order."""
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
-    found = []
-    for face in match.candidates(options.device_id):
-        # A software device is on the function that its interface is of.
-        address = face.device.address or pci.holder_of_rdma(paths, face.device.id)
+    addresses = []
+    for hca in match.candidates(options.device_id):
+        # A software device has no address: take the function under its interhca.
+        address = hca.device.address or pci.holder_of_rdma(paths, hca.device.id)
         function = pci.find(paths, address) if address else None
         if function is None or (function.is_vf or ":" not in function.address) is options.pf_only:
             continue
         if not options.masters or {function.pf, function.address} & pfs:
-            found.append(function.address)
-    return found
+            addresses.append(function.address)
+    return addresses
 
 
 def hca_of(paths: Paths, function: Function, match: Match) -> str:
-    """The id by which pools know a device: a software device's name, where it is of that one."""
+    """The device's id in pools: its address, or the name of the pod's software device on it."""
     address = function.address
-    if match.given.face(address) is not None or pci.verbs_of(paths, address):
+    if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
         return address
-    return next((one for one in function.rdma if match.given.face(one) is not None), address)
+    return next((name for name in function.rdma if match.holdings.hca(name) is not None), address)
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """`require_match` before anything of the device is locked, unless it is the pod's own.
+    """The same as `require_match`, before the device is locked; not for the pod's own device.
 
-    The numbers of the pod's own may be others until an attachment that is dead has given it back.
+    The numbers of the pod's own device may still differ until a dead attachment is detached.
     """
     function = pci.find(paths, address)
-    if function is not None and match.given.face(hca_of(paths, function, match)) is None:
+    if function is not None and match.holdings.hca(hca_of(paths, function, match)) is None:
         require_match(paths, function, options, match)
 
 
 def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
-    """Raise CNIError 120 if the pod's verbs devices are those of another HCA.
+    """Raise CNIError if the device is not one that the pod may have.
 
-    And 120 or 121 if the device is for other pods. A VF without an RDMA device is an interface
-    like any other: it has nothing to differ in.
+    Code 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device is
+    reserved for other pods. The first does not apply to a VF without an RDMA device.
     """
     address, what = function.address, f"device {function.address}"
-    names = pci.verbs_of(paths, address) or function.rdma
+    names = pci.rdma_of(paths, address) or function.rdma
     if names and options.match_device:
         remedy = 'leave "deviceID" and "master" out'
         reason = match.refusal(hca_of(paths, function, match), what, names, remedy)
-        if reason:
+        if reason is not None:
             raise mismatch(reason)
     denied = match.entitlement.denied((address, *function.rdma))
     if denied is not None:
@@ -114,64 +113,65 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
 
 
 def _no_vf(paths: Paths, options: SriovOptions, denied: Sequence[Denied]) -> CNIError:
-    """Why no device of the masters can be tried; `denied` are those that are for other pods."""
-    offered = [one for one in denied if not one.held]
+    """The error if no device of the masters can be tried; `denied` are reserved for other pods."""
+    offered = [refusal for refusal in denied if not refusal.held]
     if offered:
-        listed = ", ".join(f"{one.device} of {one.resource}" for one in offered)
+        listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
         return rules.not_allowed(
             f'"master": no device is free, and to take one that this pod was not given ({listed})',
             "unassigned_devices",
             "have the pod request one (resources.limits)",
         )
-    told = []
+    reasons = []
     for master in options.masters:
         pf = pci.of_netdev(paths, master)
         if pf is None:
-            told.append(_no_master(master))
+            reasons.append(_no_master(master))
             continue
-        there, possible = pci.vf_count(paths, pf.address)
-        own = {one.address for one in ([pf] if options.pf_only else pci.vfs(paths, pf.address))}
-        pods = [one for one in denied if one.device in own]
-        if pods:
-            listed = ", ".join(f"{one.device} as {one.resource}" for one in pods)
-            told.append(f"the kubelet gave {listed} of {master} to other pods")
+        existing, possible = pci.vf_count(paths, pf.address)
+        functions = [pf] if options.pf_only else pci.vfs(paths, pf.address)
+        own = {function.address for function in functions}
+        of_pods = [refusal for refusal in denied if refusal.device in own]
+        if of_pods:
+            listed = ", ".join(f"{refusal.device} as {refusal.resource}" for refusal in of_pods)
+            reasons.append(f"the kubelet gave {listed} of {master} to other pods")
         elif not possible:
-            told.append(f"{master} cannot have VFs")
-        elif not there:
-            told.append(f"{master} has no VFs: write a number to its sriov_numvfs")
+            reasons.append(f"{master} cannot have VFs")
+        elif not existing:
+            reasons.append(f"{master} has no VFs: write a number to its sriov_numvfs")
         else:
-            kind = "has vfio-pci's driver" if options.vfio_pci_mode else "has an interface's driver"
-            told.append(f"none of the {there} VFs of {master} {kind}")
-    return DeviceUnfit(f'"master": no device is free: {"; ".join(told)}', Code.TRY_AGAIN)
+            driver = "vfio-pci's driver" if options.vfio_pci_mode else "a network driver"
+            reasons.append(f"none of the {existing} VFs of {master} has {driver}")
+    return DeviceUnfit(f'"master": no device is free: {"; ".join(reasons)}', Code.TRY_AGAIN)
 
 
 def _no_master(master: str) -> str:
-    return f"{master} is no interface of a PCI or auxiliary device on the host"
+    return f"{master} is not an interface of a PCI or auxiliary device on the host"
 
 
 def missing(host: Rtnetlink, paths: Paths, options: SriovOptions) -> list[str]:
-    """What an ADD would lack on this node now, for STATUS: no VFs, a PF that is down."""
-    found: list[str] = []
+    """Why an ADD would fail on this node now, for STATUS; [] if it would not."""
+    reasons: list[str] = []
     if options.rdma_isolation:
         try:
             require_isolation()
         except DeviceUnfit as unfit:
-            found.append(unfit.message)
-    absent = [one for one in options.masters if pci.of_netdev(paths, one) is None]
+            reasons.append(unfit.message)
+    absent = [master for master in options.masters if pci.of_netdev(paths, master) is None]
     pfs = _pfs(paths, options)
     if options.device and not pfs:
-        found.append(f'there is no device "{options.device}" on this node')
+        reasons.append(f'there is no device "{options.device}" on this node')
     elif not pfs and not absent:
-        found.append("this node has no VFs: write a number to sriov_numvfs of a PF")
-    reasons = [f'"master": {_no_master(one)}' for one in absent]
-    reasons += [_unready(host, paths, pf, options) for pf in pfs]
-    if all(reasons):  # one that can is enough
-        found += reasons
-    return found
+        reasons.append("this node has no VFs: write a number to sriov_numvfs of a PF")
+    unready = [_unready(host, paths, pf, options) for pf in pfs]
+    if None not in unready:  # one usable PF is enough
+        reasons += [f'"master": {_no_master(master)}' for master in absent]
+        reasons += [reason for reason in unready if reason is not None]
+    return reasons
 
 
 def _pfs(paths: Paths, options: SriovOptions) -> list[str]:
-    """The PFs that count for STATUS, or the devices themselves where they are no VFs."""
+    """The PFs that count for STATUS, or the devices themselves if they are not VFs."""
     if options.masters:
         functions = [pci.of_netdev(paths, master) for master in options.masters]
         return [function.address for function in functions if function is not None]
@@ -182,14 +182,14 @@ def _pfs(paths: Paths, options: SriovOptions) -> list[str]:
     return sorted(address for address in every if pci.vf_count(paths, address)[0])
 
 
-def _unready(host: Rtnetlink, paths: Paths, pf: str, options: SriovOptions) -> str:
-    """Why a PF is of no use now, "" if it is."""
+def _unready(host: Rtnetlink, paths: Paths, pf: str, options: SriovOptions) -> str | None:
+    """Why a PF cannot be used now; None if it can."""
     if ":" not in pf or options.pf_only:
-        return ""
-    there, possible = pci.vf_count(paths, pf)
+        return None
+    existing, possible = pci.vf_count(paths, pf)
     if not possible:
         return f"{pf} cannot have VFs"
-    if not there:
+    if not existing:
         return f"the PF {pf} has no VFs: write a number to its sriov_numvfs"
     name = pci.pf_netdev(paths, pf)
     link = links.find(host, name) if name else None
@@ -197,4 +197,4 @@ def _unready(host: Rtnetlink, paths: Paths, pf: str, options: SriovOptions) -> s
         return f"the PF {pf} has no interface on the host"
     if not link.up:
         return f"the PF {name} is down: ip link set {name} up"
-    return ""
+    return None

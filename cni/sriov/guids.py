@@ -1,16 +1,14 @@
-"""The GUIDs of an InfiniBand VF: its driver reads them when it binds, so new ones take a binding.
+"""The GUIDs of an InfiniBand VF. Its driver reads them when it binds, so new ones need a rebind.
 
-Binding makes the interface and the RDMA device anew, with another index and maybe another uverbs
-number. A number that changes is an error: the container has had the node of the old one since the
-kubelet admitted the pod.
+Rebinding creates a new interface and a new RDMA device, with another index and possibly another
+uverbs number. Another number is an error, because the container has had the old device's node
+since the kubelet admitted the pod.
 """
-
-import time
 
 import msgspec
 
-from base import interrupts
 from base.paths import Paths
+from base.waiting import wait_until
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.sriov.binding import bind
@@ -22,28 +20,28 @@ from host.links import Link
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
 
-APPEARANCE = 5.0  # seconds for an interface that its driver makes anew
+APPEARANCE = 5.0  # seconds for the interface that a driver creates
 
 
 def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
-    """Whether the interface has another GUID than the PF has set for it now."""
+    """Whether the interface's GUID differs from the one that the PF has for it now."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
 
-def bind_anew(
+def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Bind a VF's driver anew for its GUID. Answers what there is then.
+    """Rebind a VF's driver, so that it reads its new GUID. Returns the new plan and record.
 
-    CNIError 100 that names both uverbs devices if it got another one.
+    Raises CNIError 100 with both uverbs devices if the VF gets another one.
     """
     link = plan.link
     if link is None:
         return plan, record
     before = [pci.uverbs_of(paths, name) for name in plan.function.rdma]
     bind(paths, plan.function.address, record.driver)
-    link = made_anew(host, plan.function.address, link, anywhere=True)
+    link = await_link(host, plan.function.address, link, same_index=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
         raise HostError(f"device {plan.function.address} has gone while its driver was bound")
@@ -51,22 +49,22 @@ def bind_anew(
     if before != after:
         raise CNIError(
             Code.KERNEL,
-            f"binding the driver of {function.address} anew for its GUID made {_listed(before)} "
-            f"{_listed(after)}, but the pod has the former: set the GUID on the host, before the "
-            "device plugin offers the VF",
+            f"rebinding the driver of {function.address} for its GUID changed {_listed(before)}, "
+            f"which the pod has, to {_listed(after)}: set the GUID on the host before the device "
+            "plugin offers the VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
-    verbs = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
+    moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
     return (
         msgspec.structs.replace(plan, function=function, link=link, rdma=devices),
-        msgspec.structs.replace(record, rdma=verbs),
+        msgspec.structs.replace(record, rdma=moved),
     )
 
 
-def give_back(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
-    """Once the PF has the old GUIDs again, give them to the VF's interface on the host, too.
+def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
+    """Rebind the VF's driver on the host, once the PF has the old GUIDs again.
 
-    Else the next pod would find the last one's on it.
+    Otherwise the interface would keep the last pod's GUID.
     """
     if record.before is None or record.applied is None or record.origin is None:
         return
@@ -75,33 +73,38 @@ def give_back(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -
     link = netdev_move.find(host, (record.origin.name,), record.origin, mark)
     if link is None or guid_of(link) != record.applied.port_guid:
         return
-    before = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    before = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     bind(paths, record.device, record.driver)
-    made_anew(host, record.device, link, anywhere=True)
-    after = [pci.uverbs_of(paths, name) for name in pci.verbs_of(paths, record.device)]
+    await_link(host, record.device, link, same_index=True)
+    after = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     if before != after:
         note(f"uverbs of {record.device}: {_listed(before)} became {_listed(after)}")
-    netdev_move.bring_back(host, None, record.origin.name, record.origin, mark)
+    netdev_move.restore(host, None, record.origin.name, record.origin, mark)
 
 
-def made_anew(host: Rtnetlink, address: str, old: Link, *, anywhere: bool = False) -> Link:
-    """The interface of a device that replaces `old` on the host, as soon as it is there."""
-    deadline = time.monotonic() + APPEARANCE
-    while True:
+def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
+    """Wait for the interface of a device on the host that replaces `old`.
+
+    It has another index than `old`; with `same_index` it may have the same. Raises HostError.
+    """
+
+    def appeared() -> Link | None:
         for link in links.every(host):
-            same = link.device == address and link.kind == old.kind and not link.parent
-            if same and (anywhere or link.index != old.index):
+            matches = link.device == address and link.kind == old.kind and not link.parent
+            if matches and (same_index or link.index != old.index):
                 return link
-        if time.monotonic() >= deadline:
-            raise HostError(f'"{old.name}" of device {address} did not come back to the host')
-        interrupts.checkpoint()
-        time.sleep(0.02)
+        return None
+
+    link = wait_until(appeared, APPEARANCE, longest_pause=0.02)
+    if link is None:
+        raise HostError(f'"{old.name}" of device {address} did not come back to the host')
+    return link
 
 
-def _devices_of(names: tuple[str, ...]) -> tuple[rdma.RdmaDevice, ...]:
+def _devices_of(names: tuple[str, ...]) -> tuple[rdma.NetlinkRdmaDevice, ...]:
     with rdma.rdma() as socket:
-        found = [rdma.find(socket, name) for name in names]
-    return tuple(device for device in found if device is not None)
+        devices = [rdma.find(socket, name) for name in names]
+    return tuple(device for device in devices if device is not None)
 
 
 def _listed(names: list[str]) -> str:

@@ -1,17 +1,15 @@
-"""The device in the pod: GUID, RDMA devices, interface, addresses. In the order the kernel needs.
+"""Puts a device into the pod: RDMA devices, interface, addresses, in the order the kernel needs.
 
-InfiniBand's RDMA device goes first, because with it the kernel makes the IPoIB interface anew, in
-the host's namespace. RoCE's goes last, when the interface that its GIDs are of is there.
+InfiniBand's RDMA device moves first, because the kernel then deletes its IPoIB interface and
+creates a new one on the host. RoCE's RDMA device moves last, after the interface that its GIDs
+come from.
 """
-
-import time
 
 import msgspec
 
-from base import interrupts
 from base.paths import Paths
-from cni.attachments import carrier
-from cni.attachments.requests import hops
+from base.waiting import wait_until
+from cni.attachments.results import hops
 from cni.spec.attachment import Attachment
 from cni.spec.result import Result
 from cni.sriov import guids, rdma_devices, settings, soft_roce
@@ -25,15 +23,15 @@ from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
 
-CARRIER_WAIT = 0.2  # seconds, for the announcement only: a VF's link may be down for good
-PATIENCE = 2.0  # seconds, as others have it (20 tries in sriov-cni)
+CARRIER_WAIT = 0.2  # seconds, only for the announcement: a VF's link may stay down
+MAC_TIME = 2.0  # seconds until a new address shows, as in sriov-cni (20 attempts)
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """What the pod got, for the result."""
+    """The properties of the device in the pod, for the result."""
 
-    mac: str  # "" where there is none to tell
-    mtu: int  # bytes, 0 as above
+    mac: str  # "" if unknown
+    mtu: int  # bytes, 0 if unknown
     bdf: str  # "" for an auxiliary device
 
 
@@ -47,45 +45,45 @@ def place(
     record: DeviceRecord,
     answer: Result,
 ) -> Placed:
-    """Move a device into the pod and make it work there. What fails is for the caller to undo."""
+    """Move a device into the pod and configure it there. The caller undoes this after a failure."""
     bdf = plan.function.address if ":" in plan.function.address else ""
     if plan.link is None:
-        return Placed(*_of_the_pf(host, paths, record), bdf)
+        return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf)
     link = plan.link
     if plan.infiniband and record.rdma:
         rdma_devices.move_in(record, namespace)
-        link = guids.made_anew(host, plan.function.address, link)
+        link = guids.await_link(host, plan.function.address, link)
     with soft_roce.same_numbers(paths, record):
-        soft_roce.take_off(paths, record, (link.name,))
+        soft_roce.delete(paths, record, (link.name,))
         mark = Mark(attachment.key)
         moved = netdev_move.move_in(
             host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
-        ready, given = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
+        ready, assigned = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
             rdma_devices.move_in(record, namespace)
-        soft_roce.put_on(record, ready.name, namespace)
-    if given:
-        ready = carrier.awaited(pod, ready, CARRIER_WAIT)
+        soft_roce.restore(record, ready.name, namespace)
+    if assigned:
+        ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         if ready.carrier:
-            announce.announce(namespace, ready, given)
+            announce.announce(namespace, ready, assigned)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
 
 
 def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
-    """Addresses and routes of an IPAM plugin that needed the interface to get them (dhcp)."""
+    """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
-    ready, given = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
+    ready, assigned = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
     add_routes(pod, ready, hops(answer))
     if ready.carrier:
-        announce.announce(namespace, ready, given)
+        announce.announce(namespace, ready, assigned)
 
 
-def _of_the_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
-    """Address and MTU of a VF that a program's own driver has: what its PF says."""
+def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
+    """Address and MTU of a VF with a userspace driver, as its PF reports them."""
     if not record.pf or record.applied is None:
         return "", 0
     with settings.pf_of(paths, host, record.pf) as pf:
@@ -95,20 +93,23 @@ def _of_the_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Drivers pass an address on to their PF: it may show only after a while, or never."""
+    """Set the address that was asked for and wait until the interface has it.
+
+    A VF's driver passes the address to its PF, which takes a while and may fail.
+    """
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        now = links.by_index(pod, moved.index)
-        if now is None:
+    now = moved
+
+    def has_address() -> bool:
+        nonlocal now
+        link = links.by_index(pod, moved.index)
+        if link is None:
             raise LinkMissing(f'"{moved.name}" has gone from the pod while it was configured')
-        if now.mac == record.mac:
-            return now
-        if time.monotonic() >= deadline:
-            raise HostError(
-                f'"{moved.name}" still has address {now.mac} after {record.mac} was set'
-            )
-        interrupts.checkpoint()
-        time.sleep(0.02)
+        now = link
+        return now.mac == record.mac
+
+    if not wait_until(has_address, MAC_TIME, longest_pause=0.02):
+        raise HostError(f'"{moved.name}" still has address {now.mac} after {record.mac} was set')
+    return now

@@ -1,7 +1,7 @@
-"""What a network configuration of type `sriov` may say, checked before anything is touched.
+"""Reads and checks a network configuration of type `sriov`.
 
-The keys are those of sriov-cni, of ib-sriov-cni and, for `master` and `pfOnly`, of their common
-ancestor. null is as good as not given. What is not given stays as it is on the device.
+The keys are those of sriov-cni and ib-sriov-cni; `master` and `pfOnly` come from their common
+ancestor. null means that a key is not set. What is not set stays as it is on the device.
 """
 
 from typing import Annotated, Any
@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from cni.attachments import pkeys
-from cni.spec import arguments, config, limits
+from base.pod import Pod
+from base.types import Bdf, DeviceId, PKey
+from cni.spec import config, limits
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -18,7 +19,7 @@ from cni.sriov import values
 from cni.sriov.values import CNI_ARGS_MAC, Vlan, WrittenValue, wrong
 from host import pci
 
-# ib-kubernetes puts this into a pod's args.cni once the subnet manager knows its GUID.
+# ib-kubernetes sets this in a pod's args.cni once the subnet manager knows the pod's GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
 
 _ETHERNET_KEYS = ("vlan", "vlanQoS", "vlanProto", "spoofchk")
@@ -30,7 +31,7 @@ class _SriovIpam(msgspec.Struct):
 
 
 class _SriovArguments(msgspec.Struct):
-    cni: dict[str, Any] | None = None  # others' values may be of any type
+    cni: dict[str, Any] | None = None  # keys of other programs may have values of any type
 
 
 class _SriovRuntimeConfig(msgspec.Struct):
@@ -40,7 +41,7 @@ class _SriovRuntimeConfig(msgspec.Struct):
 
 
 class _SriovConfig(msgspec.Struct, kw_only=True):
-    """The JSON as users write it; `Options` is what it means."""
+    """The JSON as users write it. `SriovOptions` has the checked values."""
 
     deviceID: str | None = None
     pciBusID: str | None = None
@@ -71,8 +72,9 @@ class _SriovConfig(msgspec.Struct, kw_only=True):
     args: _SriovArguments | None = None
 
 
-# logLevel and logFile are sriov-cni's, without effect: the log and its level are the agent's.
-# The runtime's own keys are nobody's to misspell: a vendor's "tags" is not meant to be "args".
+# logLevel and logFile are sriov-cni's and have no effect here: the agent has its own log level.
+# Runtimes write "args" and "runtimeConfig", so other keys that look like them, such as a vendor's
+# "tags", are not misspellings.
 KNOWN = frozenset(
     {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_SriovConfig))}
     - {"args", "runtimeConfig"}
@@ -80,14 +82,14 @@ KNOWN = frozenset(
 
 
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None and "" leave what they are about untouched."""
+    """A valid configuration. None and "" leave a setting unchanged."""
 
-    device: str  # canonical BDF or an auxiliary device's name, "" if it is to be chosen
-    device_key: str  # where the configuration has that: "deviceID"; "" if it is to be chosen
-    device_id: str  # as the kubelet has it, if that is no address: "0" of a pool of mode "all"
-    masters: tuple[str, ...]  # PF netdevs, of which a free VF is taken; () if a device is given
-    pf_only: bool  # the PF itself
-    match_device: bool  # it must be a device of the pod, if the pod was given any HCA
+    device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
+    device_key: str  # the key that names the device: "deviceID"; "" if none does
+    device_id: DeviceId  # the kubelet's id if that is not an address: "0" of a pool of mode "all"
+    masters: tuple[str, ...]  # PF netdevs whose free VFs may be used; () if a device is named
+    pf_only: bool  # attach the PF itself
+    match_device: bool  # the device must be one of the pod's, if the pod has any HCA
     vlan: Vlan | None
     mac: str  # lower case
     spoofchk: bool | None
@@ -96,48 +98,42 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_tx_rate: int | None  # Mbit/s
     max_tx_rate: int | None  # Mbit/s, 0 is no limit
     guid: str  # "00:11:22:33:44:55:66:77", lower case
-    pkey: int | None  # as written: to be found in the port's table, which only the SM fills
+    pkey: PKey | None  # must be in the port's table, which only the subnet manager fills
     rdma_isolation: bool
-    vfio_pci_mode: bool | None  # None: as the device is
+    vfio_pci_mode: bool | None  # None: accept either driver
     mtu: int | None
     allmulti: bool | None
     promisc: bool | None
-    ipam_type: str  # "" is an interface without addresses
+    ipam_type: str  # "" for an interface without addresses
     dns: DNS
-    pod: arguments.Pod
+    pod: Pod
 
 
 def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys that are ours but for upper and lower case, which Go's decoder does not tell apart."""
+    """Keys with the case that they have here: Go's decoder, and so sriov-cni, ignores case."""
     ours = {key.lower(): key for key in sorted(KNOWN)}
     folded = {ours.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN}
     return folded | {key: value for key, value in keys.items() if key in KNOWN}
 
 
-class _OnlyDevice(msgspec.Struct):
-    deviceID: str | None = None
-    pciBusID: str | None = None
-    runtimeConfig: _SriovRuntimeConfig | None = None
-
-
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy.
+    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, with key and remedy.
 
-    A STATUS is about no pod, so it `needs_device` not: nobody has chosen one yet.
+    STATUS passes `needs_device=False`: no device is chosen without a pod.
     """
-    keys = _in_our_case(config.decode(request.config, dict[str, Any]))
-    config.refuse_misspelt(keys, KNOWN)
-    written = config.convert(keys, _SriovConfig, "$")
-    pairs = arguments.parse(request.args, ("IP", "GATEWAY", "MAC"))
-    device, device_id = _device(written)
+    network = msgspec.structs.replace(request.config, keys=_in_our_case(request.config.keys))
+    config.refuse_misspelt(network.keys, KNOWN)
+    written = config.convert(network.keys, _SriovConfig)
+    ids = network.device_ids()
+    device, device_id = _device(ids)
     masters = values.masters(written.master)
-    pod = arguments.pod_of(pairs)
+    pod = request.arguments.pod
     if device_id and not pod.name:
-        raise no_such_device(device_id, _place_of(written, device_id))
+        raise no_such_device(device_id, next(path for path in ids if ids[path] == device_id))
     if needs_device and not device and not masters and not pod.name:
         raise no_device()
-    mac = _given_mac(written, pairs)
-    guid = _given_guid(written)
+    mac = _mac(written, request)
+    guid = _guid(written)
     vlan = values.vlan(written.vlan, written.vlanQoS, written.vlanProto)
     _refuse_vf_options_of_a_pf(written, mac, guid)
     _refuse_mixture(written, mac, guid)
@@ -147,7 +143,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     min_tx_rate, max_tx_rate = values.rates(written.min_tx_rate, written.max_tx_rate)
     return SriovOptions(
         device=device,
-        device_key=next(iter(_device_ids(written)), ""),
+        device_key=next(iter(ids), ""),
         device_id=device_id,
         masters=() if device or device_id else masters,
         pf_only=bool(written.pfOnly),
@@ -160,7 +156,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
         min_tx_rate=min_tx_rate,
         max_tx_rate=max_tx_rate,
         guid=values.guid(guid),
-        pkey=pkeys.read(written.pkey),
+        pkey=config.pkey(written.pkey),
         rdma_isolation=bool(written.rdmaIsolation),
         vfio_pci_mode=written.vfioPciMode,
         mtu=values.mtu(written.mtu),
@@ -172,90 +168,74 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     )
 
 
-def device_of(request: Request) -> str:
-    """Only the device, for a DEL that must work with whatever configuration it gets."""
+def device_of(request: Request) -> Bdf:
+    """Only the device, for a DEL, which must work with any configuration; "" if none is named."""
     try:
-        return _device(msgspec.json.decode(request.config, type=_OnlyDevice))[0]
-    except (msgspec.MsgspecError, CNIError):
-        return ""
+        return _device(request.config.device_ids())[0]
+    except CNIError:
+        return Bdf("")
 
 
-def _device(written: _SriovConfig | _OnlyDevice) -> tuple[str, str]:
-    """The address that is given, and a device id that is none: one of the two is ""."""
-    given = _device_ids(written)
-    if given and len(set(given.values())) == 1:
-        device_id = next(iter(given.values()))
+def _device(by_key: dict[str, DeviceId]) -> tuple[Bdf, DeviceId]:
+    """The device's address, or a device id that is not an address. The other one is ""."""
+    if by_key and len(set(by_key.values())) == 1:
+        device_id = next(iter(by_key.values()))
         address = _address(device_id)
-        return ("", device_id) if address is None else (address, "")
-    chosen, place = "", ""
-    for key, text in given.items():
+        return (Bdf(""), device_id) if address is None else (address, DeviceId(""))
+    first, first_key = Bdf(""), ""
+    for key, text in by_key.items():
         address = _address(text)
         if address is None:
             raise no_such_device(text, key)
-        if chosen and address != chosen:
+        if first and address != first:
             raise invalid_config(
-                f'"{place}" is {chosen}, but "{key}" is {address}: they must name the same '
+                f'"{first_key}" is {first}, but "{key}" is {address}: they must name the same '
                 "device, or leave one out"
             )
-        chosen, place = chosen or address, place or key
-    return chosen, ""
+        first, first_key = first or address, first_key or key
+    return first, DeviceId("")
 
 
-def _address(device_id: str) -> str | None:
-    """The device that an id names, or of which it is a slot of a shared pool: "0000:af:06.0-3"."""
+def _address(device_id: str) -> Bdf | None:
+    """The device of an id, which may be a slot of a shared pool: "0000:af:06.0-3"."""
     return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
 
 
-def _device_ids(written: _SriovConfig | _OnlyDevice) -> dict[str, str]:
-    """The device id at each place where Multus puts it."""
-    runtime = written.runtimeConfig or _SriovRuntimeConfig()
-    places = {
-        "deviceID": written.deviceID,
-        "runtimeConfig.deviceID": runtime.deviceID,
-        "pciBusID": written.pciBusID,
-    }
-    return {place: text for place, text in places.items() if text}
-
-
-def _place_of(written: _SriovConfig, device_id: str) -> str:
-    return next(key for key, text in _device_ids(written).items() if text == device_id)
-
-
-def no_such_device(device_id: str, place: str = "deviceID") -> CNIError:
-    """The error for a device id that is no address and that the pod does not hold."""
+def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
+    """The error for a device id that is not an address and not one of the pod's."""
     return invalid_config(
-        f'"{place}": "{device_id}" is no device: give a PCI address such as "0000:af:06.0", '
+        f'"{key}": "{device_id}" is not a device: give a PCI address such as "0000:af:06.0", '
         'or the name of an auxiliary device such as "mlx5_core.sf.6"'
     )
 
 
 def no_device() -> CNIError:
-    """The error for an attachment that nobody has chosen a device for."""
+    """The error for an attachment without a device."""
     return invalid_config(
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
         'Without a device plugin, set "master" to the PF\'s interface (such as "enp175s0f1"), '
-        "or to a list of them: a free VF is taken"
+        "or to a list of them, and a free VF is used"
     )
 
 
-def _given_mac(written: _SriovConfig, pairs: dict[str, str]) -> WrittenValue:
-    """Where the MAC comes from: the runtime before CNI_ARGS, those before the configuration."""
-    mac, upper = written.mac, written.upper_mac  # sriov-cni reads the key in any case
+def _mac(written: _SriovConfig, request: Request) -> WrittenValue:
+    """The MAC: runtimeConfig takes precedence over CNI_ARGS, and those over the configuration."""
+    mac, upper = written.mac, written.upper_mac  # sriov-cni ignores the key's case
     if mac and upper and mac.lower() != upper.lower():
         raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
     return _first(
         WrittenValue(
             '"runtimeConfig.mac"', (written.runtimeConfig or _SriovRuntimeConfig()).mac or ""
         ),
-        WrittenValue(CNI_ARGS_MAC, pairs.get("MAC", "")),
+        WrittenValue(CNI_ARGS_MAC, request.arguments.mac),
         WrittenValue('"args.cni.mac"', _cni_argument(written, "mac")),
         WrittenValue('"mac"', mac or ""),
         WrittenValue('"MAC"', upper or ""),
     )
 
 
-def _given_guid(written: _SriovConfig) -> WrittenValue:
+def _guid(written: _SriovConfig) -> WrittenValue:
     runtime = written.runtimeConfig or _SriovRuntimeConfig()
     return _first(
         WrittenValue('"runtimeConfig.infinibandGUID"', runtime.infinibandGUID or ""),
@@ -264,8 +244,8 @@ def _given_guid(written: _SriovConfig) -> WrittenValue:
     )
 
 
-def _first(*places: WrittenValue) -> WrittenValue:
-    return next((given for given in places if given.value), WrittenValue("", ""))
+def _first(*candidates: WrittenValue) -> WrittenValue:
+    return next((written for written in candidates if written.value), WrittenValue("", ""))
 
 
 def _cni_argument(written: _SriovConfig, key: str) -> str:
@@ -278,15 +258,15 @@ def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
 
 
 def _ipam_type(written: _SriovConfig, guid: WrittenValue) -> str:
-    named = (written.ipam.type if written.ipam else "") or ""
+    ipam_type = (written.ipam.type if written.ipam else "") or ""
     infiniband = _infiniband(written, guid)
-    if named == "dhcp" and infiniband:
+    if ipam_type == "dhcp" and infiniband:
         raise invalid_config(
             f'"ipam.type": dhcp cannot serve InfiniBand, which {infiniband[0]} asks for (a client '
             "needs an identifier, RFC 4390, which the dhcp plugin does not send): use "
             '"podfabric-ipam", "host-local" or "static"'
         )
-    return named
+    return ipam_type
 
 
 def _refuse_vf_options_of_a_pf(
@@ -294,30 +274,30 @@ def _refuse_vf_options_of_a_pf(
 ) -> None:
     if not written.pfOnly:
         return
-    for place in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.place, guid.place):
-        if place:
+    for key in (*_set(written, _ETHERNET_KEYS + _VF_KEYS), mac.key, guid.key):
+        if key:
             raise wrong(
-                place, 'a VF has that, but "pfOnly" asks for the PF itself: remove one of them'
+                key, 'this is an option of VFs, but "pfOnly" asks for the PF: remove one of them'
             )
 
 
 def _refuse_mixture(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> None:
-    ethernet = ([mac.place] if mac.place else []) + _set(written, _ETHERNET_KEYS)
+    ethernet = ([mac.key] if mac.key else []) + _set(written, _ETHERNET_KEYS)
     infiniband = _infiniband(written, guid)
     if ethernet and infiniband:
         raise wrong(
             ethernet[0],
-            f"that is of Ethernet, but {infiniband[0]} is of InfiniBand, and no device has both: "
-            "remove one of them",
+            f"this is an Ethernet option, and {infiniband[0]} is an InfiniBand option: remove one "
+            "of them, no device has both",
         )
 
 
 def _refuse_netdev_options_without_netdev(written: _SriovConfig) -> None:
     if written.vfioPciMode:
-        for place in _set(written, ("mtu", "allmulti", "promisc")):
+        for key in _set(written, ("mtu", "allmulti", "promisc")):
             raise wrong(
-                place,
-                'that is of an interface, and with "vfioPciMode" there is none: remove one of them',
+                key,
+                'this is an option of interfaces, and "vfioPciMode" has none: remove one of them',
             )
 
 
@@ -328,20 +308,20 @@ def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
         raise invalid_config(
             f'"ibKubernetesEnabled": "args.cni" has no "{IB_KUBERNETES_KEY}": '
             f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager knows the '
-            "pod's GUID: see whether it runs, and its log"
+            "pod's GUID: check that it runs, and read its log"
         )
     if not guid.value and not written.pfOnly:
         raise invalid_config(
             '"ibKubernetesEnabled": ib-kubernetes gave no GUID, neither in '
-            '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": see its log'
+            '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": read its log'
         )
 
 
 def _infiniband(written: _SriovConfig, guid: WrittenValue) -> list[str]:
-    """What is given that only InfiniBand has, as an error names it."""
-    return ([guid.place] if guid.place else []) + _set(written, ("pkey",))
+    """The keys that are set and only apply to InfiniBand, as errors name them."""
+    return ([guid.key] if guid.key else []) + _set(written, ("pkey",))
 
 
 def _set(written: _SriovConfig, keys: tuple[str, ...]) -> list[str]:
-    """Those of `keys` that are given, as an error names them."""
+    """Those of `keys` that are set, as errors name them."""
     return [f'"{key}"' for key in keys if getattr(written, key) not in (None, "")]

@@ -1,4 +1,4 @@
-"""What a device is before an ADD, and every reason why it cannot do what was asked for.
+"""Examines a device before an ADD, and refuses one that cannot do what the options ask for.
 
 Nothing is changed here.
 """
@@ -16,10 +16,10 @@ from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
 from host.pci import Function
-from host.rdma import RdmaDevice
+from host.rdma import NetlinkRdmaDevice
 from host.vfs import VF
 
-SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by the protocol, which is all that the kernel tells
+SOFT_KINDS = {"roce": "rxe", "iw": "siw"}  # by protocol: the kernel does not report the kind
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 _ASK_THE_KUBELET = (
     'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
@@ -28,17 +28,17 @@ _ASK_THE_KUBELET = (
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as it is before an ADD, which can do what was asked for."""
+    """A device before an ADD, which can do what the options ask for."""
 
     function: Function
-    link: Link | None  # its interface on the host; None if a program's own driver has it
-    vf: VF | None  # what its PF shows of it; None if it is no VF
-    rdma: tuple[RdmaDevice, ...] = ()  # to be moved with it
-    soft: tuple[RdmaDevice, ...] = ()  # Soft-RoCE, to be made anew wherever it goes
+    link: Link | None  # its interface on the host; None with a userspace driver
+    vf: VF | None  # its settings at the PF; None if it is not a VF
+    rdma: tuple[NetlinkRdmaDevice, ...] = ()  # to be moved with it
+    soft: tuple[NetlinkRdmaDevice, ...] = ()  # Soft-RoCE, to be created again after the move
 
     @property
     def infiniband(self) -> bool:
-        """The link layer is InfiniBand."""
+        """Whether the link layer is InfiniBand."""
         return self.link is not None and self.link.link_type == ARPHRD_INFINIBAND
 
 
@@ -50,7 +50,7 @@ class DeviceUnfit(CNIError):
 
 
 def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) -> DevicePlan:
-    """What the device at `address` is, seen to be able to do what `options` ask. Raises Unfit."""
+    """The device at `address`, checked against `options`. Raises DeviceUnfit, HostError."""
     function = pci.find(paths, address)
     if function is None:
         raise DeviceUnfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
@@ -59,16 +59,16 @@ def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) 
     if link is not None:
         _require_unused(host, paths, link, options)
     vf = _vf(host, paths, function, link) if function.is_vf else None
-    found = DevicePlan(function=function, link=link, vf=vf)
-    _require_link_layer(found, options)
-    return _with_rdma_devices(paths, found, options)
+    plan = DevicePlan(function=function, link=link, vf=vf)
+    _require_link_layer(plan, options)
+    return _with_rdma_devices(paths, plan, options)
 
 
 def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
-    """The interface of a device on the host. Raises Unfit where it has none."""
+    """The interface of a device on the host. Raises DeviceUnfit if it has none."""
     names: Sequence[str] = function.netdevs
     if not function.is_vf and ":" in function.address:
-        # A PF in switchdev mode has its VFs' and SFs' representors beside its own.
+        # A PF in switchdev mode also lists the representors of its VFs and SFs.
         names = [name] if (name := pci.pf_netdev(paths, function.address)) else []
     for name in names:
         link = links.find(host, name)
@@ -80,15 +80,15 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
         )
     raise DeviceUnfit(
         f"device {function.address} (driver {function.driver}) has no interface on the host: "
-        "either it is in another network namespace, or its driver makes none",
+        "it is in another network namespace, or its driver creates none",
         Code.TRY_AGAIN,
     )
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: SriovOptions) -> None:
-    """The host's own interfaces are no pod's: those of a bond or bridge, and PFs with addresses.
+    """Refuse interfaces that the host uses: in a bond or bridge, or with an address.
 
-    A VF that was named by the device plugin may have an address that some service gave it.
+    A VF from the device plugin may have an address that some service has added.
     """
     if master := sysfs.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
@@ -106,7 +106,7 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link, options: SriovOpt
 
 
 def guid_of(link: Link) -> str:
-    """An InfiniBand interface's port GUID: the last 8 of its address' 20 bytes."""
+    """An InfiniBand interface's port GUID: the last 8 of the 20 bytes of its address."""
     return link.mac[-23:]
 
 
@@ -122,7 +122,7 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
             )
     elif not function.is_vf and ":" in address:
         raise DeviceUnfit(
-            f'device {address} is no VF: set "pfOnly": true if the whole PF is to go into the pod'
+            f'device {address} is not a VF: set "pfOnly": true to move the whole PF into the pod'
         )
     if options.vfio_pci_mode is True and not function.userspace:
         raise DeviceUnfit(
@@ -130,27 +130,28 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
             f'"{function.driver}": bind it to vfio-pci first'
         )
     if not function.is_vf:
-        given = [name for name, value in _of_the_pf(options).items() if value not in (None, "")]
-        if given:
-            raise DeviceUnfit(
-                f'"{given[0]}": device {address} is no VF, and only a PF sets that for its VF: '
-                "remove it"
-            )
+        for name, value in _vf_options(options).items():
+            if value not in (None, ""):
+                raise DeviceUnfit(
+                    f'"{name}": device {address} is not a VF, and this is an option of VFs: '
+                    "remove it"
+                )
     if function.userspace:
-        of_interfaces = {
+        netdev_options = {
             "mtu": options.mtu,
             "allmulti": options.allmulti,
             "promisc": options.promisc,
         }
-        for name, value in of_interfaces.items():
+        for name, value in netdev_options.items():
             if value is not None:
                 raise DeviceUnfit(
-                    f'"{name}": device {address} has driver {function.driver}, so there is no '
-                    "interface to set it on: remove it"
+                    f'"{name}": device {address} has driver {function.driver} and so no '
+                    "interface: remove it"
                 )
 
 
-def _of_the_pf(options: SriovOptions) -> dict[str, object]:
+def _vf_options(options: SriovOptions) -> dict[str, object]:
+    """Options that the PF sets for its VF, by key."""
     return {
         "vlan": options.vlan,
         "spoofchk": options.spoofchk,
@@ -170,7 +171,7 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
     with settings.pf_of(paths, host, function.pf) as pf:
         vf = vfs.read(host, pf, function.index)
     if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
-        # Not reported by this kernel or driver: the interface has what was set last.
+        # This kernel or driver does not report GUIDs: the interface has the last one set.
         guid = guid_of(link)
         if guid not in NO_GUIDS:
             vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
@@ -200,8 +201,8 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         return
     if link.link_type != ARPHRD_ETHER:
         raise DeviceUnfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
-    for name, given in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
-        if given:
+    for name, is_set in (("guid", bool(options.guid)), ("pkey", options.pkey is not None)):
+        if is_set:
             raise DeviceUnfit(
                 f'"{name}": the link layer of device {address} is Ethernet, which has none: '
                 "remove it"
@@ -216,31 +217,31 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
             raise DeviceUnfit(
                 f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
                 "module, or leave the option out",
-                Code.TRY_AGAIN,  # it may be on its way back from a pod
+                Code.TRY_AGAIN,  # it may be returning from a pod
             )
     if not names:
         return plan
     with rdma.rdma() as socket:
-        there = {device.name: device for device in rdma.devices(socket)}
-    found = [there[name] for name in names if name in there]
-    soft = tuple(device for device in found if pci.is_software(paths, device.name))
+        visible = {device.name: device for device in rdma.devices(socket)}
+    devices = [visible[name] for name in names if name in visible]
+    soft = tuple(device for device in devices if pci.is_software(paths, device.name))
     if not options.rdma_isolation:
-        known = tuple(device for device in soft if device.protocol in SOFT_KINDS)
-        return msgspec.structs.replace(plan, soft=known)
+        creatable = tuple(device for device in soft if device.protocol in SOFT_KINDS)
+        return msgspec.structs.replace(plan, soft=creatable)
     for name in names:
-        if name not in there:
+        if name not in visible:
             raise DeviceUnfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
     if soft:
         raise DeviceUnfit(
-            f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software, which the '
-            "kernel destroys with its interface's move and cannot give to a pod: leave the option "
-            "out, or delete it"
+            f'"rdmaIsolation": RDMA device {soft[0].name} of {address} is software: the kernel '
+            "destroys it when its interface moves, and a new one cannot belong to a pod: leave the "
+            "option out, or delete the device"
         )
-    return msgspec.structs.replace(plan, rdma=tuple(found))
+    return msgspec.structs.replace(plan, rdma=tuple(devices))
 
 
 def require_isolation() -> None:
-    """Raise Unfit unless RDMA devices can belong to one network namespace."""
+    """Raise DeviceUnfit unless the RDMA subsystem is in exclusive mode."""
     try:
         with rdma.rdma() as socket:
             mode = rdma.mode(socket)

@@ -1,37 +1,36 @@
-"""RDMA devices that go with an interface: into the pod, and home again under their names.
+"""Moves RDMA devices of an interface into the pod, and restores them on the host.
 
-Which devices are a function's, sysfs tells by their uverbs devices, in whichever namespace they
-are and whatever a pod has called them. An index may be another HCA's by now: a driver that is
-bound anew makes a new device.
+The RDMA devices of a function are found by their uverbs devices, which are visible in every
+namespace, so a move or another name does not matter. An index does not identify a device for
+long: binding a driver creates a new device, and another HCA's may get the index.
 """
 
-import time
 from collections.abc import Sequence
 
-from base import interrupts
 from base.paths import Paths
+from base.waiting import wait_until
 from cni.attachments.results import differs
 from cni.sriov.record import DeviceRecord, MovedRdmaDevice
 from host import pci, rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 
-ARRIVAL = 5.0  # seconds: while it is moved, a device is in no namespace
+ARRIVAL = 5.0  # seconds; while it moves, a device is in no namespace
 
 
 def move_in(record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod, and wait for them there."""
-    for verbs in record.rdma:
+    """Move the devices from the host into the pod, and wait until they are there."""
+    for moved in record.rdma:
         with rdma.rdma() as host:
-            device = rdma.by_index(host, verbs.index)
-            if device is None or device.name != verbs.name:
-                raise HostError(f"RDMA device {verbs.name} has gone from the host")
+            device = rdma.by_index(host, moved.index)
+            if device is None or device.name != moved.name:
+                raise HostError(f"RDMA device {moved.name} has gone from the host")
             rdma.move(host, device, namespace)
-        _await(verbs, namespace)
+        _await(moved, namespace)
 
 
 def are_in(namespace: NetworkNamespace, record: DeviceRecord) -> bool:
-    """Whether all devices of the record are in the pod."""
+    """Whether all devices in the record are in the pod."""
     return not _missing(namespace, record)
 
 
@@ -45,55 +44,55 @@ def _missing(namespace: NetworkNamespace, record: DeviceRecord) -> list[str]:
     if not record.rdma:
         return []
     with rdma.rdma(namespace) as pod:
-        return [one.name for one in record.rdma if rdma.by_index(pod, one.index) is None]
+        return [moved.name for moved in record.rdma if rdma.by_index(pod, moved.index) is None]
 
 
-def brought_home(
-    paths: Paths, record: DeviceRecord, places: Sequence[NetworkNamespace], seconds: float
+def restore(
+    paths: Paths, record: DeviceRecord, namespaces: Sequence[NetworkNamespace], seconds: float
 ) -> bool:
-    """Bring the devices from these namespaces to the host, or wait for a dying one to do it."""
-    deadline = time.monotonic() + seconds
-    while not _are_home(paths, record):
-        for place in places:
-            send_home(paths, record, place)
-        if time.monotonic() >= deadline:
-            return _are_home(paths, record)
-        interrupts.checkpoint()
-        time.sleep(0.02)
-    return True
+    """Move the function's RDMA devices from these namespaces to the host, under their old names.
+
+    Without namespaces this waits until a dying namespace returns them. Returns False if the host
+    does not have all of them after `seconds`.
+    """
+
+    def is_restored() -> bool:
+        if _are_on_host(paths, record):
+            return True
+        for namespace in namespaces:
+            move_out(paths, record, namespace)
+        return bool(namespaces) and _are_on_host(paths, record)
+
+    return wait_until(is_restored, seconds, longest_pause=0.02)
 
 
-def send_home(paths: Paths, record: DeviceRecord, place: NetworkNamespace) -> None:
-    """Move the function's devices out of a namespace, if it has any."""
-    names = pci.verbs_of(paths, record.device)
-    with rdma.rdma(place) as pod:
+def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
+    """Move the function's RDMA devices that are in the namespace to the host."""
+    names = pci.rdma_of(paths, record.device)
+    with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
                 with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
-                    if home.identity != place.identity:
+                    if home.identity != namespace.identity:
                         rdma.move(pod, device, home)
 
 
-def _are_home(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the host has all devices of the function, from now on under their old names."""
-    names = pci.verbs_of(paths, record.device)
+def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
+    """Whether the host has all RDMA devices of the function. If so, restore their names."""
+    names = pci.rdma_of(paths, record.device)
     with rdma.rdma() as host:
-        here = {device.name: device for device in rdma.devices(host)}
-        if not here.keys() >= set(names):
+        on_host = {device.name: device for device in rdma.devices(host)}
+        if not on_host.keys() >= set(names):
             return False
-        for verbs in record.rdma:
-            renamed = [one for one in names if here[one].index == verbs.index]
-            if verbs.name not in names and renamed:
-                rdma.rename(host, here[renamed[0]], verbs.name)
-    # None at all: the driver or its RDMA module has gone, and the devices with it.
+        for moved in record.rdma:
+            renamed = [name for name in names if on_host[name].index == moved.index]
+            if moved.name not in names and renamed:
+                rdma.rename(host, on_host[renamed[0]], moved.name)
+    # True also if the function has none: its driver or RDMA module was unloaded.
     return True
 
 
-def _await(verbs: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
-    deadline = time.monotonic() + ARRIVAL
+def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
     with rdma.rdma(namespace) as pod:
-        while rdma.by_index(pod, verbs.index) is None:
-            if time.monotonic() >= deadline:
-                raise HostError(f"RDMA device {verbs.name} did not arrive in the pod")
-            interrupts.checkpoint()
-            time.sleep(0.005)
+        if not wait_until(lambda: rdma.by_index(pod, moved.index), ARRIVAL, 0.005, 0.01):
+            raise HostError(f"RDMA device {moved.name} did not arrive in the pod")

@@ -1,43 +1,42 @@
-"""What the journal keeps of a device: how it was, what an ADD was to make of it."""
+"""What the journal keeps of a device: its state before the ADD, and what the ADD sets."""
 
 import msgspec
 
-from cni.spec.attachment import Attachment
 from cni.sriov import settings
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import SOFT_KINDS, DevicePlan
 from host import links
-from host.netdev_move import ALIAS_PREFIX, MODES, Mark, Origin, origin_of
+from host.netdev_move import ALIAS_PREFIX, MODES, Origin, origin_of
 from host.vfs import VF
 
 
 class MovedRdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device that goes with the interface."""
+    """An RDMA device that moves with the interface."""
 
     index: int
     name: str
 
 
 class SoftRdmaDevice(msgspec.Struct, frozen=True):
-    """A software RDMA device on the interface, which is made anew wherever that goes."""
+    """A software RDMA device on the interface, made again wherever the interface goes."""
 
     kind: str  # "rxe", "siw"
     name: str
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Enough to find the device and to make it what it was."""
+    """Enough to find the device and to restore it."""
 
     device: str
     driver: str
     pf: str = ""  # address of the PF whose VF this is
     above: str = ""  # address of the PCI function whose scalable function this is
-    origin: Origin | None = None  # the interface on the host, if there is one
+    origin: Origin | None = None  # the interface as it was on the host, if it has one
     before: VF | None = None
     applied: VF | None = None
-    mac: str = ""  # what its own address was set to
+    mac: str = ""  # the address that the ADD sets on the interface
     mtu: int = 0
-    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: set, among those asked for
+    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: on, among those configured
     infiniband: bool = False
     pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
     rdma: tuple[MovedRdmaDevice, ...] = ()
@@ -45,25 +44,25 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment(self) -> str:
-        """The link that the device is on: its PF's, and the VLAN or the partition there."""
+        """The link that the device is on: its PF's, with the VLAN or the P_Key."""
         pf = self.pf or self.above or self.device
         if self.pkey is not None:
-            return f"{pf} {self.pkey | 0x8000:#06x}"  # both members of a partition
+            return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
         vlan = self.applied.vlan if self.applied is not None else 0
         return f"{pf} vlan {vlan}" if vlan else pf
 
 
 def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
-    """The record of an ADD before it has changed anything."""
+    """The record of an ADD that has changed nothing yet."""
     function = plan.function
     on = among = 0
-    for flag, given in (
+    for flag, wanted in (
         (links.IFF_PROMISC, options.promisc),
         (links.IFF_ALLMULTI, options.allmulti),
     ):
-        if given is not None:
+        if wanted is not None:
             among |= flag
-            on |= flag if given else 0
+            on |= flag if wanted else 0
     return DeviceRecord(
         device=function.address,
         driver=function.driver,
@@ -85,19 +84,14 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """What the interface is to be again. Not what an attachment that nobody knows made of it."""
+    """The interface as DEL restores it; an alias of ours is a leftover of a lost attachment."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)
     if origin.alias.startswith(ALIAS_PREFIX):
         origin = msgspec.structs.replace(origin, alias="")
     if plan.vf is not None and not plan.infiniband and plan.vf.mac != settings.NO_MAC:
-        # An address that the PF has set is the VF's, at the latest when its driver is reset; and
-        # a VF that is not trusted may have no other.
+        # The address that the PF has set becomes the VF's when its driver is reset, and a VF that
+        # is not trusted can have no other.
         origin = msgspec.structs.replace(origin, mac=plan.vf.mac)
     return origin
-
-
-def mark_of(attachment: Attachment) -> Mark:
-    """What an attachment's interface is known by."""
-    return Mark(attachment.key)

@@ -1,8 +1,8 @@
-"""Giving a device back whose journal file is lost or damaged: what the device shows must do.
+"""Restores a device whose journal file is lost or damaged, from what the device shows.
 
-Its name on the host, and what its PF had set before, are not known then. The interface gets a
-name of the kernel's and the address that the hardware has of its own; of the PF's settings those
-that the request's configuration sets go to what a new VF has.
+Its name on the host and the former settings of its PF are unknown then. The interface gets a name
+from the kernel and the permanent address of the hardware. The PF's settings that the request's
+configuration sets become those of a new VF.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from base.paths import Paths
-from cni.attachments.entry import JournalEntry
-from cni.attachments.journal import Journal
+from cni.attachments.journal import Journal, JournalEntry
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from cni.spec.notes import note
@@ -33,101 +32,100 @@ from host.vfs import VF
 _NAME = "eth%d"  # the kernel fills in the first free number
 
 
-def give_back(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
-    """Bring home what bears the attachment's mark, or is the device that the request names.
+def restore(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
+    """Restore the device with the attachment's mark, or else the one that the request names.
 
-    Nothing is done to a device that another attachment has by now, and nothing without a mark
-    unless a damaged file of this attachment is there.
+    A device that another attachment has by now is left alone. A device without the mark is
+    restored only if there is a damaged file of this attachment.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
     with netlink() as host:
-        found = _found(host, attachment, request, device if damaged else "")
-    address = found.device if found is not None else device if damaged else ""
+        link = _find(host, attachment, request, device if damaged else "")
+    address = link.device if link is not None else device if damaged else ""
     if address:
         with journal.device_locked(address):
-            give_back_locked(journal, paths, attachment, request, address)
+            restore_locked(journal, paths, attachment, request, address)
 
 
-def give_back_locked(
+def restore_locked(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request, address: str
 ) -> None:
-    """As `give_back`, of that device, whose lock the caller has."""
-    owners = [one for one in journal.holders(address) if isinstance(one, JournalEntry)]
+    """As `restore`, of that device, for a caller that has its lock."""
+    owners = [entry for entry in journal.holders(address) if isinstance(entry, JournalEntry)]
     if any(owner.attachment != attachment for owner in owners):
         return
     with netlink() as host:
-        _bring_verbs_home(paths, request, address)
-        found = _found(host, attachment, request, address)
-        if found is not None:
-            _bring_home(host, request, attachment, found)
+        _restore_rdma_devices(paths, request, address)
+        link = _find(host, attachment, request, address)
+        if link is not None:
+            _restore_netdev(host, request, attachment, link)
         _reset(host, paths, address, request)
 
 
-def _found(host: Rtnetlink, attachment: Attachment, request: Request, device: str) -> Link | None:
+def _find(host: Rtnetlink, attachment: Attachment, request: Request, device: str) -> Link | None:
     mark = Mark(attachment.key)
     return _marked(host, mark) or _in_the_pod(request, mark, device)
 
 
-def _bring_verbs_home(paths: Paths, request: Request, address: str) -> None:
-    if not pci.verbs_of(paths, address):
+def _restore_rdma_devices(paths: Paths, request: Request, address: str) -> None:
+    if not pci.rdma_of(paths, address):
         return
     record = DeviceRecord(device=address, driver="")
     try:
-        with NetworkNamespace.open(request.netns, request.netns_descriptor) as place:
-            rdma_devices.brought_home(paths, record, (place,), rdma_devices.ARRIVAL)
+        with NetworkNamespace.open(request.netns, request.netns_descriptor) as namespace:
+            rdma_devices.restore(paths, record, (namespace,), rdma_devices.ARRIVAL)
     except NamespaceGone:
-        rdma_devices.brought_home(paths, record, (), rdma_devices.ARRIVAL)
+        rdma_devices.restore(paths, record, (), rdma_devices.ARRIVAL)
 
 
-def bring_home(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Bring home an interface of no attachment's, which an earlier plugin left in a dead pod.
+def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
+    """Move an interface without an attachment out of a dead pod, where an earlier plugin left it.
 
-    A namespace in which processes live is no dead pod: then it is left there, for the caller to
-    miss it.
+    It stays in a namespace that has processes: the pod may live, and the caller misses the device.
     """
     function = pci.find(paths, address)
     if function is None or function.netdevs or function.userspace or not function.driver:
         return
-    for place in NetworkNamespace.every():
-        with place:
-            found = _device_in(place, address)
-            if found is None or _is_inhabited(place):
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            link = _device_in(namespace, address)
+            if link is None or _is_inhabited(namespace):
                 continue
-            with netlink(place) as pod:
+            with netlink(namespace) as pod:
                 mark = Mark("0" * 32)  # of no attachment
-                note(f'device {address} is brought home from "{place.path}", a dead namespace')
-                _bring(host, pod, found, mark)
+                note(f'device {address} is moved out of "{namespace.path}", a dead namespace')
+                _move_out(host, pod, link, mark)
             return
 
 
-def _device_in(place: NetworkNamespace, address: str) -> Link | None:
-    with netlink(place) as route:
+def _device_in(namespace: NetworkNamespace, address: str) -> Link | None:
+    with netlink(namespace) as route:
         for link in links.every(route):
             if link.device == address and not link.parent:
                 return link
     return None
 
 
-def _is_inhabited(place: NetworkNamespace) -> bool:
-    inside = NetworkNamespace.find(place.identity)
-    if inside is None:
+def _is_inhabited(namespace: NetworkNamespace) -> bool:
+    inhabited = NetworkNamespace.find(namespace.identity)
+    if inhabited is None:
         return False
-    with inside:
+    with inhabited:
         return True
 
 
 @contextmanager
 def _pod_of(request: Request) -> Iterator[Rtnetlink]:
     with (
-        NetworkNamespace.open(request.netns, request.netns_descriptor) as place,
-        netlink(place) as pod,
+        NetworkNamespace.open(request.netns, request.netns_descriptor) as namespace,
+        netlink(namespace) as pod,
     ):
         yield pod
 
 
 def _marked(host: Rtnetlink, mark: Mark) -> Link | None:
-    """The interface on the host that a dead namespace gave back with the attachment's mark."""
+    """The interface with the attachment's mark that came back to the host from a dead namespace."""
     for link in links.every(host):
         if link.alias == mark.alias and link.device:
             return link
@@ -146,41 +144,42 @@ def _in_the_pod(request: Request, mark: Mark, device: str) -> Link | None:
     return None
 
 
-def _bring_home(host: Rtnetlink, request: Request, attachment: Attachment, found: Link) -> None:
+def _restore_netdev(host: Rtnetlink, request: Request, attachment: Attachment, link: Link) -> None:
     mark = Mark(attachment.key)
     try:
         with _pod_of(request) as pod:
-            _bring(host, pod, found, mark)
+            _move_out(host, pod, link, mark)
     except NamespaceGone:
-        _bring(host, None, found, mark)
+        _move_out(host, None, link, mark)
 
 
-def _bring(host: Rtnetlink, pod: Rtnetlink | None, found: Link, mark: Mark) -> None:
-    here = pod if pod is not None else host
-    there = netdev_move.find(here, (found.name,), _origin(found, found.mac), mark)
-    mac = links.permanent_mac(here, there) if there is not None else ""
-    ethernet = found.link_type == links.ARPHRD_ETHER
-    origin = _origin(found, mac if mac and ethernet else found.mac)
-    if pod is None and there is not None:
-        origin = msgspec.structs.replace(origin, name=there.name)
-    netdev_move.bring_back(host, pod, found.name, origin, mark)
-    note(f"the interface of device {found.device} is on the host again, its old name is not known")
+def _move_out(host: Rtnetlink, pod: Rtnetlink | None, link: Link, mark: Mark) -> None:
+    """Move an interface to the host, from the pod unless that is None: then it is there already."""
+    route = pod if pod is not None else host
+    present = netdev_move.find(route, (link.name,), _origin(link, link.mac), mark)
+    mac = links.permanent_mac(route, present) if present is not None else ""
+    ethernet = link.link_type == links.ARPHRD_ETHER
+    origin = _origin(link, mac if mac and ethernet else link.mac)
+    if pod is None and present is not None:
+        origin = msgspec.structs.replace(origin, name=present.name)
+    netdev_move.restore(host, pod, link.name, origin, mark)
+    note(f"the interface of device {link.device} is on the host again, its old name is not known")
 
 
-def _origin(found: Link, mac: str) -> Origin:
-    mtu = found.mtu
-    return Origin(name=_NAME, kind=found.kind, mac=mac, mtu=mtu, up=False, device=found.device)
+def _origin(link: Link, mac: str) -> Origin:
+    mtu = link.mtu
+    return Origin(name=_NAME, kind=link.kind, mac=mac, mtu=mtu, up=False, device=link.device)
 
 
 def _reset(host: Rtnetlink, paths: Paths, address: str, request: Request) -> None:
-    """The settings that the configuration names, to those of a VF that nobody has configured."""
+    """Reset the PF's settings that the configuration sets to those of a new VF."""
     function = pci.find(paths, address)
     if function is None or function.index is None:
         return
     try:
         wanted = sriov_options.read(request)
     except CNIError:
-        note(f"what the PF had set for {address} stays: the configuration cannot be read")
+        note(f"the PF's settings for {address} stay: the configuration cannot be read")
         return
     with settings.pf_of(paths, host, function.pf) as pf:
         now = vfs.read(host, pf, function.index)

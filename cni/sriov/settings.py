@@ -1,10 +1,9 @@
-"""What a PF sets for its VF: what is wanted, what differs, how it is written and taken back.
+"""The settings that a PF has for a VF: compute, apply, restore and compare them.
 
-Everything here is done under the PF's lock: drivers refuse, or mix up, settings of several VFs
+The caller holds the PF's lock (`pf_of`), because drivers refuse or mix up settings of several VFs
 at the same time.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ import msgspec
 
 from base import locks
 from base.paths import Paths
+from base.waiting import wait_until
 from cni.sriov.options import SriovOptions
 from host import links, pci, vfs
 from host.errors import HostError, LinkMissing
@@ -20,8 +20,8 @@ from host.netlink import Rtnetlink
 from host.vfs import VF
 
 NO_MAC = "00:00:00:00:00:00"
-NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID is given back
-# What a VF has to begin with, where its driver does not report it.
+NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID gets when it is restored
+# A new VF's values, for settings that its driver does not report.
 UNREPORTED = {
     "spoofchk": True,
     "trust": False,
@@ -29,14 +29,14 @@ UNREPORTED = {
     "node_guid": NO_GUID,
     "port_guid": NO_GUID,
 }
-ATTEMPTS, PAUSE = 20, 0.1  # of reading back: drivers pass an address on to their firmware
+MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it to their firmware
 
 
 @contextmanager
 def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
-    """The interface of the PF at that address, which is the caller's alone in the block.
+    """The interface of the PF at that address, with the PF's lock held in the block.
 
-    HostError where the PF has none on the host.
+    Raises LinkMissing if the PF has no interface on the host, and Busy.
     """
     with locks.locked(paths.locks / f"pf-{pf}", f"the PF {pf}"):
         name = pci.pf_netdev(paths, pf)
@@ -50,7 +50,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The VF's settings with the options, everything that they leave out as it is."""
+    """The VF's settings with those in the options; the others stay as they are."""
     after = before
     if options.vlan is not None:
         tag = options.vlan
@@ -58,7 +58,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
     if options.min_tx_rate is not None or options.max_tx_rate is not None:
         rates = options.min_tx_rate or 0, options.max_tx_rate or 0
         after = msgspec.structs.replace(after, min_tx_rate=rates[0], max_tx_rate=rates[1])
-    given: dict[str, object] = {
+    values: dict[str, object] = {
         "mac": options.mac or None,
         "spoofchk": options.spoofchk,
         "trust": options.trust,
@@ -66,14 +66,16 @@ def wanted(before: VF, options: SriovOptions) -> VF:
         "node_guid": options.guid or None,
         "port_guid": options.guid or None,
     }
-    set_ones = {key: value for key, value in given.items() if value is not None}
-    return msgspec.structs.replace(after, **set_ones)
+    changed = {key: value for key, value in values.items() if value is not None}
+    return msgspec.structs.replace(after, **changed)
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write what differs. The address first: with spoofchk on, the wrong one's frames drop.
+    """Write the settings that differ between `now` and `target`.
 
-    HostError for the first refusal; if `all_of_it` is to be tried, for all of them at the end.
+    The address comes first, because with spoofchk on the PF drops frames from another one. Raises
+    HostError for the first refusal; with `all_of_it` it tries all settings and then raises for
+    all refusals.
     """
     failures = []
     for change in _changes(host, pf, now, target):
@@ -107,11 +109,11 @@ def _changes(host: Rtnetlink, pf: Link, now: VF, target: VF) -> Iterator[Callabl
 
 
 def restored(now: VF, before: VF, applied: VF) -> VF:
-    """The settings to go back to: as before in all that was applied, and in the address.
+    """The settings to restore: those before the ADD, where the ADD changed them.
 
-    The rest stays as it is now: an administrator may have changed it meanwhile. An address that
-    the PF had goes back in any case, since a VF that is trusted changes it. One that is all
-    zeros is none: the PF shows a VF's own there once that is up.
+    The others stay as they are now, since an administrator may have changed them meanwhile. The
+    PF's address for the VF is restored in any case, because a trusted VF can change it. An
+    address of zeros means none: there the PF shows the VF's own address once the VF is up.
     """
     changed = {
         name: getattr(before, name)
@@ -130,35 +132,32 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
     return msgspec.structs.replace(now, **changed)
 
 
-def differences(found: VF, right: VF) -> dict[str, tuple[object, object]]:
-    """(found, right) of every setting that differs, by the name of its option.
+def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
+    """(now, expected) for every setting that differs, by the name of its option.
 
-    What the driver does not report cannot be compared.
+    Settings that the driver does not report are left out.
     """
     pairs = {
-        "mac": (found.mac, right.mac),
-        "vlan, vlanQoS, vlanProto": (_tag(found), _tag(right)),
-        "min_tx_rate, max_tx_rate": (_rates(found), _rates(right)),
-        "spoofchk": (found.spoofchk, right.spoofchk),
-        "trust": (found.trust, right.trust),
-        "link_state": (found.link_state, right.link_state),
-        "guid": (found.node_guid, right.node_guid),
-        "guid of the port": (found.port_guid, right.port_guid),
+        "mac": (now.mac, expected.mac),
+        "vlan, vlanQoS, vlanProto": (_tag(now), _tag(expected)),
+        "min_tx_rate, max_tx_rate": (_rates(now), _rates(expected)),
+        "spoofchk": (now.spoofchk, expected.spoofchk),
+        "trust": (now.trust, expected.trust),
+        "link_state": (now.link_state, expected.link_state),
+        "guid": (now.node_guid, expected.node_guid),
+        "guid of the port": (now.port_guid, expected.port_guid),
     }
     return {what: pair for what, pair in pairs.items() if pair[0] not in (None, pair[1])}
 
 
 def _set_mac(host: Rtnetlink, pf: Link, target: VF) -> None:
     vfs.set_mac(host, pf, target.index, target.mac)
-    for _ in range(ATTEMPTS):
-        found = vfs.read(host, pf, target.index).mac
-        if found == target.mac:
-            return
-        time.sleep(PAUSE)
-    raise HostError(
-        f'the PF "{pf.name}" still shows hardware address {found} of VF {target.index} after '
-        f"{target.mac} was set"
-    )
+    if not wait_until(lambda: vfs.read(host, pf, target.index).mac == target.mac, MAC_TIME, PAUSE):
+        shown = vfs.read(host, pf, target.index).mac
+        raise HostError(
+            f'the PF "{pf.name}" still shows hardware address {shown} of VF {target.index} after '
+            f"{target.mac} was set"
+        )
 
 
 def _tag(vf: VF) -> tuple[int, int, str]:

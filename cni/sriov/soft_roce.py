@@ -1,31 +1,32 @@
-"""Soft-RoCE on a VF: made anew where the interface is, because no such device outlives a move.
+"""Soft-RoCE on a VF: deleted before the interface moves and created again where it is then.
 
-The kernel destroys it with the interface's move to another namespace. In the RDMA subsystem's
-shared mode one can be made in the pod, under the same name. In exclusive mode a new one belongs to
-the host whoever makes it (Linux 6.1), so the pod gets none; the host has its own again afterwards.
+The kernel destroys such a device when its interface moves to another namespace. In the RDMA
+subsystem's shared mode a new one can be created in the pod, under the same name. In exclusive mode
+a new one always belongs to the host (Linux 6.1), so the pod gets none, and the host gets its own
+again afterwards.
 
 The pod has had the uverbs device since it was admitted, so the new one must get the same number.
-Numbers are handed out over all RDMA devices, the lowest that is free: one is made at a time.
+The kernel assigns the lowest free number over all RDMA devices, so one is created at a time.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from base import interrupts, locks
+from base import locks
 from base.paths import Paths
+from base.waiting import wait_until
 from cni.spec.errors import CNIError, Code
 from cni.sriov.record import DeviceRecord, SoftRdmaDevice
 from host import pci, rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 
-PATIENCE = 5.0  # seconds: the kernel destroys one in the background, its name is taken until then
+DELETION = 5.0  # seconds; the kernel deletes in the background and keeps the name until then
 
 
 @contextmanager
-def one_at_a_time(paths: Paths, record: DeviceRecord) -> Iterator[None]:
-    """Nobody else makes a device anew while these are taken off and put on."""
+def exclusively(paths: Paths, record: DeviceRecord) -> Iterator[None]:
+    """Let no other call delete or create such devices in the block, if the record has any."""
     if not record.soft:
         yield
         return
@@ -35,8 +36,8 @@ def one_at_a_time(paths: Paths, record: DeviceRecord) -> Iterator[None]:
 
 @contextmanager
 def same_numbers(paths: Paths, record: DeviceRecord) -> Iterator[None]:
-    """As `one_at_a_time`. CNIError 100 if a device has another number after it."""
-    with one_at_a_time(paths, record):
+    """As `exclusively`. Raises CNIError 100 if a device has another number after the block."""
+    with exclusively(paths, record):
         before = pci.uverbs_numbers(paths) if record.soft else {}
         yield
         after = pci.uverbs_numbers(paths) if record.soft else {}
@@ -45,14 +46,14 @@ def same_numbers(paths: Paths, record: DeviceRecord) -> Iterator[None]:
         if old is not None and new is not None and old != new:
             raise CNIError(
                 Code.KERNEL,
-                f"RDMA device {soft.name} was {old[0]} ({old[1]}:{old[2]}) and is {new[0]} "
-                f"({new[1]}:{new[2]}) since it was made anew in the pod, which has the former: "
-                "another RDMA device was made at that moment: delete the pod",
+                f"RDMA device {soft.name} was {old[0]} ({old[1]}:{old[2]}), which the pod has, and "
+                f"is {new[0]} ({new[1]}:{new[2]}) after it was created again in the pod, because "
+                "another RDMA device was created at that moment: delete the pod",
             )
 
 
-def take_off(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None:
-    """Delete the devices on an interface, which may have one of these names, as its move would."""
+def delete(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None:
+    """Delete the devices if they are on an interface with one of these names, as a move would."""
     if not record.soft:
         return
     with rdma.rdma() as host:
@@ -62,20 +63,16 @@ def take_off(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None
                 rdma.delete_soft(host, device)
 
 
-def put_on(record: DeviceRecord, netdev: str, namespace: NetworkNamespace | None = None) -> None:
-    """Make the devices on an interface, of the pod or of the host, unless they are there."""
+def restore(record: DeviceRecord, netdev: str, namespace: NetworkNamespace | None = None) -> None:
+    """Create the devices on an interface of the pod, or of the host without a namespace."""
     for soft in record.soft:
         with rdma.rdma(namespace) as socket, socket.inside():
             if namespace is not None and rdma.mode(socket) == "exclusive":
                 return
-            _make(socket, soft, netdev)
+            _create(socket, soft, netdev)
 
 
-def _make(socket: rdma.RdmaNetlink, soft: SoftRdmaDevice, netdev: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while rdma.find(socket, soft.name) is not None:
-        if time.monotonic() >= deadline:
-            raise HostError(f'RDMA device "{soft.name}" is there already, on another interface')
-        interrupts.checkpoint()
-        time.sleep(0.02)
+def _create(socket: rdma.RdmaNetlink, soft: SoftRdmaDevice, netdev: str) -> None:
+    if not wait_until(lambda: rdma.find(socket, soft.name) is None, DELETION, longest_pause=0.02):
+        raise HostError(f'RDMA device "{soft.name}" exists already, on another interface')
     rdma.add_soft(socket, soft.kind, soft.name, netdev)

@@ -1,7 +1,7 @@
-"""What the values of a network configuration of type `sriov` mean, each looked at by itself.
+"""Checks the values of a network configuration of type `sriov`, one by one.
 
-None and "" are as good as not given, and come back as None, "" or (). Every function raises
-CNIError 7 (4 of what came by CNI_ARGS) that names the key or place, and the remedy.
+None and "" mean that a key is not set, and are returned as None, "" or (). Every function raises
+CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
 """
 
 import re
@@ -17,12 +17,12 @@ LINK_STATES = ("auto", "enable", "disable")
 HIGHEST_VLAN = 4094
 HIGHEST_QOS = 7
 HIGHEST_RATE = 0xFFFFFFFF  # Mbit/s, struct ifla_vf_rate
-SMALLEST_MTU, LARGEST_MTU = 68, 65535  # of IPv4, and of its length field
-CNI_ARGS_MAC = "CNI_ARGS MAC"  # a place, as an error names it
+SMALLEST_MTU, LARGEST_MTU = 68, 65535  # IPv4's minimum, and the range of its length field
+CNI_ARGS_MAC = "CNI_ARGS MAC"  # the key of a MAC in CNI_ARGS, as errors name it
 
 
 class Vlan(msgspec.Struct, frozen=True):
-    """The VLAN a VF's frames are tagged with; id 0 takes the tag off."""
+    """The VLAN tag of a VF's frames; id 0 means no tag."""
 
     id: int
     qos: int
@@ -30,15 +30,15 @@ class Vlan(msgspec.Struct, frozen=True):
 
 
 class WrittenValue(NamedTuple):
-    """A value, and the place it was given at, as an error names it. ("", "") if nowhere."""
+    """A value and its key as errors name it; ("", "") if no key has a value."""
 
-    place: str
+    key: str
     value: str
 
 
-def masters(given: str | list[str] | None) -> tuple[str, ...]:
-    """Names of interfaces, each once, as `master` has one or several of them."""
-    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given or ()))
+def masters(written: str | list[str] | None) -> tuple[str, ...]:
+    """The interface names in `master`, which is a name or a list of names, without repetition."""
+    names = (written,) if isinstance(written, str) else tuple(dict.fromkeys(written or ()))
     if names in ((), ("",)):
         return ()
     for name in names:
@@ -47,7 +47,7 @@ def masters(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def vlan(number: int | None, qos: int | None, proto: str | None) -> Vlan | None:
-    """The VLAN of `vlan`, `vlanQoS` and `vlanProto`, of which the first is needed by the others."""
+    """The VLAN from `vlan`, `vlanQoS` and `vlanProto`; the latter two need the first."""
     if number is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
             if value not in (None, ""):
@@ -71,60 +71,62 @@ def vlan(number: int | None, qos: int | None, proto: str | None) -> Vlan | None:
     return Vlan(number, qos, proto)
 
 
-def mac(given: WrittenValue) -> str:
-    """A unicast hardware address of Ethernet, "02:00:00:00:00:01"."""
-    if not given.value:
+def mac(written: WrittenValue) -> str:
+    """A unicast Ethernet address: "02:00:00:00:00:01"."""
+    if not written.value:
         return ""
-    address = given.value.lower().replace("-", ":")
+    address = written.value.lower().replace("-", ":")
     if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", address):
         raise wrong(
-            given.place,
-            f'"{given.value}" is no MAC address: give 6 bytes such as "02:00:00:00:00:01"',
+            written.key,
+            f'"{written.value}" is not a MAC address: give 6 bytes such as "02:00:00:00:00:01"',
         )
     if int(address[:2], 16) & 1 or address == "00:00:00:00:00:00":
         raise wrong(
-            given.place,
-            f"{address} is no interface's own: give a unicast address, whose first byte is even, "
-            'and not all zeros, such as "02:00:00:00:00:01"',
+            written.key,
+            f"{address} is not a unicast address: give one with an even first byte that is not "
+            'all zeros, such as "02:00:00:00:00:01"',
         )
     return address
 
 
-def guid(given: WrittenValue) -> str:
-    """A GUID of InfiniBand, "02:00:00:00:00:00:00:01"."""
-    if not given.value:
+def guid(written: WrittenValue) -> str:
+    """An InfiniBand GUID: "02:00:00:00:00:00:00:01"."""
+    if not written.value:
         return ""
-    digits = given.value.lower()
+    digits = written.value.lower()
     if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}", digits):
         raise wrong(
-            given.place,
-            f'"{given.value}" is no GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
+            written.key,
+            f'"{written.value}" is not a GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
         )
     if set(digits) in ({"0", ":"}, {"f", ":"}):
-        raise wrong(given.place, f"{digits} means that there is none: give another, or none")
+        raise wrong(
+            written.key, f"{digits} stands for no GUID: give another one, or remove the key"
+        )
     return digits
 
 
-def switch(key: str, given: bool | str | None) -> bool | None:
-    """The "on" or "off" of a key, which may be a boolean, too."""
-    if given is None or given == "":  # sriov-cni takes "" for "as it is"
+def switch(key: str, written: bool | str | None) -> bool | None:
+    """The value of a key that is "on", "off" or a boolean."""
+    if written is None or written == "":  # "" leaves it unchanged, as in sriov-cni
         return None
-    if isinstance(given, bool):
-        return given
-    if given not in ("on", "off"):
-        raise invalid_config(f'"{key}": "{given}" is not "on" or "off"')
-    return given == "on"
+    if isinstance(written, bool):
+        return written
+    if written not in ("on", "off"):
+        raise invalid_config(f'"{key}": "{written}" is not "on" or "off"')
+    return written == "on"
 
 
-def link_state(given: str | None) -> str:
-    """What the VF's link is to be: as the PF's ("auto"), up ("enable") or down ("disable")."""
-    if given and given not in LINK_STATES:
-        raise invalid_config(f'"link_state": "{given}" is not {_either(LINK_STATES)}')
-    return given or ""
+def link_state(written: str | None) -> str:
+    """The VF's link state: as the PF's ("auto"), up ("enable") or down ("disable")."""
+    if written and written not in LINK_STATES:
+        raise invalid_config(f'"link_state": "{written}" is not {_either(LINK_STATES)}')
+    return written or ""
 
 
 def rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | None]:
-    """The rates of `min_tx_rate` and `max_tx_rate`, in Mbit/s."""
+    """The rates from `min_tx_rate` and `max_tx_rate`, in Mbit/s."""
     for key, rate in (("min_tx_rate", lowest), ("max_tx_rate", highest)):
         if rate is not None and not 0 <= rate <= HIGHEST_RATE:
             raise invalid_config(
@@ -132,30 +134,30 @@ def rates(lowest: int | None, highest: int | None) -> tuple[int | None, int | No
             )
     if highest and (lowest or 0) > highest:
         raise invalid_config(
-            f'"min_tx_rate": {lowest} is more than "max_tx_rate", {highest}: it must not be, '
-            'unless "max_tx_rate" is 0 for no limit'
+            f'"min_tx_rate" ({lowest}) must not exceed "max_tx_rate" ({highest}), unless that is '
+            "0 for no limit"
         )
     return lowest, highest
 
 
-def mtu(given: int | None) -> int | None:
-    """An MTU that some device may have."""
-    if not given:  # as in ipoib, 0 is "as it comes"
+def mtu(written: int | None) -> int | None:
+    """The MTU in bytes, in the range that any device can have."""
+    if not written:  # 0 leaves it unchanged, as in ipoib
         return None
-    if not SMALLEST_MTU <= given <= LARGEST_MTU:
+    if not SMALLEST_MTU <= written <= LARGEST_MTU:
         raise invalid_config(
-            f'"mtu": {given} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
+            f'"mtu": {written} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
             "what the PF allows"
         )
-    return given
+    return written
 
 
-def wrong(place: str, text: str) -> CNIError:
-    """The error for what was given at a place."""
-    code = Code.INVALID_ENVIRONMENT if place == CNI_ARGS_MAC else Code.INVALID_CONFIG
-    return CNIError(code, f"{place}: {text}")
+def wrong(key: str, text: str) -> CNIError:
+    """The error for a key's value; `key` is as WrittenValue has it."""
+    code = Code.INVALID_ENVIRONMENT if key == CNI_ARGS_MAC else Code.INVALID_CONFIG
+    return CNIError(code, f"{key}: {text}")
 
 
 def _either(valid: tuple[str, ...]) -> str:
-    quoted = [f'"{one}"' for one in valid]
+    quoted = [f'"{value}"' for value in valid]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -97,7 +97,7 @@ def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
 
 def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
     """The checkpoint's entry for an HCA of the pool that a container has."""
-    verbs = nodes.gives_verbs(pool, hca)
+    verbs = nodes.gives_uverbs(pool, hca)
     umad, issm = verbs and pool.config.umad, verbs and pool.config.issm
     return checkpoint.AllocatedHCA(
         id=hca.id,

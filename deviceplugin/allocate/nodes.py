@@ -31,7 +31,7 @@ def inside(name: str) -> str:
     return f"/dev/infiniband/{name}"
 
 
-def gives_verbs(pool: Pool, hca: HCA) -> bool:
+def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
     Where some selectors of a pool say isRdma, what the others take is given without.
@@ -63,13 +63,13 @@ def of_hca(
     HCA and says what to do.
     """
     try:
-        if not gives_verbs(pool, hca):
+        if not gives_uverbs(pool, hca):
             return _vfio(paths, hca)
         found = [_verified(paths, node) for node in _wanted(pool, hca)]
     except HostError as error:
         raise HostError(f"{hca.id}: {error}") from None
     if not found:
-        raise HostError(f"{hca.id}: {_without_verbs(hca)}")
+        raise HostError(f"{hca.id}: {_without_uverbs(hca)}")
     return (*found, manager) if manager is not None else tuple(found)
 
 
@@ -119,13 +119,13 @@ def _vfio_node(paths: Paths, name: str) -> DeviceNode:
     )
 
 
-def _without_verbs(hca: HCA) -> str:
+def _without_uverbs(hca: HCA) -> str:
     if hca.iommu_group:
         return f"is bound to {hca.driver}, so it has no verbs device: bind its own driver"
     if hca.rdma:
         names = ", ".join(rdma.name for rdma in hca.rdma)
         return f"{names} has no verbs device now: load ib_uverbs"
-    if hca.verbs:
-        names = ", ".join(hca.verbs)
+    if hca.rdma_names:
+        names = ", ".join(hca.rdma_names)
         return f"{names} is in another network namespace: the pod that has it must end first"
     return f"has no RDMA device now: see in the kernel's log why driver {hca.driver} made none"

@@ -1,26 +1,26 @@
-"""Whether a GetPreferredAllocation makes sense. It is answered in any case (preferred.py)."""
+"""Validates a GetPreferredAllocation request. It is answered in any case (preferred.py)."""
 
 from collections.abc import Sequence
 
-_SHOWN = 4  # ids of those that are wrong
+_SHOWN = 4  # ids in a text
 
 
-def nonsense(available: Sequence[str], must_include: Sequence[str], size: int) -> str:
-    """What is wrong with the question, for the log; "" if nothing is.
+def problem_of(available: Sequence[str], must_include: Sequence[str], size: int) -> str | None:
+    """What is wrong with a request, for the log; None if nothing is.
 
-    An id that the pool does not have is none: the kubelet may not have read its last list yet.
+    An unknown id is not a problem: the kubelet may not have read the pool's last list yet.
     """
     free, must = set(available), set(must_include)
     problems = []
     if size < 1:
         problems.append(f"{size} ids are asked for")
     elif size > len(free):
-        problems.append(f"{size} ids are asked for, and {len(free)} are available")
+        problems.append(f"{size} ids are asked for, and only {len(free)} are available")
     if missing := sorted(must - free):
-        problems.append(f"must include {_some(missing)}, which is not available")
+        problems.append(f"it must include {_some(missing)}, which is not available")
     if 0 < size < len(must):
-        problems.append(f"must include {len(must)} ids in {size}")
-    return "; ".join(problems)
+        problems.append(f"it must include {len(must)} ids, and {size} are asked for")
+    return "; ".join(problems) or None
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API, over a connection that lasts as long as the kubelet's socket."""
+"""A client of the kubelet's PodResources API that reconnects when the kubelet restarts."""
 
 import threading
 import time
@@ -8,19 +8,19 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
-from deviceplugin.kubelet.records import KubeletUnreadable
+from deviceplugin.kubelet.errors import KubeletUnreadable
 
 MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_RECEIVE),
-    ("grpc.use_local_subchannel_pool", 1),  # no waiting for what failed before
+    ("grpc.use_local_subchannel_pool", 1),  # no back-off because of earlier connections
     ("grpc.default_authority", "localhost"),
 )
 
 
 class PodResourcesClient:
-    """To the kubelet that is there when it is asked. Any thread may use it, one does at a time.
+    """Asks the kubelet that runs at the time. Any thread may use it; calls are made one at a time.
 
     gRPC 1.85 may crash the process if a channel is closed while other threads have calls on it.
     """
@@ -30,7 +30,7 @@ class PodResourcesClient:
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: podresources_pb2_grpc.PodResourcesListerStub | None = None  # on the channel
-        self._made: tuple[int, int, int] | None = None  # what socket the channel is to
+        self._made: tuple[int, int, int] | None = None  # the identity of the channel's socket
 
     def __enter__(self) -> "PodResourcesClient":
         return self
@@ -39,26 +39,31 @@ class PodResourcesClient:
         self.close()
 
     def close(self) -> None:
-        """End it. The next question makes another."""
+        """Close the connection. The next call opens another."""
         with self._lock:
             self._drop()
 
     def list(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
-        """What every container holds. Raises Unreadable, after `timeout` seconds at the latest."""
+        """The devices of all containers.
+
+        Raises KubeletUnreadable, after `timeout` seconds at the latest.
+        """
         end = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
-            raise KubeletUnreadable(f"{self._socket}: is being asked already, for {timeout:g} s")
+            raise KubeletUnreadable(
+                f"{self._socket}: another call is still waiting for it after {timeout:g} s"
+            )
         try:
             return self._asked(end - time.monotonic())
         except grpc.RpcError as error:
-            self._drop()  # it would wait longer and longer before it tries to connect again
+            self._drop()  # the channel would wait longer and longer before it connects again
             raise KubeletUnreadable(f"{self._socket}: {_why(self._socket, error)}") from None
         finally:
             self._lock.release()
 
     def _asked(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
         made = _identity(self._socket)
-        if self._stub is None or made != self._made:  # a kubelet that starts makes a new one
+        if self._stub is None or made != self._made:  # a kubelet makes a new socket when it starts
             self._drop()
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", _OPTIONS)
             self._stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
@@ -77,15 +82,15 @@ class PodResourcesClient:
 
 def _identity(socket: Path) -> tuple[int, int, int] | None:
     try:
-        found = socket.stat()
+        status = socket.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _why(socket: Path, error: grpc.RpcError) -> str:
     if not socket.exists():
-        return "is not there: is the kubelet running, and its directory mounted here?"
+        return "does not exist: is the kubelet running, and its directory mounted here?"
     code = error.code().name
     text = " ".join((error.details() or "").split())
     return f"List: {code}: {text}: look at the kubelet's log"

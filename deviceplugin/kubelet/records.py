@@ -1,8 +1,8 @@
-"""What the kubelet knows: which container holds which device ids.
+"""The kubelet's records of which container holds which device ids.
 
-From its PodResources API, which is stable but names no pod UID and on older kubelets leaves init
-containers out; and from its own checkpoint, which has both but is nobody's interface, and knows
-nothing of devices that a pod has by a ResourceClaim.
+They come from two sources. The PodResources API is stable, but it has no pod UIDs, and on older
+kubelets it omits init containers. The kubelet's own checkpoint has both, but it is not an official
+interface, and it does not have the devices of ResourceClaims.
 """
 
 import base64
@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from base.paths import Paths
+from deviceplugin.kubelet.errors import KubeletUnreadable as KubeletUnreadable
 
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
@@ -28,27 +29,23 @@ _ADDRESS = re.compile(
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
-class KubeletUnreadable(Exception):
-    """The kubelet cannot be asked. The text names socket or file, and says why and what to do."""
-
-
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container holds of one resource."""
+    """The device ids of one resource that one container holds."""
 
-    namespace: str  # "" in the checkpoint
-    name: str  # of the pod; "" in the checkpoint
-    uid: str  # "" in PodResources
+    namespace: str  # of the pod; "" from the checkpoint
+    name: str  # of the pod; "" from the checkpoint
+    uid: str  # of the pod; "" from PodResources
     container: str
     resource: str
     ids: tuple[str, ...]  # sorted
-    claimed: bool = False  # by a ResourceClaim, of a DRA driver: in no checkpoint
-    # As Allocate gave them; if asked for.
+    claimed: bool = False  # by a ResourceClaim of a DRA driver; never from the checkpoint
+    # From the answer of Allocate, if the caller asked for it.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
 
 
 class _AllocateAnswer(msgspec.Struct, frozen=True):
-    """What Allocate gave a container."""
+    """What a container got by Allocate."""
 
     nodes: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
@@ -77,44 +74,47 @@ class _KubeletFile(msgspec.Struct):
 
 
 def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
-    """Every container's devices, pods by UID; nothing where there is no file. Raises Unreadable.
+    """The devices of all containers by the kubelet's checkpoint; none if there is no file.
 
-    Pods that ended stay in it until the kubelet's next allocation, or until a device plugin sends
-    a list. With `nodes` the rows have the verbs devices that the containers were given, or the
-    CDI names that stand for them.
+    It keeps pods that ended until the kubelet's next allocation, or until a device plugin sends a
+    list. With `nodes`, the rows have the uverbs devices or CDI names that the containers got.
+    Raises KubeletUnreadable.
     """
     return _entries(_checkpoint(paths) or _Data(), nodes=nodes)
 
 
 def registered(paths: Paths) -> dict[str, list[str]]:
-    """The ids that each resource had when the kubelet last wrote its checkpoint, sorted.
+    """The healthy ids of each resource when the kubelet last wrote its checkpoint, sorted.
 
-    Only those that were healthy. Raises Unreadable.
+    Raises KubeletUnreadable.
     """
     return _listed(_checkpoint(paths) or _Data())
 
 
-def written(paths: Paths) -> tuple[list[PodDevices], dict[str, list[str]]] | None:
-    """`from_checkpoint` and `registered` of the same file; None if it is not there.
+def from_checkpoint_with_registered(
+    paths: Paths,
+) -> tuple[list[PodDevices], dict[str, list[str]]] | None:
+    """`from_checkpoint` and `registered` of the same file; None if there is no file.
 
-    The kubelet writes it first when a device plugin sends its list. Raises Unreadable.
+    The kubelet writes it when the first device plugin sends its list. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths)
     return None if content is None else (_entries(content), _listed(content))
 
 
 def _entries(content: _Data, *, nodes: bool = False) -> list[PodDevices]:
-    found: dict[_Key, set[str]] = {}
-    given: dict[_Key, _AllocateAnswer] = {}
+    ids: dict[_Key, set[str]] = {}
+    answers: dict[_Key, _AllocateAnswer] = {}
     for entry in content.PodDeviceEntries or ():
         key = "", "", entry.PodUID, entry.ContainerName, entry.ResourceName
         if nodes:
-            given[key] = _answer(entry.AllocResp or "")
+            answers[key] = _answer(entry.AllocResp or "")
         listed = entry.DeviceIDs or []
         lists = listed.values() if isinstance(listed, dict) else [listed]
-        # A device of two NUMA nodes is below both.
-        found.setdefault(key, set()).update(one for ids in lists for one in ids or ())
-    return _rows(dict(sorted(found.items())), given=given)
+        # A device of two NUMA nodes is in both lists.
+        of_key = ids.setdefault(key, set())
+        of_key.update(device_id for of_node in lists for device_id in of_node or ())
+    return _rows(dict(sorted(ids.items())), answers=answers)
 
 
 def _listed(content: _Data) -> dict[str, list[str]]:
@@ -125,56 +125,56 @@ def _listed(content: _Data) -> dict[str, list[str]]:
 def from_pod_resources(
     paths: Paths, timeout: float = 2.0, *, claimed: bool = False
 ) -> list[PodDevices]:
-    """Every container's devices, pods by namespace and name, as `told` has them.
+    """The devices of all containers by PodResources; `claimed` as in `from_answer`.
 
-    Raises Unreadable, after `timeout` seconds at the latest.
+    Raises KubeletUnreadable, after `timeout` seconds at the latest.
     """
-    # Not earlier: what asks the checkpoint alone needs no gRPC.
+    # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
     with PodResourcesClient(paths) as kubelet:
-        return told(kubelet.list(timeout), claimed=claimed)
+        return from_answer(kubelet.list(timeout), claimed=claimed)
 
 
-def told(
+def from_answer(
     answer: "podresources_pb2.ListPodResourcesResponse", *, claimed: bool = False
 ) -> list[PodDevices]:
-    """What a List of PodResources says, in the kubelet's order.
+    """The devices in an answer of PodResources' List, in the kubelet's order.
 
-    With `claimed` those of ResourceClaims, too: of "driver/pool", by the names of the devices and
-    the PCI addresses in them and in their CDI names. The kubelet tells of them since Kubernetes
-    1.34, before that by a feature gate.
+    With `claimed`, also those of ResourceClaims: their resource is "driver/pool", their ids are the
+    names of the devices and the PCI addresses in these names and in the CDI names. The kubelet
+    lists them since Kubernetes 1.34, earlier only with a feature gate.
     """
-    found: dict[_Key, set[str]] = {}
+    ids: dict[_Key, set[str]] = {}
     of_claims: dict[_Key, set[str]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
-            # One entry per device or NUMA node, in no order.
-            for entry in sorted(container.devices, key=lambda one: one.resource_name):
+            # One entry per device or NUMA node, unordered.
+            for entry in sorted(container.devices, key=lambda entry: entry.resource_name):
                 key = pod.namespace, pod.name, "", container.name, entry.resource_name
-                found.setdefault(key, set()).update(entry.device_ids)
+                ids.setdefault(key, set()).update(entry.device_ids)
             for claim in container.dynamic_resources:
-                for one in claim.claim_resources:
-                    resource = f"{one.driver_name}/{one.pool_name}"
+                for device in claim.claim_resources:
+                    resource = f"{device.driver_name}/{device.pool_name}"
                     key = pod.namespace, pod.name, "", container.name, resource
-                    cdi = [device.name for device in one.cdi_devices]
-                    of_claims.setdefault(key, set()).update(_ids(one.device_name, cdi))
-    return _rows(found) + (_rows(of_claims, claimed=True) if claimed else [])
+                    cdi = [cdi_device.name for cdi_device in device.cdi_devices]
+                    of_claims.setdefault(key, set()).update(_ids(device.device_name, cdi))
+    return _rows(ids) + (_rows(of_claims, claimed=True) if claimed else [])
 
 
 def of_pod(
     paths: Paths, namespace: str, name: str, uid: str, timeout: float = 2.0
 ) -> list[PodDevices]:
-    """What the containers of one pod hold: in PodResources' order, then those it leaves out.
+    """The devices of one pod's containers, in PodResources' order, then those it omits.
 
-    By the pod's UID from the checkpoint, which has all of it before the sandbox is made, ordered
-    by PodResources; if it has nothing of that UID, by the pod's name from PodResources, unless an
-    id is another pod's: the name was that one's a moment ago. What a ResourceClaim gave is known
-    by the name alone. One of the two is enough, but without a UID the checkpoint is none. Raises
-    Unreadable.
+    The checkpoint is searched by the pod's UID; it has all of the pod's devices before the sandbox
+    is made. If it has none, PodResources is searched by the pod's name, and ignored if an id
+    belongs to another pod, which had that name a moment ago. Devices of ResourceClaims are found
+    by the name only. One readable source is enough, but the checkpoint needs a UID.
+    Raises KubeletUnreadable.
     """
     by_name: list[PodDevices] = []
-    noted: list[PodDevices] = []
+    in_checkpoint: list[PodDevices] = []
     problems = []
     try:
         rows = from_pod_resources(paths, timeout, claimed=True)
@@ -182,36 +182,36 @@ def of_pod(
     except KubeletUnreadable as problem:
         problems.append(str(problem))
     try:
-        noted = from_checkpoint(paths) if uid else []
+        in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{_checkpoint_path(paths)}: knows pods by their UID alone, and CNI_ARGS have no "
-                "K8S_POD_UID"
+                f"{_checkpoint_path(paths)}: has only pod UIDs, and CNI_ARGS have no K8S_POD_UID"
             )
         if problems and not _checkpoint_path(paths).exists():
-            raise KubeletUnreadable(f"{_checkpoint_path(paths)}: is not there")
+            raise KubeletUnreadable(f"{_checkpoint_path(paths)}: does not exist")
     except KubeletUnreadable as problem:
         problems.append(str(problem))
     if len(problems) == 2:
         raise KubeletUnreadable("; ".join(problems))
-    by_uid = {(row.container, row.resource): row for row in noted if row.uid == uid}
-    others = {(row.resource, known) for row in noted if row.uid != uid for known in row.ids}
+    by_uid = {(row.container, row.resource): row for row in in_checkpoint if row.uid == uid}
+    others = _keys(row for row in in_checkpoint if row.uid != uid)
     if _keys(by_name) & (others - _keys(by_uid.values())):
         by_name = []
-    found = {(row.container, row.resource, row.claimed): row for row in by_name}
+    rows_by_key = {(row.container, row.resource, row.claimed): row for row in by_name}
     if by_uid:
-        known_rows = {(*key, False): row for key, row in by_uid.items()}
-        kept = {key: row for key, row in found.items() if row.claimed or key in known_rows}
-        found = kept | known_rows
-    return [replace(row, namespace=namespace, name=name, uid=uid) for row in found.values()]
+        of_uid = {(*key, False): row for key, row in by_uid.items()}
+        rows_by_key = {
+            key: row for key, row in rows_by_key.items() if row.claimed or key in of_uid
+        } | of_uid
+    return [replace(row, namespace=namespace, name=name, uid=uid) for row in rows_by_key.values()]
 
 
 def _keys(rows: Iterable[PodDevices]) -> set[tuple[str, str]]:
-    return {(row.resource, known) for row in rows if not row.claimed for known in row.ids}
+    return {(row.resource, device_id) for row in rows if not row.claimed for device_id in row.ids}
 
 
 def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
-    """What a claimed device may be called by: its name, and the PCI addresses in its names."""
+    """The ids of a claimed device: its name, and the PCI addresses in its names."""
     if device:
         yield device
     for name in (device, *cdi):
@@ -219,14 +219,14 @@ def _ids(device: str, cdi: Iterable[str]) -> Iterator[str]:
             yield _address(match)
 
 
-def address_in(device_id: str) -> str:
-    """The first PCI address in an id, as sysfs writes it: "0000-3b-00-0" has one; else ""."""
+def address_in(device_id: str) -> str | None:
+    """The first PCI address in an id such as "gpu-0000-3b-00-0", as sysfs writes it, or None."""
     match = _ADDRESS.search(device_id)
-    return _address(match) if match else ""
+    return _address(match) if match else None
 
 
 def is_address(device_id: str) -> bool:
-    """Whether an id is a PCI address and nothing else, in either spelling."""
+    """Whether an id consists of a PCI address only, in either spelling."""
     return _ADDRESS.fullmatch(device_id) is not None
 
 
@@ -236,8 +236,11 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _answer(response: str) -> _AllocateAnswer:
-    """The host's uverbs devices and the CDI names in one of Allocate's; none if it is none."""
-    # Not earlier: a CNI plugin asks for ids alone.
+    """The uverbs devices of the host and the CDI names in a ContainerAllocateResponse.
+
+    None of either if it cannot be decoded.
+    """
+    # Imported here since CNI plugins need only the ids.
     from google.protobuf.message import DecodeError
 
     from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
@@ -246,10 +249,12 @@ def _answer(response: str) -> _AllocateAnswer:
         answer = ContainerAllocateResponse.FromString(base64.b64decode(response))
     except (ValueError, DecodeError):
         return _AllocateAnswer()
-    numbers = {int(found[1]) for one in answer.devices if (found := _UVERBS.search(one.host_path))}
+    numbers = {
+        int(match[1]) for node in answer.devices if (match := _UVERBS.search(node.host_path))
+    }
     return _AllocateAnswer(
         nodes=tuple(f"uverbs{number}" for number in sorted(numbers)),
-        cdi=tuple(sorted(one.name for one in answer.cdi_devices)),
+        cdi=tuple(sorted(device.name for device in answer.cdi_devices)),
     )
 
 
@@ -270,16 +275,16 @@ def _checkpoint(paths: Paths) -> _Data | None:
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise KubeletUnreadable(
-            f"{path}: is no checkpoint of the kubelet's: {error}: the kubelet writes it anew with "
-            "the next pod that gets a device"
+            f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet replaces it "
+            "with the next pod that gets a device"
         ) from None
 
 
 def _rows(
-    found: dict[_Key, set[str]],
+    ids_by_key: dict[_Key, set[str]],
     *,
     claimed: bool = False,
-    given: Mapping[_Key, _AllocateAnswer] = _NONE,
+    answers: Mapping[_Key, _AllocateAnswer] = _NONE,
 ) -> list[PodDevices]:
     return [
         PodDevices(
@@ -290,9 +295,9 @@ def _rows(
             resource=resource,
             ids=tuple(sorted(ids)),
             claimed=claimed,
-            nodes=given.get(key, _NOTHING).nodes,
-            cdi=given.get(key, _NOTHING).cdi,
+            nodes=answers.get(key, _NOTHING).nodes,
+            cdi=answers.get(key, _NOTHING).cdi,
         )
-        for key, ids in found.items()
+        for key, ids in ids_by_key.items()
         for namespace, name, uid, container, resource in (key,)
     ]

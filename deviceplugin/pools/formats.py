@@ -91,11 +91,11 @@ def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     whole = documents.mapping(document, name)
     parts: dict[str, Any] = {}
     for key, value in whole.items():
-        if not config.is_part(key):
-            raise DocumentError(f"{name}: {key}: unknown key: {documents.hint(key, config.PARTS)}")
         part = resembling(key, config.PARTS)
+        if part is None or not config.is_part(key):
+            raise DocumentError(f"{name}: {key}: unknown key: {documents.hint(key, config.PARTS)}")
         if part in parts:
-            raise DocumentError(f"{name}: {key}: is there twice: keep one")
+            raise DocumentError(f"{name}: {key}: appears twice: keep one")
         parts[part] = value
     forms = sorted({"pools", "configList", "resourceList"}.intersection(parts))
     if len(forms) > 1:

@@ -39,7 +39,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     config: PoolConfig
     hcas: tuple[HCA, ...]
     slots: tuple[Slot, ...]
-    problem: str = ""  # why there are fewer ids than configured, for the log
+    problem: str | None = None  # why there are fewer ids than configured, for the log
 
     def slot(self, id: str) -> Slot | None:
         """The slot with that device id, None if there is none."""
@@ -227,24 +227,22 @@ def _pool(config: PoolConfig, hcas: list[HCA]) -> Pool:
     return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots), problem=problem)
 
 
-def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str]:
+def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]:
     if not hcas:
-        return [], ""
+        return [], None
     if config.mode == "all":
         ids = tuple(hca.id for hca in hcas)
         numa = _numa(config, hcas)
-        return [Slot(str(number), ids, numa) for number in range(config.amount)], ""
+        return [Slot(str(number), ids, numa) for number in range(config.amount)], None
     if config.mode == "exclusive":
-        return [Slot(one.id, (one.id,), _numa(config, [one])) for one in hcas], ""
+        return [Slot(hca.id, (hca.id,), _numa(config, [hca])) for hca in hcas], None
     each = min(config.slots, MOST_IDS // len(hcas))
-    problem = (
-        ""
-        if each == config.slots
-        else (
-            f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than "
-            f"the kubelet takes ({MOST_IDS}): {each} of each are offered: configure fewer"
+    problem = None
+    if each != config.slots:
+        problem = (
+            f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than the "
+            f"kubelet accepts ({MOST_IDS}): {each} slots of each are offered: configure fewer"
         )
-    )
     slots = []
     for hca in hcas:
         numa = _numa(config, [hca])

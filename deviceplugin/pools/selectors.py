@@ -75,7 +75,7 @@ def names(selector: Selector) -> bool:
 
 def rdma_names(hca: HCA) -> tuple[str, ...]:
     """Its RDMA devices, also those that are in another network namespace. Sorted."""
-    return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.verbs}))
+    return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from msgspec import inspect
 
-from cni.attachments import matching, results
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc, request
+from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -38,7 +37,7 @@ SECTIONS = {
     "ipam": ipam._IpamSection,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
-    "addresses": ipam._Static,
+    "addresses": ipam._StaticAddress,
     "routes": Route,
     "dns": DNS,
 }
@@ -47,13 +46,16 @@ FREE: Mapping[Key, tuple[str, ...]] = {
     ("args", "cni"): ("mac", "guid", "ips", sriov.IB_KUBERNETES_KEY, "other"),
     ("runtimeConfig",): ("mac", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "other"),
 }
-SHAPES = {
-    "podfabric-ipam": (ipam._NetworkConfiguration,),
-    "ipoib": (ipoib._IpoibConfig, matching._Config),
-    "sriov": (sriov._SriovConfig, matching._Config),
-    "rdma": (sriov._OnlyDevice, results._Previous),
+SHAPES: Mapping[str, Mapping[Key, type]] = {
+    "podfabric-ipam": {
+        ("ipam",): ipam._IpamSection,
+        ("runtimeConfig",): ipam._RuntimeIPs,
+        ("args", "cni"): ipam._ArgumentIPs,
+    },
+    "ipoib": {(): ipoib._IpoibConfig},
+    "sriov": {(): sriov._SriovConfig},
+    "rdma": {},
 }
-EVERYWHERE = (request._Named, request._Versioned)
 ARGS = ("K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "IP", "GATEWAY", "MAC", "IgnoreUnknown")
 # Keys that name files.
 PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
@@ -62,10 +64,12 @@ PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 def keys_of(plugin: str) -> list[Key]:
     """Every key of a configuration of that plugin."""
     keys: set[Key] = set()
-    for shape in (*SHAPES[plugin], *EVERYWHERE):
-        keys |= set(_keys(inspect.type_info(shape), ()))
+    for at, shape in SHAPES[plugin].items():
+        keys |= set(_keys(inspect.type_info(shape), at))
+    for at, names in FREE.items():
+        keys |= {at, at[:1], *((*at, name) for name in names)}
     keys |= {("ipam",), ("ipam", "type")}
-    keys |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel")}
+    keys |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel", "mac")}
     if plugin == "podfabric-ipam":
         keys |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.paths import Paths
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.ipoib.plugin import IPoIB
 from cni.spec.attachment import Attachment
 from cni.spec.dispatch import answer
 from cni.spec.notes import collected
 from cni.sriov.plugin import Sriov
-from deviceplugin.claims import Pod
 from tests.unit.deviceplugin.holding import Holding
 
 TENANT = Pod("tenant", "attacker", "uid-attacker")
@@ -91,7 +90,7 @@ class Attacked(Holding):
                 netns="/nowhere/ns",
                 netns_identity="cookie:0",
                 boot_id="another boot",
-                phase=ATTACHED,
+                phase=Phase.ATTACHED,
                 config=f'{{"name":"fabric","type":"sriov","ipam":{ipam}}}',
             )
         )

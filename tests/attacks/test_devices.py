@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from deviceplugin import checkpoint
 from host import pci
 from host.namespaces import NetworkNamespace
@@ -61,7 +60,7 @@ def test_device_of_a_pool_is_refused_by_every_key_that_can_name_it(
     [VF, VF.upper(), f"{VF}-3", VF.replace(":", "-").replace(".", "-"), "mlx5_6", "mlx5_6-1"],
 )
 def test_other_device_plugins_ids_name_the_same_device(node: Attacked, device_id: str) -> None:
-    assert pci.verbs_of(node.paths, VF) == ("mlx5_6",)
+    assert pci.rdma_of(node.paths, VF) == ("mlx5_6",)
     node.registered = {"vendor.example/nic": [device_id]}
     node.write()
     assert node.call(deviceID=VF).code == 121
@@ -265,7 +264,7 @@ def test_error_names_no_other_pod_and_no_container(node: Attacked, damaged: bool
             netns="/proc/self/ns/net",
             netns_identity=own.identity,
             boot_id=node.paths.boot_id(),
-            phase=ATTACHED,
+            phase=Phase.ATTACHED,
             pod_namespace=OTHER.namespace,
             pod_name=OTHER.name,
             since="2026-01-02T03:04:05+00:00",

@@ -109,7 +109,7 @@ def test_kubelet_is_refused_while_the_disk_is_full_and_served_when_it_has_room(
         node = Node(paths, SHARED)
         try:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-            with pytest.raises(PodRejected, match="see that there is room"):
+            with pytest.raises(PodRejected, match="check the disk and its free space"):
                 kubelet.admit("refused", [container()])
             assert checkpoint.read(paths).allocations == ()
             disk.make_room()

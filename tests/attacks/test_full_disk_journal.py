@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entry import ADDING, ATTACHED, JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import explained
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.attachments.lifecycle import explained
 from cni.spec.errors import CNIError
 from tests.attacks.full_disk import SmallDisk, calls_left, descriptors_left, small_disk
 
@@ -20,7 +19,7 @@ ENOUGH = 6  # pages, or descriptors
 Act = Callable[[Journal], None]
 
 
-def entry(container_id: str, phase: str = ADDING) -> JournalEntry:
+def entry(container_id: str, phase: Phase = Phase.ADDING) -> JournalEntry:
     """An entry of some pages."""
     return JournalEntry(
         plugin="sriov",
@@ -37,7 +36,7 @@ def entry(container_id: str, phase: str = ADDING) -> JournalEntry:
     )
 
 
-NEW, BEFORE, AFTER = entry("new"), entry("c1"), entry("c1", ATTACHED)
+NEW, BEFORE, AFTER = entry("new"), entry("c1"), entry("c1", Phase.ATTACHED)
 
 
 def write_new(journal: Journal) -> None:
@@ -102,7 +101,7 @@ def test_entry_is_complete_or_absent_as_the_answer_said(act: Act, what: str) -> 
             disk.make_room()
             require_before_or_after(disk, journal, act, done=answers[-1])
     assert answers[-1]
-    assert answers[0] is (act is remove and what not in LEFT), "a removal needs no room"
+    assert answers[0] is (act is remove), "a removal needs neither room nor a descriptor"
 
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cni.attachments.matching import tell
+from cni.attachments.results import write_device_information
 from cni.spec.notes import collected
 from cni.spec.result import Interface
 from tests.unit.attachments.choosing import request
@@ -31,6 +31,8 @@ def test_the_file_of_another_attachment_is_left_alone(
     theirs.write_text(json.dumps(COPY))
     interface = Interface(name="net1", pciID=VF, rdmaDevice="mlx5_6", uverbs="uverbs6")
     with collected() as notes:
-        tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": str(theirs)}), interface)
+        write_device_information(
+            paths, request(runtimeConfig={"CNIDeviceInfoFile": str(theirs)}), interface
+        )
     assert json.loads(theirs.read_bytes()) == COPY
     assert "it is not this attachment's" in notes.text

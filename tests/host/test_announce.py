@@ -1,4 +1,4 @@
-"""Announcements as the neighbour at the other end of a cable sees them."""
+"""Announcements as the neighbour at the other end of a veth pair sees them."""
 
 import socket
 import subprocess
@@ -22,7 +22,7 @@ ETH_P_ALL = 3
 
 
 class Cable:
-    """A namespace with both ends of a cable; `end` is ours, and a socket listens at the other."""
+    """A namespace with both ends of a veth pair; `end` sends and a socket listens at the other."""
 
     def __init__(self, stack: ExitStack) -> None:
         name = f"t{uuid4().hex[:10]}"
@@ -45,7 +45,7 @@ class Cable:
         return links.require(self._route, "near")
 
     def heard(self, part: bytes) -> bytes:
-        """The first frame with that in it."""
+        """The first frame that contains this."""
         while True:
             frame = self._listener.recv(2048)
             if part in frame:
@@ -72,7 +72,7 @@ def test_neighbour_on_ethernet_hears_of_every_address(cable: Cable) -> None:
     assert frame[:2] == b"\x33\x33"  # to all nodes
 
 
-def test_nobody_waits_for_the_sockets_end_and_nothing_is_left_of_it(cable: Cable) -> None:
+def test_closing_the_socket_does_not_block_and_leaves_nothing(cable: Cable) -> None:
     """Closing a packet socket takes the kernel as long as moving an interface."""
     link = cable.configured("10.1.2.3/24")
     home = Path("/proc/self/ns/net").stat().st_ino

@@ -1,4 +1,4 @@
-"""The kernel's events of links, in a network namespace of the test's own."""
+"""The kernel's events about links, in a network namespace of the test."""
 
 import socket
 import subprocess
@@ -23,8 +23,8 @@ def name() -> Iterator[str]:
 
 
 @pytest.fixture
-def told(name: str) -> Iterator[Events]:
-    """A subscription inside, without what the new namespace itself had to tell."""
+def subscribed(name: str) -> Iterator[Events]:
+    """A subscription inside, after the events of the new namespace itself."""
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space:
         with space.entered():
             made = Events()
@@ -44,55 +44,57 @@ def _add_links(name: str, number: int) -> None:
     subprocess.run([IP, "-n", name, "-batch", "-"], input=commands, text=True, check=True)
 
 
-def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(told: Events, name: str) -> None:
+def test_link_that_comes_goes_up_loses_its_carrier_and_is_removed(
+    subscribed: Events, name: str
+) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
-    assert told.wait(PATIENCE)
+    assert subscribed.wait(PATIENCE)
     for command in (
         ("link", "set", "one", "up"),
         ("link", "set", "two", "up"),
         ("link", "set", "two", "down"),
         ("link", "delete", "one"),
     ):
-        while told.wait(SHORT):
+        while subscribed.wait(SHORT):
             pass
         _ip(name, *command)
-        assert told.wait(PATIENCE), command
+        assert subscribed.wait(PATIENCE), command
 
 
-def test_nothing_is_told_when_nothing_happens(told: Events, name: str) -> None:
-    assert not told.wait(0)
-    assert not told.wait(SHORT)
+def test_no_event_without_a_change(subscribed: Events, name: str) -> None:
+    assert not subscribed.wait(0)
+    assert not subscribed.wait(SHORT)
     _ip(name, "address", "add", "192.0.2.1/32", "dev", "lo")
-    assert not told.wait(SHORT)
+    assert not subscribed.wait(SHORT)
 
 
-def test_events_of_another_namespace_are_not_told(told: Events) -> None:
+def test_events_of_another_namespace_are_ignored(subscribed: Events) -> None:
     with namespace() as other:
         _ip(other.name, "link", "add", "one", "type", "veth", "peer", "two")
-        assert not told.wait(SHORT)
+        assert not subscribed.wait(SHORT)
 
 
-def test_what_comes_in_one_burst_is_told_once(
-    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+def test_burst_of_events_counts_once(
+    subscribed: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
     monkeypatch.setattr(events, "_LONGEST", PATIENCE)
     results: list[bool] = []
 
     def listen() -> None:
-        while told.wait(None):
+        while subscribed.wait(None):
             results.append(True)
 
     listening = threading.Thread(target=listen)
     listening.start()
     _add_links(name, 20)
-    told.wake()
+    subscribed.wake()
     listening.join(PATIENCE)
     assert 1 <= len(results) < 5
 
 
 def test_events_without_end_do_not_keep_the_waiter(
-    told: Events, name: str, monkeypatch: pytest.MonkeyPatch
+    subscribed: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_SETTLED", 1.0)
     ended = threading.Event()
@@ -105,7 +107,7 @@ def test_events_without_end_do_not_keep_the_waiter(
     flapping = threading.Thread(target=flap)
     flapping.start()
     try:
-        waiting = threading.Thread(target=lambda: told.wait(PATIENCE), daemon=True)
+        waiting = threading.Thread(target=lambda: subscribed.wait(PATIENCE), daemon=True)
         waiting.start()
         waiting.join(PATIENCE)
         assert not waiting.is_alive()
@@ -115,9 +117,9 @@ def test_events_without_end_do_not_keep_the_waiter(
 
 
 def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_QUEUE", 4096)
-    monkeypatch.setattr(events, "_is_of_links", lambda datagram: datagram == b"")
-    monkeypatch.setattr(events, "_is_of_devices", lambda datagram: False)
+    monkeypatch.setattr(events, "QUEUE", 4096)
+    monkeypatch.setattr(events, "concerns_link", lambda datagram: datagram == b"")
+    monkeypatch.setattr(events, "concerns_device", lambda datagram: False)
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         made = Events()
     with made:
@@ -126,26 +128,26 @@ def test_lost_events_are_a_change(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert not made.wait(SHORT)
 
 
-def test_wake_ends_a_wait_from_another_thread(told: Events) -> None:
+def test_wake_ends_a_wait_from_another_thread(subscribed: Events) -> None:
     results: list[bool] = []
-    waiting = threading.Thread(target=lambda: results.append(told.wait(None)))
+    waiting = threading.Thread(target=lambda: results.append(subscribed.wait(None)))
     waiting.start()
-    told.wake()
+    subscribed.wake()
     waiting.join(PATIENCE)
     assert results == [False]
 
 
-def test_wake_ends_the_next_wait_once(told: Events) -> None:
-    told.wake()
-    told.wake()
-    assert not told.wait(None)  # without a wake it would never return
-    assert not told.wait(0)
+def test_wake_ends_the_next_wait_once(subscribed: Events) -> None:
+    subscribed.wake()
+    subscribed.wake()
+    assert not subscribed.wait(None)  # without a wake it would never return
+    assert not subscribed.wait(0)
 
 
 @pytest.mark.parametrize("subsystem", ["infiniband", "infiniband_verbs", "pci", "auxiliary"])
 def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
     message = f"add@/devices/x\0ACTION=add\0DEVPATH=/devices/x\0SUBSYSTEM={subsystem}\0SEQNUM=9\0"
-    assert events._is_of_devices(message.encode())
+    assert events.concerns_device(message.encode())
 
 
 @pytest.mark.parametrize(
@@ -157,32 +159,30 @@ def test_uevents_of_hcas_are_a_change(subsystem: str) -> None:
         "libudev\0",
     ],
 )
-def test_other_uevents_are_none(message: str) -> None:
-    assert not events._is_of_devices(message.encode())
+def test_other_uevents_are_ignored(message: str) -> None:
+    assert not events.concerns_device(message.encode())
 
 
-def test_uevents_come_over_the_socket(told: Events, name: str) -> None:
-    """Of a new link both sockets tell, so what came over this one is looked at alone."""
-    _, uevents = told._sockets
+def test_uevents_come_over_the_socket(subscribed: Events, name: str) -> None:
+    """Both sockets report a new link, so the test reads this one alone."""
+    _, uevents = subscribed.sockets
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
-    found = events._received(uevents)
-    assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in found)
-    assert all(
-        events._is_of_devices(datagram) for datagram in found if b"SUBSYSTEM=net\0" in datagram
-    )
+    datagrams = events.received(uevents)
+    assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in datagrams)
+    assert all(events.concerns_device(each) for each in datagrams if b"SUBSYSTEM=net\0" in each)
 
 
-def test_what_a_program_sends_is_not_the_kernels_word(told: Events, name: str) -> None:
+def test_messages_from_programs_are_ignored(subscribed: Events, name: str) -> None:
     with NetworkNamespace.open(f"/var/run/netns/{name}") as space, space.entered():
         other = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, events.NETLINK_KOBJECT_UEVENT)
     with other:
-        port, _ = told._sockets[1].getsockname()
+        port, _ = subscribed.sockets[1].getsockname()
         other.sendto(b"add@/devices/x\0SUBSYSTEM=pci\0", (port, 0))
-        assert not told.wait(SHORT)
+        assert not subscribed.wait(SHORT)
 
 
-def test_descriptors_are_given_back() -> None:
+def test_descriptors_are_closed() -> None:
     made = Events()
-    sockets: tuple[socket.socket, ...] = made._sockets
+    sockets: tuple[socket.socket, ...] = made.sockets
     made.close()
-    assert [closed.fileno() for closed in sockets] == [-1, -1]
+    assert [each.fileno() for each in sockets] == [-1, -1]

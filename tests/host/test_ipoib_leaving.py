@@ -1,4 +1,4 @@
-"""The namespace is gone and the interface is nowhere: DEL waits, but not for ever."""
+"""The namespace has gone and the interface is in no namespace: DEL waits for a limited time."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entry import ATTACHED, LEAVING, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.removal import PATIENCE
-from cni.attachments.requests import request_of
+from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.attachments.sandbox import PATIENCE
+from cni.attachments.sweep import RemovedAttachment, sweep
 from cni.ipoib import child
 from cni.ipoib.plugin import IPoIB
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from host.errors import HostError
 from host.namespaces import NetworkNamespace, view
@@ -33,25 +33,45 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
         netns="/var/run/netns/gone",
         netns_identity="cookie:0",
         boot_id=paths.boot_id(),
-        phase=ATTACHED,
+        phase=Phase.ATTACHED,
         config=json.dumps({"name": "fabric", "type": "ipoib", "master": "ib0"}),
     )
     journal.write(entry)
     for _ in range(2):
         with pytest.raises(CNIError, match="has not come back from it yet") as caught:
-            plugin.delete(request_of(entry))
+            plugin.delete(entry.delete_request())
         assert caught.value.code == 104
     waiting = journal.read(entry.attachment)
     assert waiting is not None
-    assert waiting.phase == LEAVING
+    assert waiting.phase == Phase.LEAVING
+    assert waiting.since == entry.since
     long_ago = (datetime.now(UTC) - PATIENCE - timedelta(seconds=1)).isoformat()
-    journal.write(msgspec.structs.replace(waiting, since=long_ago))
-    plugin.delete(request_of(entry))
+    journal.write(msgspec.structs.replace(waiting, leaving_since=long_ago))
+    plugin.delete(entry.delete_request())
+    assert journal.read(entry.attachment) is None
+
+
+def test_leaving_entry_of_a_version_without_leaving_since_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the time in `since`."""
+    monkeypatch.setattr(child, "RETURN_TIME", 0.1)
+    paths = Paths(run=tmp_path / "run", state=tmp_path / "state")
+    journal, plugin = Journal(paths), IPoIB(paths)
+    long_ago = (datetime.now(UTC) - PATIENCE - timedelta(seconds=1)).isoformat()
+    entry = msgspec.structs.replace(
+        entry_of(paths, "c1"), phase=Phase.LEAVING, since=datetime.now(UTC).isoformat()
+    )
+    journal.write(entry)
+    with pytest.raises(CNIError, match="has not come back from it yet"):
+        plugin.delete(entry.delete_request())
+    journal.write(msgspec.structs.replace(entry, since=long_ago))
+    plugin.delete(entry.delete_request())
     assert journal.read(entry.attachment) is None
 
 
 def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
-    """An attachment whose namespace is nowhere to be seen."""
+    """An attachment whose namespace cannot be found."""
     entry = JournalEntry(
         plugin="ipoib",
         network="fabric",
@@ -61,7 +81,7 @@ def entry_of(paths: Paths, container_id: str, **changes: str) -> JournalEntry:
         netns_identity="cookie:0",
         netns_seen_from=view(),
         boot_id=paths.boot_id(),
-        phase=ATTACHED,
+        phase=Phase.ATTACHED,
         config=json.dumps({"name": "fabric", "type": "ipoib", "master": "ib0"}),
     )
     return msgspec.structs.replace(entry, **changes)
@@ -88,10 +108,10 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
         entry_of(paths, "d-earlier", boot_id="earlier"),
     ):
         journal.write(entry)
-    done = plugin.sweep()
+    outcomes = sweep(plugin)
     assert left(paths) == {"a-loop", "b-elsewhere", "c-never-seen"}
-    assert any("a-loop" in line for line in done)
-    assert "removed fabric/d-earlier/net1: its sandbox is gone" in done
+    assert any("a-loop" in str(outcome) for outcome in outcomes)
+    assert RemovedAttachment(Attachment("fabric", "d-earlier", "net1")) in outcomes
 
 
 def test_sweep_spares_what_may_live_where_it_cannot_look(
@@ -104,5 +124,5 @@ def test_sweep_spares_what_may_live_where_it_cannot_look(
         raise HostError("cannot look into process 1")
 
     monkeypatch.setattr(NetworkNamespace, "find", blind)
-    IPoIB(paths).sweep()
+    sweep(IPoIB(paths))
     assert left(paths) == {"c1"}

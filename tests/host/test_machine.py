@@ -1,4 +1,4 @@
-"""The runner of the virtual machine, on programs that do as QEMU would."""
+"""The runner of the virtual machine, with programs in place of QEMU."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ UP = "echo '[ 7.4] guest: command starts' >> {share}/console.log; echo output >&
 
 
 class Program(qemu.Machine):
-    """A machine that is a shell script; `boots` counts how often it was begun."""
+    """A machine that is a shell script; `boots` counts its starts."""
 
     script = ""
 
@@ -46,13 +46,13 @@ def test_status_and_output_are_the_commands(build: Path, capfd: pytest.CaptureFi
     assert (build / "results/output.log").read_text() == "output\n"
 
 
-def test_machine_that_does_not_come_up_is_begun_anew(build: Path) -> None:
+def test_machine_that_does_not_boot_is_started_again(build: Path) -> None:
     hanging = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then exec sleep 600; fi; "
     assert run(hanging + UP + "echo 0 > {share}/status") == 0
     assert boots(build) == 3
 
 
-def test_machine_that_never_comes_up_is_given_up(
+def test_machine_that_never_boots_is_an_error(
     build: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run("exec sleep 600") == 125
@@ -65,6 +65,6 @@ def test_command_that_does_not_end_is_timed_out(build: Path) -> None:
     assert boots(build) == 1
 
 
-def test_machine_that_ends_before_the_command_is_not_begun_anew(build: Path) -> None:
+def test_machine_that_ends_before_the_command_is_not_restarted(build: Path) -> None:
     assert run("echo 'Kernel panic' >> {share}/console.log") == 125
     assert boots(build) == 1

@@ -1,4 +1,4 @@
-"""Network namespaces of this machine: opened, told apart, entered and left."""
+"""Network namespaces of this machine: open, identify, enter and leave."""
 
 import subprocess
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def _path(name: str) -> str:
     return f"/var/run/netns/{name}"
 
 
-def test_namespace_made_anew_has_another_identity(name: str) -> None:
+def test_new_namespace_has_another_identity(name: str) -> None:
     with NetworkNamespace.open(_path(name)) as first:
         identity = first.identity
         assert not first.was_removed()
@@ -53,10 +53,10 @@ def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> No
         theirs = Path(f"/proc/{inside.pid}/ns/net")
         until(lambda: theirs.stat().st_ino == inode)
         subprocess.run([IP, "netns", "delete", name], check=True)
-        found = NetworkNamespace.find(identity)
-        assert found is not None
-        with found:
-            assert found.identity == identity
+        namespace = NetworkNamespace.find(identity)
+        assert namespace is not None
+        with namespace:
+            assert namespace.identity == identity
     finally:
         inside.kill()
         inside.wait()

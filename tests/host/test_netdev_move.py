@@ -1,4 +1,4 @@
-"""Interfaces moved into a namespace and back, with the kernel as the witness.
+"""Interfaces moved into a namespace and back, checked in the kernel.
 
 The host is a namespace, too, so that no name of this machine is in the way.
 """
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from host import addresses, links, netdev_move
-from host.addresses import Switch
+from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -65,13 +65,15 @@ class Fabric:
 
     def detach(self, pod: Rtnetlink | None = None, origin: Origin | None = None) -> bool:
         inside = self.inside if pod is None else pod
-        return netdev_move.bring_back(self.outside, inside, "net1", origin or self.origin, MARK)
+        return netdev_move.restore(self.outside, inside, "net1", origin or self.origin, MARK)
 
     def assert_restored(self) -> None:
-        found = self.shown(self.host_name, "eth7")
-        assert (found["address"], found["mtu"], found["ifalias"]) == (MAC, 1400, "uplink")
-        assert "UP" in found["flags"]
-        assert [one["local"] for one in found["addr_info"] if one["family"] == "inet"] == []
+        shown = self.shown(self.host_name, "eth7")
+        assert (shown["address"], shown["mtu"], shown["ifalias"]) == (MAC, 1400, "uplink")
+        assert "UP" in shown["flags"]
+        assert [
+            address["local"] for address in shown["addr_info"] if address["family"] == "inet"
+        ] == []
         assert netdev_move.origin_of(links.require(self.outside, "eth7")) == self.origin
         assert {link.name for link in links.every(self.inside)} == {"lo"}
 
@@ -93,40 +95,40 @@ def fabric() -> Iterator[Fabric]:
 def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) -> None:
     moved = fabric.attach()
     assert (moved.name, moved.alias, moved.mac) == ("net1", MARK.alias, MAC)
-    ready, given = netdev_move.configure(
+    ready, assigned = netdev_move.configure(
         fabric.inside,
         fabric.namespace,
         moved,
         ["10.1.2.3/24", "fd00::3/64"],
-        [Switch(4, "arp_notify", "1")],
+        [Sysctl(4, "arp_notify", "1")],
     )
-    assert given == ["10.1.2.3/24", "fd00::3/64"]
+    assert assigned == ["10.1.2.3/24", "fd00::3/64"]
     assert ready.up and ready.carrier
-    found = fabric.shown(fabric.pod_name, "net1")
-    assert "UP" in found["flags"]
-    present = {one["local"]: one for one in found["addr_info"]}
+    shown = fabric.shown(fabric.pod_name, "net1")
+    assert "UP" in shown["flags"]
+    present = {address["local"]: address for address in shown["addr_info"]}
     assert {"10.1.2.3", "fd00::3"} <= set(present)
     assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
-    assert addresses.switch(fabric.namespace, 4, moved, "arp_notify") == "1"
-    assert addresses.switch(fabric.namespace, 6, moved, "disable_ipv6") == "0"
+    assert addresses.sysctl(fabric.namespace, 4, moved, "arp_notify") == "1"
+    assert addresses.sysctl(fabric.namespace, 6, moved, "disable_ipv6") == "0"
     assert fabric.detach()
     fabric.assert_restored()
     assert fabric.detach()  # again: there is nothing left to do
     fabric.assert_restored()
 
 
-def test_given_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
+def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
-    _, given = netdev_move.configure(
+    _, assigned = netdev_move.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
     )
-    assert given == ["10.1.2.3/24", "fe80::7/64"]
-    found = fabric.shown(fabric.pod_name, "net1")
-    assert {one["local"] for one in found["addr_info"]} == {"10.1.2.3", "fe80::7"}
+    assert assigned == ["10.1.2.3/24", "fe80::7/64"]
+    shown = fabric.shown(fabric.pod_name, "net1")
+    assert {address["local"] for address in shown["addr_info"]} == {"10.1.2.3", "fe80::7"}
 
 
 def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each move holds the kernel's lock for ~16 ms, of all pods of the node."""
+    """Each move holds the kernel's lock for ~16 ms, and all pods of the node share it."""
     asked: list[int] = []
     send = Rtnetlink.send
 
@@ -144,20 +146,20 @@ def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.Monke
     fabric.assert_restored()
 
 
-def test_name_that_the_pod_has_is_told_before_the_move(fabric: Fabric) -> None:
+def test_name_in_use_is_refused_before_the_move(fabric: Fabric) -> None:
     netdev_move.require_free(fabric.inside, "net1")
     fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(NameTaken, match='the pod already has a link of kind veth named "net1"'):
         netdev_move.require_free(fabric.inside, "net1")
 
 
-def test_name_taken_during_the_move_leaves_what_can_be_brought_back(fabric: Fabric) -> None:
-    """The kernel has moved it by the time it finds the name taken."""
+def test_name_taken_during_the_move_leaves_a_restorable_interface(fabric: Fabric) -> None:
+    """The kernel moves the interface before it finds that the name is taken."""
     fabric.pod("link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(HostError, match=r'moving "eth7" .* as "net1": File exists'):
         fabric.attach()
     assert links.find(fabric.outside, "eth7") is None
-    assert netdev_move.bring_back(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, fabric.inside, "eth7", fabric.origin, MARK)
     assert links.find(fabric.inside, "net1") is not None
     assert netdev_move.origin_of(links.require(fabric.outside, "eth7")) == fabric.origin
 
@@ -176,7 +178,7 @@ def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -
     fabric.assert_restored()
 
 
-def test_what_a_pod_changed_is_put_right(fabric: Fabric) -> None:
+def test_changes_by_the_pod_are_undone(fabric: Fabric) -> None:
     fabric.attach()
     fabric.pod("link", "set", "net1", "name", "mine")
     fabric.pod("link", "set", "mine", "mtu", "900", "address", "02:00:00:00:00:99")
@@ -185,7 +187,7 @@ def test_what_a_pod_changed_is_put_right(fabric: Fabric) -> None:
     fabric.assert_restored()
 
 
-def test_interface_that_a_pod_unmarked_is_known_by_its_name_kind_and_address(
+def test_interface_without_its_mark_is_found_by_name_kind_and_address(
     fabric: Fabric,
 ) -> None:
     fabric.attach()
@@ -212,10 +214,10 @@ def test_interface_that_was_not_up_stays_down(fabric: Fabric) -> None:
 
 
 @pytest.mark.parametrize("also_in_the_pod", [False, True])
-def test_alternative_name_in_the_way_is_taken_off_and_given_back(
+def test_clashing_alternative_name_is_removed_and_restored(
     fabric: Fabric, also_in_the_pod: bool
 ) -> None:
-    """The pod's name as an alternative name of the interface itself, or of another one there."""
+    """The pod's name is an alternative name of the interface or of another one in the pod."""
     fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
     clash = "net1"
     if also_in_the_pod:
@@ -241,18 +243,18 @@ def test_alternative_name_that_a_pod_gave_does_not_hinder_the_way_back(fabric: F
 
 
 def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None:
-    """As a dead namespace gives it back: its name there, its mark, down."""
+    """The interface as a dead namespace returns it: with its name there and its mark, down."""
     fabric.attach()
     fabric.pod("link", "set", "net1", "mtu", "800")
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
         moved = links.require(fabric.inside, "net1")
         links.move(fabric.inside, moved, home, "dev3", moved.alias)
-    assert netdev_move.bring_back(fabric.outside, None, "net1", fabric.origin, MARK)
+    assert netdev_move.restore(fabric.outside, None, "net1", fabric.origin, MARK)
     fabric.assert_restored()
 
 
 def test_refusal_of_the_old_mtu_leaves_it_on_the_host_for_the_next_call(fabric: Fabric) -> None:
-    """A setting that fails after the move must not leave the interface unknown."""
+    """After a setting that fails after the move, the interface can still be found."""
     fabric.attach()
     impossible = msgspec.structs.replace(fabric.origin, mtu=70_000)
     for _ in range(2):
@@ -288,7 +290,7 @@ def test_many_threads_move_at_once(fabric: Fabric) -> None:
                     origin, mark = netdev_move.origin_of(link), Mark(f"{number:032x}")
                     moved = netdev_move.move_in(host, pod, fabric.namespace, link, name, mark)
                     netdev_move.configure(pod, fabric.namespace, moved, [f"10.1.{number}.1/24"])
-                    assert netdev_move.bring_back(host, pod, name, origin, mark)
+                    assert netdev_move.restore(host, pod, name, origin, mark)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell
             failures.append(error)
 
@@ -312,25 +314,25 @@ def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
         )
 
 
-def test_address_that_is_there_already_is_no_error(fabric: Fabric) -> None:
+def test_existing_address_is_no_error(fabric: Fabric) -> None:
     moved = fabric.attach()
     for _ in range(2):
         netdev_move.configure(fabric.inside, fabric.namespace, moved, ["10.1.2.3/24", "fd00::3/64"])
 
 
-def test_glance_sees_what_a_look_up_sees(fabric: Fabric) -> None:
+def test_identify_agrees_with_find(fabric: Fabric) -> None:
     link, peer = (links.require(fabric.outside, name) for name in ("eth7", "peer7"))
-    seen = links.glance(fabric.outside, "eth7")
+    seen = links.identify(fabric.outside, "eth7")
     assert seen is not None
     assert (seen.index, seen.link_type, seen.mac[:6].hex(":")) == (link.index, 1, MAC)
     assert seen.is_of(link) and not seen.is_of(peer)
     infiniband = bytes(range(20))
     child = msgspec.structs.replace(link, link_type=32, mac=infiniband.hex(":"))
-    assert links.Glance(1, 32, infiniband[:14]).is_of(child)
-    assert not links.Glance(1, 32, infiniband[1:15]).is_of(child)
+    assert links.LinkIdentity(1, 32, infiniband[:14]).is_of(child)
+    assert not links.LinkIdentity(1, 32, infiniband[1:15]).is_of(child)
 
 
-def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_it(
+def test_interface_that_lost_its_mark_during_configuration_is_an_error(
     fabric: Fabric,
 ) -> None:
     moved = fabric.attach()
@@ -340,13 +342,13 @@ def test_interface_that_lost_its_mark_while_it_was_configured_is_not_taken_for_i
 
 
 @pytest.mark.parametrize("name", ["eth7", "long-name-of-eth7", "none", "none-of-such-a-long-name"])
-def test_name_is_there_if_a_look_up_finds_it(fabric: Fabric, name: str) -> None:
+def test_has_name_agrees_with_find(fabric: Fabric, name: str) -> None:
     fabric.host("link", "property", "add", "dev", "eth7", "altname", "long-name-of-eth7")
     there = links.find(fabric.outside, name) is not None
     assert links.has_name(fabric.outside, name) == there == ("eth7" in name)
     assert not links.has_name(fabric.inside, name)
 
 
-def test_missing_interface_is_told_apart(fabric: Fabric) -> None:
+def test_missing_interface_is_link_missing(fabric: Fabric) -> None:
     with pytest.raises(LinkMissing, match='there is no interface "none"'):
         links.require(fabric.outside, "none")

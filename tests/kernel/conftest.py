@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from cni.attachments.journal import Journal
-from cni.ipoib.removal import Children
+from cni.ipoib.plugin import IPoIB
 from tests.kernel.cards import Card, cards
 from tests.kernel.igb import with_addressed_vfs
 from tests.kernel.pods import Node, SriovNode, pod
@@ -22,8 +21,8 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def pods() -> Iterator[list[str]]:
-    """Three pods, on a host without interfaces of an earlier, failed test."""
-    Children(Journal(Paths())).remove_strays()
+    """Three pods, on a host where no failed test has left an interface."""
+    IPoIB(Paths()).remove_strays()
     with ExitStack() as stack:
         yield [stack.enter_context(pod(f"pod{number}")) for number in range(3)]
 

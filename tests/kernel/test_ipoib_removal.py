@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from cni.attachments.journal import Journal
+from cni.attachments.sweep import sweep
 from cni.ipoib.plugin import IPoIB
 from host import links
 from host.errors import HostError
@@ -95,7 +96,7 @@ def test_delete_never_takes_an_interface_for_its_name(node: Node, pods: list[str
         node.delete("c1", pods[0], **CONFIG)
         nothing: dict[str, Any] = {"cni.dev/valid-attachments": []}
         assert node.call("GC", "", "", **nothing) == Reply(0, {})
-        assert IPoIB(node.paths).sweep() == []
+        assert sweep(IPoIB(node.paths)) == ()
         assert link_in(pods[0]) is not None
         assert "pfmine" in link_names()
     finally:
@@ -160,7 +161,7 @@ def test_namespace_without_a_path_that_lives_on_is_found(node: Node) -> None:
         try:
             _until_inside(inside.pid)
             run(IP, "netns", "delete", netns)
-            assert IPoIB(node.paths).sweep() == []  # not dead: a sweep may look from a container
+            assert sweep(IPoIB(node.paths)) == ()  # not dead: a sweep may look from a container
             node.delete("c1", netns, **CONFIG)
             space = NetworkNamespace.open(f"/proc/{inside.pid}/ns/net")
             with space, netlink(space) as route:
@@ -237,8 +238,8 @@ def test_sweep_removes_dead_sandboxes_and_keeps_living_ones(node: Node, pods: li
         node.add("c2", netns, **CONFIG)
         run(IP, "netns", "delete", netns)
         _wait_for_stray()
-        done = IPoIB(node.paths).sweep()
-    assert [line for line in done if f"{NETWORK}/c2/net1" in line]
+        outcomes = sweep(IPoIB(node.paths))
+    assert f"removed {NETWORK}/c2/net1: its sandbox is gone" in map(str, outcomes)
     assert node.reservations() == living.addresses
     assert link_names(pods[0]) == {"lo", "net1"}
     node.delete("c1", pods[0], **CONFIG)
@@ -252,7 +253,7 @@ def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str])
     (entry,) = journal.entries()
     assert not isinstance(entry, Exception)
     journal.write(msgspec.structs.replace(entry, boot_id="an-earlier-boot"))
-    assert IPoIB(node.paths).sweep()
+    assert sweep(IPoIB(node.paths))
     assert node.reservations() == []
     link = link_in(pods[0])
     assert link is not None  # it was never another boot's; deleting the pod ends it

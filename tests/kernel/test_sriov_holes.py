@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from cni.attachments.journal import Journal
+from cni.attachments.sweep import sweep
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
+from cni.sriov.plugin import Sriov
 from host import links, netdev_move, vfs
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
@@ -250,10 +252,10 @@ def test_agent_that_starts_anew_sweeps_what_is_dead_and_spares_what_lives(
     before = cards.snapshot()
     sriov.add("c1", pods[0], deviceID=card.vfs[0], vlan=100)
     sriov.add("c2", pods[1], deviceID=card.vfs[1], vlan=100)
-    assert sriov.plugin().sweep() == []  # type: ignore[attr-defined]
+    assert sweep(Sriov(sriov.paths)) == ()
     run(IP, "netns", "delete", pods[0])
-    done = sriov.plugin().sweep()  # type: ignore[attr-defined]
-    assert done == ["removed fabric/c1/net1: its sandbox is gone"]
+    outcomes = sweep(Sriov(sriov.paths))
+    assert list(map(str, outcomes)) == ["removed fabric/c1/net1: its sandbox is gone"]
     with NetworkNamespace.open(f"/run/netns/{pods[1]}") as space, netlink(space) as pod:
         assert links.has_name(pod, "net1")
     sriov.delete("c2", pods[1], deviceID=card.vfs[1])

@@ -274,6 +274,13 @@ class Kubelet:
             self.calls.append(Call(method, resource, tuple(ids), size))
             self.changed.notify_all()
 
+    def hold(self, held: Sequence[Held], pods: Mapping[str, "Pod"]) -> None:
+        """Have these pods, by UID, hold these devices, as if they had been admitted."""
+        with self.changed:
+            self._manager.held = list(held)
+            self.pods.update(pods)
+            self._write()
+
     def _updated(self, endpoint: Endpoint, devices: Devices) -> None:
         with self.changed:
             if not self._up:

@@ -39,15 +39,6 @@ class Script(msgspec.Struct):
     result: msgspec.Raw = _NONE
 
 
-class _Ipam(msgspec.Struct):
-    type: str = ""
-
-
-class _Config(msgspec.Struct):
-    ipam: _Ipam = msgspec.field(default_factory=_Ipam)
-    prevResult: msgspec.Raw = _NONE
-
-
 class Noop:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._script = msgspec.json.decode(environ.get("NOOP", "{}"), type=Script)
@@ -60,13 +51,12 @@ class Noop:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         self._act(request)
-        config = _config(request)
-        if config.prevResult:
-            results.decode(config.prevResult, request.cni_version)
-            previous = msgspec.json.decode(config.prevResult)
+        if request.previous_result is not None:
+            previous = request.config.keys["prevResult"]
             return results.after_previous(previous, Result(), request.cni_version)
-        if config.ipam.type:
-            return delegate.add(config.ipam.type, self._delegates, request)
+        ipam = request.config.ipam
+        if ipam.type:
+            return delegate.add(ipam.type, self._delegates, request)
         if self._script.result:
             return results.decode(self._script.result, "1.1.0")
         return Result(ips=(IPConfig("10.9.0.1/24"),))
@@ -90,7 +80,7 @@ class Noop:
     def _act(self, request: Request) -> None:
         script = self._script
         self._state.mkdir(parents=True, exist_ok=True)
-        (self._state / f"{request.command}-{uuid.uuid4().hex}").write_bytes(request.config)
+        (self._state / f"{request.command}-{uuid.uuid4().hex}").write_bytes(request.config.raw)
         if script.prints:
             print(script.prints)  # noqa: T201 - a library that prints
             os.system(f"echo {script.prints}")
@@ -105,10 +95,6 @@ class Noop:
             raise RuntimeError(script.raises)
 
     def _pass_on(self, request: Request) -> None:
-        config = _config(request)
-        if config.ipam.type:
-            delegate.run(config.ipam.type, self._delegates, request.command, request)
-
-
-def _config(request: Request) -> _Config:
-    return msgspec.json.decode(request.config, type=_Config)
+        ipam = request.config.ipam
+        if ipam.type:
+            delegate.run(ipam.type, self._delegates, request.command, request)

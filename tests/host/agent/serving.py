@@ -10,7 +10,8 @@ from pathlib import Path
 
 from agent import framing
 from agent.framing import HEADER, LauncherRequest
-from agent.server import Server, listen
+from agent.server import BACKLOG, Server
+from agent.unix_socket import listen
 from agent.workers import Workers
 from base.interrupts import Call, Terminated, serving
 from tests.waiting import PATIENCE
@@ -124,7 +125,7 @@ def server(
 ) -> Iterator[Serving]:
     """A server that is stopped at the end, and must then end."""
     path = directory / "agent.sock"
-    listener = listen(path)
+    listener = listen(path, BACKLOG)
     pool = Workers(workers)
     caller = Scripted() if does is None else Scripted(does)
     refused: list[str] = []

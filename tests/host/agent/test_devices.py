@@ -1,14 +1,18 @@
 """The agent serves the pools of its node, and tells of them in its metrics."""
 
 import json
+import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from base.paths import Paths
+from base.pod import Pod
+from cni.attachments.pod_choices import YOUNG, PodChoices, every
 from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet
 from tests.unix_http import UnixHTTPConnection
@@ -81,3 +85,17 @@ def test_wrong_pools_stop_no_attachments(server: Paths) -> None:
         until(lambda: server.agent_socket.is_socket())
         until(lambda: "nothing is offered" in agent.log)
         assert agent.process.poll() is None
+
+
+@pytest.mark.parametrize("command", ["agent", "device-plugin"])
+def test_choices_of_pods_that_the_kubelet_forgot_are_removed(server: Paths, command: str) -> None:
+    gone, new = Pod("ml", "worker-7", "uid-7"), Pod("ml", "worker-8", "uid-8")
+    for pod in (gone, new):
+        PodChoices(server, pod).record("fabric/net1", "0000:3b:00.0")
+    (old,) = (path for path in (server.devices / "pods").iterdir() if b"uid-7" in path.read_bytes())
+    os.utime(old, (time.time() - YOUNG - 1,) * 2)
+    with running(server, command), Kubelet(server.kubelet) as kubelet:
+        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8, 30.0)
+        kubelet.admit("worker-0", [{"name": "main", "limits": {"rdma/hca": 1}}])
+        until(lambda: not old.exists())
+    assert [choices.uid for choices in every(server)] == ["uid-8"]

@@ -13,6 +13,8 @@ import pytest
 from agent import framing
 from agent import server as server_module
 from agent.framing import ANSWERED, HEADER, REFUSED, REQUEST_MAGIC, LauncherRequest
+from agent.server import BACKLOG
+from agent.unix_socket import listen
 from base import interrupts
 from tests.host.agent.serving import Limits, Reply, descriptors, read, send, server
 from tests.waiting import PATIENCE, until
@@ -480,7 +482,7 @@ def test_calls_whose_clients_have_gone_keep_nothing_while_they_wait(tmp_path: Pa
 def test_socket_of_somebody_who_listens_is_not_replaced(tmp_path: Path) -> None:
     with server(tmp_path) as serving:
         with pytest.raises(OSError, match="in use"):
-            server_module.listen(serving.path)
+            listen(serving.path, BACKLOG)
         assert serving.ask().status == ANSWERED
 
 

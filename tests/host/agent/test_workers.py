@@ -78,7 +78,7 @@ def test_thread_left_in_a_pod_is_brought_home(namespace: NetworkNamespace) -> No
     seen: list[int] = []
 
     def stray() -> None:
-        namespaces._setns(namespace.descriptor, "entering")
+        namespaces.setns(namespace.descriptor, "entering")
         seen.append(here())
 
     submit(workers, stray)
@@ -92,14 +92,14 @@ def test_thread_that_cannot_come_home_is_replaced(
 ) -> None:
     workers = Workers(1)
     seen: list[tuple[int, int]] = []
-    enter = namespaces._setns
+    enter = namespaces.setns
 
     def refuse(*_: object) -> None:
         raise HostError("refused")
 
     def stray() -> None:
         enter(namespace.descriptor, "entering")
-        monkeypatch.setattr(namespaces, "_setns", refuse)
+        monkeypatch.setattr(namespaces, "setns", refuse)
         seen.append((threading.get_ident(), here()))
 
     submit(workers, stray)

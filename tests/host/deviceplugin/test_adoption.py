@@ -5,19 +5,20 @@ On the made-up server of node.py.
 
 import functools
 import json
+import os
 import shutil
+import stat
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from base.paths import Paths
-from deviceplugin import checkpoint, plugin, pod_devices
+from base.pod import Pod
+from deviceplugin import checkpoint, pod_devices
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.ledger import Ledger
@@ -175,7 +176,7 @@ def test_what_is_taken_over_has_the_node_that_the_container_has(
     assert after.devices[0].rdma[0].uverbs == before.devices[0].rdma[0].uverbs
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)
     assert not kubelet.devices(HCA)[before.id][0]
-    (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).faces
+    (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).hcas
     with pytest.raises(Stale, match=f"was given mlx5_., {theirs} "):
         pod_devices.require_current(node.paths, face, [face.device.rdma[0].name])
 
@@ -226,7 +227,7 @@ def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
         if older:
             kubelet.remove(kubelet.admit("worker-0", [container()]))
         port(server, 3, up=False)
-        node.plugin._look()
+        node.plugin.look()
         pod = kubelet.admit("worker-1", [container()])
         (before,) = held(server).values()
         assert len(before.devices) == 7
@@ -242,7 +243,7 @@ def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
         assert [one.id for one in after.devices] == [one.id for one in before.devices]
         node.plugin.compare()
         given = pod_devices.given_to(server, Pod("default", "worker-1", pod.uid))
-        assert {face.device.id for face in given.faces} == {one.id for one in before.devices}
+        assert {face.device.id for face in given.hcas} == {one.id for one in before.devices}
     finally:
         node.plugin.close()
 
@@ -301,75 +302,39 @@ def test_pools_are_served_though_nothing_could_be_taken_over_at_the_start(
     assert len(held(node.paths)) == 1
 
 
-def test_what_was_granted_is_brought_to_disk_and_nobody_waits(
+def test_allocation_is_on_disk_before_the_kubelet_is_answered(
     node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[set[str]] = []
-    slow = threading.Event()
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
 
-    def sync(_: int) -> None:
-        synced.append(set(held(node.paths)))
-        assert slow.wait(PATIENCE)
+    def synced(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        steps.append("directory" if is_directory else "content")
+        fsync(descriptor)
 
-    monkeypatch.setattr("os.fdatasync", sync)
+    def renamed(source: Path, target: Path) -> None:
+        if target == node.paths.checkpoint:
+            steps.append("name")
+        replace(source, target)
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.replace", renamed)
     kubelet.admit("worker-0", [container()])
-    kubelet.wait(lambda: len(synced) == 1)
-    for number in (1, 2):
-        kubelet.admit(f"worker-{number}", [container()])
-    everything = set(held(node.paths))
-    assert len(everything) == 3
-    assert len(synced) == 1, "the disk is still busy with the first"
-    slow.set()
-    kubelet.wait(lambda: synced[-1] == everything)
+    assert steps[:3] == ["content", "name", "directory"]
+    assert len(held(node.paths)) == 1
 
 
-def test_last_grant_is_brought_to_disk_when_the_plugin_ends(
+def test_allocate_fails_while_the_disk_does_and_no_pod_gets_the_id(
     node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[set[str]] = []
-    monkeypatch.setattr("os.fdatasync", lambda _: synced.append(set(held(node.paths))))
-    monkeypatch.setattr(plugin, "SYNC_AFTER", 60.0)
-    kubelet.admit("worker-0", [container()])
-    assert synced == []
-    node.plugin.close()
-    assert synced[-1] == set(held(node.paths)) != set()
-
-
-def test_plugin_that_ends_while_the_disk_is_waited_for_leaves_no_thread(
-    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync = Ledger.sync
-    closing = threading.Thread(target=lambda: node.plugin.close())
-
-    def ended(ledger: Ledger) -> None:
-        if not closing.ident:
-            closing.start()
-            kubelet.wait(node.plugin._ended.is_set)
-            time.sleep(0.2)  # until it waits for this thread
-        sync(ledger)
-
-    monkeypatch.setattr(Ledger, "sync", ended)
-    before = threading.enumerate()
-    kubelet.admit("worker-0", [container()])
-    kubelet.wait(lambda: closing.ident is not None)
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
-    left = [one.name for one in threading.enumerate() if one not in before]
-    assert "checkpoint" not in [*left, *(one.name for one in before if one.is_alive())]
-
-
-def test_disk_that_fails_behind_the_answer_is_told_and_the_next_grant_needs_it(
-    node: Node, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
 
+    kubelet.admit("worker-0", [container()])
     with monkeypatch.context() as patched:
-        patched.setattr("os.fdatasync", broken)
         patched.setattr("os.fsync", broken)
-        kubelet.admit("worker-0", [container()])
-        kubelet.wait(lambda: "is not on disk: Input/output error" in caplog.text)
-        with pytest.raises(PodRejected, match="cannot write down the allocation"):
+        with pytest.raises(PodRejected, match="cannot write the allocation"):
             kubelet.admit("worker-1", [container()])
         assert len(held(node.paths)) == 1
     kubelet.admit("worker-2", [container()])
@@ -399,16 +364,16 @@ def run_on(paths: Paths, kubelet: Kubelet, resource: str, known: str, *uverbs: i
     response = v1beta1_pb2.ContainerAllocateResponse(
         devices=[{"host_path": str(one), "container_path": str(one)} for one in nodes]
     )
-    kubelet.pods["u-1"] = Admitted(
+    pod = Admitted(
         name="old",
         namespace="ml",
         uid="u-1",
         requests=[Request(name="main", limits={resource: 1})],
     )
-    kubelet._manager.held = [
-        Held(uid="u-1", container="main", resource=resource, devices={known: ()}, response=response)
-    ]
-    kubelet._write()
+    held_ids = Held(
+        uid="u-1", container="main", resource=resource, devices={known: ()}, response=response
+    )
+    kubelet.hold([held_ids], {"u-1": pod})
     return Pod("ml", "old", "u-1")
 
 
@@ -433,7 +398,7 @@ def test_pods_of_another_device_plugin_run_on(
     one = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
     try:
         kubelet.wait(lambda: held(server))
-        assert {face.device.id for face in pod_devices.given_to(server, pod).faces} == hcas
+        assert {face.device.id for face in pod_devices.given_to(server, pod).hcas} == hcas
         if mode == "exclusive":
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 - len(hcas))
     finally:
@@ -464,14 +429,14 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
     one = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
-        (face,) = pod_devices.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).hcas
         assert (face.device.id, face.device.rdma) == (FIRST, ())
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
         shutil.rmtree(server.sys)
         shutil.copytree(whole, server.sys, symlinks=True)
-        one.plugin._look()
+        one.plugin.look()
         one.plugin.compare()
-        (face,) = pod_devices.given_to(server, pod).faces
+        (face,) = pod_devices.given_to(server, pod).hcas
         assert face.device.id == FIRST
         assert uverbs_of(held(server)[FIRST]) == "uverbs0"
     finally:

@@ -2,6 +2,7 @@
 two names, ports that fail without a word. And what the log and the commands say of it.
 """
 
+import functools
 import json
 import logging
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from base.paths import Paths
 from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet.server import PluginServer, Rejected
+from deviceplugin.ledger import Ledger
 from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig, Selector, parse
 from host.discovery import hcas
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, container
@@ -197,10 +199,10 @@ def test_pod_is_taken_up_again_before_its_hca_is_ready(
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 1)
             kubelet.readmit(pod)
             with pytest.raises(Rejected) as refused:
-                node.plugin._offers[HCA].allocate(pod.containers["main"].ids[HCA])
+                node.plugin.services[HCA].allocate(pod.containers["main"].ids[HCA])
             assert refused.value.code.name == "FAILED_PRECONDITION"
             get_ready(server)
-            node.plugin._look()
+            node.plugin.look()
             every = 8 * (pool.slots if pool.mode == "shared" else 1)
             kubelet.wait(lambda: kubelet.allocatable(HCA) == every)
             node.plugin.compare()
@@ -238,7 +240,7 @@ def test_hca_that_fails_within_the_grace_is_told_at_once(server: Paths) -> None:
 
 @pytest.mark.parametrize("other", ["rdma/one", "rdma/shared"])
 def test_hca_that_one_resource_has_alone_is_withdrawn_from_the_others(
-    server: Paths, other: str
+    server: Paths, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, BOTH) as node:
         before = {"rdma/one": 8, "rdma/shared": 16}
@@ -250,8 +252,10 @@ def test_hca_that_one_resource_has_alone_is_withdrawn_from_the_others(
         assert kubelet.allocatable("tencent.com/rdma") == 8
         kubelet.remove(pod)
         kubelet.held()
-        node.plugin._ledger.drop_unknown((), age=-1.0)
-        node.plugin._look(again=False)
+        monkeypatch.setattr(
+            Ledger, "drop_unknown", functools.partialmethod(Ledger.drop_unknown, age=-1.0)
+        )
+        node.plugin.compare()
         kubelet.wait(lambda: kubelet.allocatable(other) == before[other])
 
 
@@ -281,11 +285,11 @@ def test_nothing_slips_through_between_two_looks(
     second: tuple[str, str],
 ) -> None:
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, BOTH) as node:
-        monkeypatch.setattr(node.plugin, "_look", lambda **_: None)
-        offers = node.plugin._offers
-        assert offers[first[0]].allocate([first[1]]).devices
+        monkeypatch.setattr(node.plugin, "look", lambda **_: None)
+        services = node.plugin.services
+        assert services[first[0]].allocate([first[1]]).devices
         with pytest.raises(Rejected) as refused:
-            offers[second[0]].allocate([second[1]])
+            services[second[0]].allocate([second[1]])
         assert refused.value.code.name == "FAILED_PRECONDITION"
         assert f"is held by id {first[1]} of {first[0]}" in str(refused.value)
         assert [one.resource for one in checkpoint.read(server).allocations] == [first[0]]
@@ -332,7 +336,7 @@ def test_pool_that_comes_is_served_when_the_others_know_of_it(
             kubelet.wait(lambda: kubelet.allocatable("rdma/new") == 8)
             pod = kubelet.admit("worker-0", [container("rdma/new")])
             with pytest.raises(Rejected) as error:
-                node.plugin._offers[HCA].allocate(list(pod.containers["main"].ids["rdma/new"]))
+                node.plugin.services[HCA].allocate(list(pod.containers["main"].ids["rdma/new"]))
             refused.append(str(error.value))
 
         monkeypatch.setattr(PluginServer, "start", served)
@@ -371,12 +375,12 @@ def test_log_says_once_why_an_id_is_unfit_and_when_it_is_fit_again(
         assert caplog.messages == []
         (server.sys / "class/infiniband/mlx5_0").rename(server.sys / "away")
         for _ in range(3):
-            node.plugin._look()
+            node.plugin.look()
         (server.sys / "away").rename(server.sys / "class/infiniband/mlx5_0")
-        node.plugin._look()
+        node.plugin.look()
     ids = f"{HCA}: {FIRST}-0 and 1 more"
     assert caplog.messages == [
         f"{ids}: the RDMA device of {FIRST} is in another network namespace: it is back when "
         "that is gone",
-        f"{ids}: well",
+        f"{ids}: healthy",
     ]

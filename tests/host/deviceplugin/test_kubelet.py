@@ -298,7 +298,7 @@ def test_without_a_uid_the_checkpoint_is_no_answer(
     others()
     kubelet.admit("pod", [wants()], uid="u-1")
     kubelet.stop()
-    with pytest.raises(KubeletUnreadable, match=r"is not there.*; .*knows pods by their UID alone"):
+    with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*has only pod UIDs"):
         reader.of_pod(paths, "default", "pod", "")
 
 
@@ -378,17 +378,17 @@ def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
     others()
     kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
     kubelet.stop()
-    with pytest.raises(KubeletUnreadable, match="is not there: is the kubelet running"):
+    with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
         reader.from_pod_resources(paths)
     rows = reader.of_pod(paths, "default", "pod", "u-1")
     assert [row.container for row in rows] == ["a", "b"]
     kubelet.checkpoint.write_text("{")
     with pytest.raises(
-        KubeletUnreadable, match=r"is not there.*; .*is no checkpoint of the kubelet's"
+        KubeletUnreadable, match=r"does not exist.*; .*is not a valid checkpoint of the kubelet"
     ):
         reader.of_pod(paths, "default", "pod", "u-1")
     kubelet.checkpoint.unlink()
-    with pytest.raises(KubeletUnreadable, match=r"is not there.*; .*checkpoint: is not there"):
+    with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*checkpoint: does not exist"):
         reader.of_pod(paths, "default", "pod", "u-1")
 
 

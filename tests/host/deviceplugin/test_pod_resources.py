@@ -60,7 +60,7 @@ def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
     kubelet: Kubelet, connection: PodResourcesClient
 ) -> None:
     for _ in range(3):
-        with pytest.raises(KubeletUnreadable, match="is not there: is the kubelet running"):
+        with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
             connection.list(0.5)
     kubelet.start()
     assert not connection.list(0.5).pod_resources

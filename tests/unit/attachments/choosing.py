@@ -9,17 +9,16 @@ from typing import Any, cast
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entitlement import require_allowed
-from cni.attachments.matching import Match, matched
+from base.pod import Pod
+from cni.attachments.matching import Match, matched, require_allowed
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
 from cni.policy.rules import Policy
-from cni.spec import arguments
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import devices
 from cni.sriov import options as sriov_options
-from deviceplugin.claims import Pod
 from host import links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
 from host.netlink import Rtnetlink
@@ -63,7 +62,7 @@ def request(ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> Re
         ifname=ifname,
         args=cni_args,
         network="fabric",
-        config=json.dumps({"name": "fabric", **config}).encode(),
+        config=decode(json.dumps({"name": "fabric", **config}).encode()),
     )
 
 
@@ -72,8 +71,7 @@ def match_of(
     paths: Paths, call: Request, policy: Policy, *, needed: bool, wanted: bool
 ) -> Iterator[Match]:
     """The match of a call, locked as while an ADD chooses."""
-    pod = arguments.pod_of(arguments.parse(call.args, ()))
-    match = matched(paths, call, pod, needed=needed, wanted=wanted, policy=policy)
+    match = matched(paths, call, call.arguments.pod, needed=needed, wanted=wanted, policy=policy)
     with match.choosing():
         yield match
 

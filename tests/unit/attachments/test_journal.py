@@ -12,8 +12,14 @@ import pytest
 from base.interrupts import Call, Terminated, serving
 from base.locks import Busy
 from base.paths import Paths
-from cni.attachments.entry import ADDING, JournalDamaged, JournalEntry, from_bytes, to_bytes
-from cni.attachments.journal import Journal
+from cni.attachments.journal import (
+    Journal,
+    JournalDamaged,
+    JournalEntry,
+    Phase,
+    from_bytes,
+    to_bytes,
+)
 from cni.spec.attachment import Attachment
 
 
@@ -26,7 +32,7 @@ def _entry(container_id: str = "c1", ifname: str = "net1") -> JournalEntry:
         netns="/var/run/netns/x",
         netns_identity="cookie:1",
         boot_id="b",
-        phase=ADDING,
+        phase=Phase.ADDING,
         undo=msgspec.Raw(b'{"parent":"ib0"}'),
     )
 
@@ -72,7 +78,7 @@ def test_file_that_speaks_of_another_attachment_is_damaged(journal: Journal) -> 
     journal.write(_entry("c2"))
     other = journal.path_of(_entry("c2").attachment)
     other.rename(journal.path_of(_entry("c1").attachment))
-    with pytest.raises(JournalDamaged, match="speaks of fabric/c2/net1"):
+    with pytest.raises(JournalDamaged, match="names fabric/c2/net1"):
         journal.read(_entry("c1").attachment)
 
 

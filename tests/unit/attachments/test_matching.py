@@ -9,10 +9,10 @@ import pytest
 from filelock import FileLock
 
 from base import interrupts
-from cni.attachments.matching import tell, verbs_beside
+from cni.attachments.pod_choices import lock_of
+from cni.attachments.results import uverbs_of, write_device_information
 from cni.spec.notes import collected
 from cni.spec.result import Interface
-from deviceplugin.claims import lock_of
 from tests.unit.attachments.choosing import POD, ipoib, request
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
@@ -57,10 +57,12 @@ def test_verbs_device_is_told_in_multus_file(card: Holding, tmp_path: Path) -> N
     file = tmp_path / "cni/ml-fabric-c1_net1"
     file.parent.mkdir()
     file.write_text(json.dumps({"type": "pci", "version": "1.1.0", "pci": {"pci-address": VF}}))
-    assert verbs_beside(card.paths, ["mlx5_6"]) == ("mlx5_6", "uverbs6")
-    assert verbs_beside(card.paths, ["mlx5_99"]) == ("", "")
+    assert uverbs_of(card.paths, ["mlx5_6"]) == ("mlx5_6", "uverbs6")
+    assert uverbs_of(card.paths, ["mlx5_99"]) == ("", "")
     interface = Interface(name="net1", pciID=VF, rdmaDevice="mlx5_6", uverbs="uverbs6")
-    tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": str(file)}), interface)
+    write_device_information(
+        paths, request(runtimeConfig={"CNIDeviceInfoFile": str(file)}), interface
+    )
     written = json.loads(file.read_bytes())
     assert written["pci"] == {"pci-address": VF, "rdma-device": "mlx5_6"}
     assert written["podfabric"] == {"uverbs": "uverbs6", "major": 231, "minor": 198}
@@ -72,8 +74,10 @@ def test_multus_file_that_cannot_be_written_is_a_note(card: Holding, tmp_path: P
     (tmp_path / "cni").write_text("")
     with collected() as notes:
         path = str(tmp_path / "cni/ml-fabric-c1_net1")
-        tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), interface)
+        write_device_information(
+            paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), interface
+        )
         gone = msgspec.structs.replace(interface, rdmaDevice="mlx5_99")
-        tell(paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), gone)
-        tell(paths, request(runtimeConfig=5), interface)
+        write_device_information(paths, request(runtimeConfig={"CNIDeviceInfoFile": path}), gone)
+        write_device_information(paths, request(runtimeConfig=5), interface)
     assert notes.text.count(f"device information {path}: ") == 2

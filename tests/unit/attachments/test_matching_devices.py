@@ -128,7 +128,7 @@ def test_pod_that_was_given_nothing_needs_a_device(card: Holding) -> None:
 def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None:
     tree = Tree(card.paths.sys, card.paths)
     for number, vf in enumerate((VF, OTHER_VF)):
-        _without_verbs(tree, vf)
+        _without_uverbs(tree, vf)
         tree.soft_rdma(f"rxe{number}", f"enp59s0f1v{number}")
         tree.character(
             "infiniband_verbs", f"uverbs{20 + number}", f"rxe{number}", f"231:{212 + number}"
@@ -145,7 +145,7 @@ def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None
     for known in ("rxe1-0", "rxe1"):
         assert sriov(card, deviceID=known, pciBusID=known, master="enp59s0f1np0") == OTHER_VF
     refused = refusal(sriov, card, deviceID="rxe0-0")
-    assert (refused.code, '"deviceID": "rxe0-0" is no device' in refused.message) == (7, True)
+    assert (refused.code, '"deviceID": "rxe0-0" is not a device' in refused.message) == (7, True)
 
 
 def test_token_of_all_is_each_vf_of_the_pool_in_turn(card: Holding) -> None:
@@ -161,14 +161,14 @@ def test_device_id_that_nothing_explains_is_told_as_before(card: Holding, cni_ar
     refused = refusal(sriov, card, cni_args=cni_args, deviceID="0", master="enp59s0f1np0")
     assert (
         refused.code,
-        '"deviceID": "0" is no device: give a PCI address' in refused.message,
+        '"deviceID": "0" is not a device: give a PCI address' in refused.message,
     ) == (
         7,
         True,
     )
 
 
-def _without_verbs(tree: Tree, address: str) -> None:
+def _without_uverbs(tree: Tree, address: str) -> None:
     device = tree.device(address)
     for kind in ("infiniband_verbs", "infiniband_mad", "infiniband"):
         for entry in list((device / kind).iterdir()) if (device / kind).exists() else []:
@@ -177,7 +177,7 @@ def _without_verbs(tree: Tree, address: str) -> None:
 
 
 def test_device_without_verbs_has_nothing_to_differ_in(card: Holding) -> None:
-    _without_verbs(Tree(card.paths.sys, card.paths), VF)
+    _without_uverbs(Tree(card.paths.sys, card.paths), VF)
     card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
     assert sriov(card, deviceID=VF) == VF
 

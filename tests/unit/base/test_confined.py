@@ -1,4 +1,4 @@
-"""Opening files below a directory: by name, through nothing that leads elsewhere, and in time."""
+"""Files below a directory: links and special files are refused, also when they are swapped in."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ TRIES = 20_000
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """The allowed directory, with a file and a directory in it, beside what is not allowed."""
+    """The allowed directory, with a file and a directory in it, and a forbidden one beside it."""
     directory = tmp_path / "inside"
     (directory / "deeper").mkdir(parents=True)
     (directory / "deeper/file").write_text("inside\n")
@@ -50,7 +50,7 @@ def test_the_directory_itself_may_be_behind_a_link(inside: Path, tmp_path: Path)
     assert read(tmp_path / "link", "deeper/file") == b"inside\n"
 
 
-def test_the_first_directory_that_fits_is_taken(inside: Path) -> None:
+def test_first_matching_directory_is_used(inside: Path) -> None:
     directories = ["/nowhere", str(inside)]
     assert confined.read(directories, f"{inside}/deeper/file", MOST) == b"inside\n"
 
@@ -90,7 +90,7 @@ def test_a_link_is_not_followed_anywhere(inside: Path, opened: Opened, name: str
 def test_a_pipe_is_not_waited_for(inside: Path, opened: Opened, read_by_someone: bool) -> None:
     os.mkfifo(inside / "pipe")
     reader = os.open(inside / "pipe", os.O_RDONLY | os.O_NONBLOCK) if read_by_someone else None
-    with pytest.raises(UnsafeFile, match="no regular file"):
+    with pytest.raises(UnsafeFile, match="not a regular file"):
         opened(inside, "pipe")
     if reader is not None:
         os.close(reader)
@@ -105,8 +105,8 @@ def test_devices_and_links_of_proc_are_not_opened(opened: Opened, path: str) -> 
 
 
 @BOTH
-def test_a_directory_is_no_file(inside: Path, opened: Opened) -> None:
-    with pytest.raises(UnsafeFile, match="no regular file"):
+def test_directory_is_refused(inside: Path, opened: Opened) -> None:
+    with pytest.raises(UnsafeFile, match="not a regular file"):
         opened(inside, "deeper")
 
 
@@ -128,7 +128,7 @@ def test_sizes_are_bounded(inside: Path) -> None:
 
 
 @BOTH
-def test_what_is_missing_is_an_os_error(inside: Path, opened: Opened) -> None:
+def test_missing_file_is_an_os_error(inside: Path, opened: Opened) -> None:
     with pytest.raises(FileNotFoundError):
         opened(inside, "nowhere/file")
 
@@ -147,7 +147,7 @@ def test_no_descriptor_is_left_open(inside: Path) -> None:
 
 @pytest.fixture
 def swapped(inside: Path) -> Iterator[Path]:
-    """The allowed directory, in which "deeper" is a directory and a link outside by turns."""
+    """The allowed directory, where "deeper" alternates between a directory and a link outside."""
     (inside / "link").symlink_to("../outside")
     end = threading.Event()
 

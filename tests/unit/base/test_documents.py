@@ -1,4 +1,4 @@
-"""What an administrator wrote, in either form: nothing of it is lost without a word."""
+"""Administrators' files in YAML and JSON: no key is lost silently."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from base.documents import DocumentError
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "key"),
     [
         ('{"pools": [], "pools": [1]}', "pools"),
         ('{"agent": {"debug": true, "debug": true}}', "agent.debug"),
@@ -19,10 +19,10 @@ from base.documents import DocumentError
         ('{\n\t"a": 1e300,\n\t"b": 123456789012345678901234567890,\n\t"a": 1}', "a"),
     ],
 )
-def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
+def test_a_key_that_is_twice_in_json_is_named(content: str, key: str) -> None:
     with pytest.raises(DocumentError) as raised:
         documents.decode(content.encode(), "config.yaml")
-    assert str(raised.value) == f"config.yaml: {place}: is there twice: keep one"
+    assert str(raised.value) == f"config.yaml: {key}: appears twice: keep one"
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_a_key_that_is_twice_in_json_is_named(content: str, place: str) -> None:
         ("{}", {}),
     ],
 )
-def test_keys_that_differ_are_all_there(content: str, value: object) -> None:
+def test_different_keys_are_kept(content: str, value: object) -> None:
     assert documents.decode(content.encode(), "config.yaml") == value
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3: a: is there twice: keep one"),
-        ("{a: {b: 1, b: 2}}", "line 1: b: is there twice: keep one"),
-        ("pools:\n  - name: x\n    name: y\n", "line 3: name: is there twice: keep one"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: appears twice: keep one"),
+        ("{a: {b: 1, b: 2}}", "line 1: b: appears twice: keep one"),
+        ("pools:\n  - name: x\n    name: y\n", "line 3: name: appears twice: keep one"),
     ],
 )
 def test_a_key_that_is_twice_in_yaml_is_named(content: str, text: str) -> None:
@@ -55,7 +55,7 @@ def test_a_key_that_is_twice_in_yaml_is_named(content: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 900, 5000, 100_000])
-def test_whatever_is_nested_deeply_is_an_error_or_a_value(depth: int) -> None:
+def test_deep_nesting_is_an_error_or_a_value(depth: int) -> None:
     content = b'{"a":' * depth + b"1" + b"}" * depth
     try:
         value = documents.decode(content, "config.yaml")

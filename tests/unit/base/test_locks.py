@@ -1,40 +1,119 @@
-"""The lock files: every package has hashes, and what runs is apart from what the checks need."""
+"""The lock helper, with other holders in threads and processes."""
 
-import re
-import tomllib
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-REQUIREMENT = re.compile(r"([a-z0-9-]+)==(\S+)")
+import pytest
+
+from base import interrupts
+from base.interrupts import Call, Terminated
+from base.locks import Busy, locked
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
 
 
-def packages(name: str) -> dict[str, int]:
-    """How many hashes each package of a lock file has."""
-    counted: dict[str, int] = {}
-    for line in (CHECKOUT / name).read_text().splitlines():
-        requirement = REQUIREMENT.match(line)
-        if requirement is not None:
-            package = requirement[1]
-            counted[package] = 0
-        elif "--hash=sha256:" in line:
-            counted[package] += 1
-    return counted
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks/device"
 
 
-def declared(dependencies: list[str]) -> set[str]:
-    names = (re.split(r"[<>=!~;\[ ]", text, maxsplit=1)[0] for text in dependencies)
-    return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+def test_lock_file_is_removed_at_the_end(path: Path) -> None:
+    with locked(path, "the device"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
 
 
-def test_every_package_has_hashes() -> None:
-    for name in ("requirements.lock", "requirements-dev.lock"):
-        assert packages(name)
-        assert [package for package, hashes in packages(name).items() if not hashes] == []
+def test_kept_lock_file_keeps_its_inode(path: Path) -> None:
+    with locked(path, "the store", keep=True):
+        inode = path.stat().st_ino
+    with locked(path, "the store", keep=True):
+        assert path.stat().st_ino == inode
+    assert path.stat().st_ino == inode
 
 
-def test_what_runs_is_apart_from_what_the_checks_need() -> None:
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    runtime, development = packages("requirements.lock"), packages("requirements-dev.lock")
-    assert declared(project["dependencies"]) <= runtime.keys()
-    assert declared(project["optional-dependencies"]["dev"]) <= development.keys()
-    assert runtime.keys() & development.keys() == set()
+def test_lock_that_is_held_is_busy_after_the_timeout(path: Path) -> None:
+    with (
+        locked(path, "the device"),
+        pytest.raises(Busy, match=r"call for the device is still running after 0.05 s .*device\)"),
+        locked(path, "the device", 0.05),
+    ):
+        pass
+
+
+def test_timeout_of_zero_is_one_attempt(path: Path) -> None:
+    with locked(path, "the agent", 0.0, keep=True):
+        with pytest.raises(Busy), locked(path, "the agent", 0.0, keep=True, pause=30.0):
+            pass
+        assert path.exists()
+
+
+def test_lock_of_a_killed_process_is_free(path: Path) -> None:
+    path.parent.mkdir()
+    arguments = (sys.executable, "-c", HOLDER, str(path))
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(Busy), locked(path, "the device", 0.0):
+            pass
+        holder.kill()
+        holder.wait()
+    with locked(path, "the device", 0.0):
+        pass
+
+
+def test_only_one_thread_at_a_time_has_the_lock(path: Path) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for _ in range(20):
+            with locked(path, "the device", pause=0.001, longest_pause=0.001):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 80
+    assert not path.exists()
+
+
+def test_waiting_call_ends_when_it_is_interrupted(path: Path) -> None:
+    call = Call(endable=True)
+    with locked(path, "the device"):
+        call.end()
+        with (
+            interrupts.serving(call),
+            pytest.raises(Terminated),
+            locked(path, "the device", 60.0, pause=30.0),
+        ):
+            pass
+
+
+def test_symbolic_link_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    (path.parent / "else").touch()
+    path.symlink_to("else")
+    with pytest.raises(OSError, match="symbolic"), locked(path, "the device", 0.0):
+        pass
+
+
+def test_error_in_the_block_releases_the_lock_and_leaves_no_descriptor(path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(ValueError, match="broken"), locked(path, "the device"):
+        raise ValueError("broken")
+    with locked(path, "the device", 0.0):
+        pass
+    assert len([*Path("/proc/self/fd").iterdir()]) == before

@@ -1,4 +1,4 @@
-"""Where a process keeps its memory, and that what it frees goes back."""
+"""Python objects are in glibc's heaps, and freed memory returns to the kernel."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ before = resident()
 values = [str(number) for number in range(1_000_000)]
 lasting = values[::1000]
 del values
-memory.give_back()
+memory.trim()
 print(resident() - before)
 """
 

@@ -1,4 +1,4 @@
-"""Where files are, and that a reader never sees half of one."""
+"""Paths, and atomic writes: a reader never sees half a file."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_failed_write_leaves_the_old_content_and_no_other_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_goes_with_the_file(tmp_path: Path) -> None:
+def test_killed_writers_temporary_file_is_removed_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_atomically(path, b"content")
     (tmp_path / ".file.tmp").write_bytes(b"half")

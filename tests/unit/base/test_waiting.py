@@ -31,7 +31,7 @@ def test_the_last_answer_comes_back_when_the_time_is_over() -> None:
     assert len(asked) > 1
 
 
-def test_no_time_is_one_look() -> None:
+def test_no_time_is_one_attempt() -> None:
     asked: list[int] = []
     assert not wait_until(lambda: asked.append(1), 0.0)
     assert asked == [1]

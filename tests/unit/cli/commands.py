@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from base.paths import Paths
-from cli.main import run
+from cli.commands import run
 
 _IN_MEMORY = Path("/dev/shm")  # a server has 800 files
 

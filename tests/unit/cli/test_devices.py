@@ -195,7 +195,7 @@ def test_vf_that_is_set_up_with_its_pod_is_well_while_its_pf_is(
 
     assert (vf()["fault"], vf()["offered"][0]["unfit"]) == ("", {})
     tree.port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
-    assert f"PF {servers.VFS_PF} is not well: port 1 of mlx5_0 is DOWN" in vf()["fault"]
+    assert f"PF {servers.VFS_PF} is unhealthy: port 1 of mlx5_0 is DOWN" in vf()["fault"]
     assert vf()["offered"][0]["unfit"] == {vf()["fault"]: 1}
 
 

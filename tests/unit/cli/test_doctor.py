@@ -207,7 +207,7 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("CNI executables", _gone("cni_bin/ipoib"), "failed", "lacks ipoib"),
         ("CNI executables", _file("cni_bin/sriov", "#!/bin/sh"), "warning", "sriov"),
         ("GPUs and HCAs", _file("etc/topology.xml", "<system>"), "failed", "topology.xml"),
-        ("PodResources", _file("kubelet/none", ""), "failed", "kubelet.sock: is not there"),
+        ("PodResources", _file("kubelet/none", ""), "failed", "kubelet.sock: does not exist"),
     ],
 )  # fmt: skip
 def test_each_fault_is_found(

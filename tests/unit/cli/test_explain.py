@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cni.attachments.entry import ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.attachments.pod_choices import PodChoices
 from deviceplugin.api import v1beta1_pb2
-from deviceplugin.claims import Claims, Pod
 from deviceplugin.kubelet.server import Listing, PluginServer
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
@@ -115,7 +115,7 @@ def _attached(paths: Paths, pod: str, ifname: str, **undo: Any) -> None:  # noqa
         netns="/var/run/netns/x",
         netns_identity="cookie:1",
         boot_id="a-boot",
-        phase=ATTACHED,
+        phase=Phase.ATTACHED,
         pod_namespace="ml",
         pod_name=pod,
         pod_uid=f"uid-of-ml-{pod}",
@@ -203,12 +203,14 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
     found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
 
-    assert any("its driver was loaded anew" in note for note in found["notes"])
+    assert any("its driver was loaded again" in note for note in found["notes"])
 
 
 def test_a_claim_of_an_attachment_that_is_gone_is_shown(fleet: Fleet) -> None:
     fleet.admit("worker-0", rdma_hca=1)
-    Claims(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).take("fabric/net1", FIRST)
+    PodChoices(fleet.paths, Pod("ml", "worker-0", "uid-of-ml-worker-0")).record(
+        "fabric/net1", FIRST
+    )
 
     out = fleet.shell("explain", "ml/worker-0").out
 
@@ -223,7 +225,7 @@ def test_a_pod_whose_name_was_anothers_is_shown_without_that_ones_claims(
     """As a StatefulSet's: the file of the former one stays for a while."""
     for number, uid in enumerate(("uid-of-ml-worker-0", "uid-of-before")):
         pod = Pod("ml", "worker-0", uid)
-        Claims(fleet.paths, pod).take(f"fabric/net{number}", servers.DGX_HCAS[number])
+        PodChoices(fleet.paths, pod).record(f"fabric/net{number}", servers.DGX_HCAS[number])
     fleet.admit("worker-0", rdma_hca=1)
     if attached:
         _attached(fleet.paths, "worker-0", "net1", device=FIRST)
@@ -252,7 +254,7 @@ def test_what_could_not_be_asked_is_said(shell: Shell, root: Path) -> None:
     found = printed.document()
     assert printed.code == 0
     assert found["answered"] is False
-    assert any("pod-resources/kubelet.sock: is not there" in note for note in found["notes"])
+    assert any("pod-resources/kubelet.sock: does not exist" in note for note in found["notes"])
     assert found["attachments"][0]["rdma"] == "mlx5_3"
     assert found["attachments"][0]["matches"] is None
     assert "not known" in shell("explain", "ml/worker-0").out
@@ -356,7 +358,7 @@ def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> Non
     assert shell("explain", *given).code == 2
 
 
-def test_a_kubelet_that_does_not_answer_is_not_waited_for(shell: Shell, root: Path) -> None:
+def test_no_wait_for_a_silent_kubelet(shell: Shell, root: Path) -> None:
     directory = root / "kubelet/pod-resources"
     directory.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as deaf:

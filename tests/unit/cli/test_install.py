@@ -1,6 +1,5 @@
 """`podfabric install` and `uninstall`, on directories of made-up runtimes."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import executables, install
+from cli.commands import run
 from cli.executables import FALLBACK, PLUGINS
 from cni import installation
 
@@ -39,11 +39,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _podfabric(*given: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    install.add_commands(parser.add_subparsers(required=True))
-    arguments = parser.parse_args([str(one) for one in given])
-    code: int = arguments.part(arguments)
-    return code
+    return run([str(word) for word in given])
 
 
 def _install(bin_dir: Path, *options: str | Path) -> int:

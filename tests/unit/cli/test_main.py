@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cli.main import run
-from cni.attachments.entry import ADDING, ATTACHED, JournalEntry
-from cni.attachments.journal import Journal
+from cli.commands import run
+from cni.attachments.journal import Journal, JournalEntry, Phase
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def _attached(container_id: str, cidr: str, **ipam: Any) -> JournalEntry:  # noq
         netns="/var/run/netns/gone",
         netns_identity="cookie:1",
         boot_id="an-earlier-boot",
-        phase=ATTACHED,
+        phase=Phase.ATTACHED,
         pod_namespace="ns",
         pod_name="p",
         addresses=(cidr,),
@@ -52,7 +51,7 @@ def test_fsck_takes_from_the_journal_what_the_store_has_lost(
     ours = {"type": "podfabric-ipam", "range": "10.0.0.0/24", "network_name": "blue"}
     journal.write(_attached("c1", "10.0.0.7/24", **ours))
     journal.write(_attached("c2", "10.9.0.7/24", type="host-local", subnet="10.9.0.0/24"))
-    unfinished = msgspec.structs.replace(_attached("c3", "10.0.0.8/24", **ours), phase=ADDING)
+    unfinished = msgspec.structs.replace(_attached("c3", "10.0.0.8/24", **ours), phase=Phase.ADDING)
     journal.write(msgspec.structs.replace(unfinished, addresses=()))
     journal.write(_attached("c4", "10.0.0.9/24", **ours))
     journal.path_of(_attached("c4", "").attachment).write_bytes(b"{")

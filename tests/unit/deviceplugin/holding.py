@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
-from deviceplugin.claims import Pod
 from host import pci
 from tests import kubelet
 from tests.kubelet import checkpoint as of_kubelet
@@ -89,7 +89,7 @@ class Holding:
 
 def device(paths: Paths, address: str) -> AllocatedHCA:
     """An HCA, or a software RDMA device by its name, with the numbers that sysfs has now."""
-    names = pci.verbs_of(paths, address) if ":" in address or "." in address else (address,)
+    names = pci.rdma_of(paths, address) if ":" in address or "." in address else (address,)
     numbers = pci.uverbs_numbers(paths)
     rdma = []
     for name in names:

@@ -1,12 +1,17 @@
-"""Adapters and pools as values, for tests that need no /sys."""
+"""HCAs, pools and allocations as values, for tests that need no /sys."""
 
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from deviceplugin.allocate.allocation import recorded
+from deviceplugin.checkpoint import Allocation
 from deviceplugin.pools.config import PoolConfig
 from deviceplugin.pools.pool import Pool, Slot
 from host.discovery import HCA, CharacterDevice, Port, RdmaDevice
+
+A, B = "0000:3b:00.0", "0000:5e:00.0"
+RESOURCE = "rdma/hca"
 
 
 def port(number: int = 1, state: str = "ACTIVE", **fields: object) -> Port:
@@ -53,7 +58,7 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
         netdevs=(),
         link_types=(),
         rdma=devices,
-        verbs=tuple(one.name for one in devices),
+        rdma_names=tuple(one.name for one in devices),
         iommu_group="",
         software=not address,
         num_vfs=0,
@@ -72,3 +77,11 @@ def pool(hcas: Sequence[HCA], **fields: object) -> Pool:
     else:
         slots = [Slot(f"{one}-{n}", (one,), ()) for one in every for n in range(config.slots)]
     return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots))
+
+
+def allocation(of: Pool, device_id: str, *hcas: HCA, resource: str = RESOURCE) -> Allocation:
+    """An allocation of these HCAs by a device id of the pool."""
+    devices = tuple(recorded(of, hca) for hca in hcas)
+    return Allocation(
+        resource=resource, id=device_id, devices=devices, time="2026-01-02T03:04:05Z", boot_id="b"
+    )

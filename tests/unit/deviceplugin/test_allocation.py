@@ -182,7 +182,7 @@ def _older(node: Path) -> None:
     [
         (_missing, "No such file or directory"),
         (_directory, "is a directory"),
-        (_file, "is no character device"),
+        (_file, "not a character device"),
         (_older, "is 231:250, sysfs says 231:192"),
     ],
 )
@@ -228,7 +228,9 @@ def test_an_unhealthy_id_is_a_failed_precondition(paths: Paths) -> None:
         pytest.param(None, f"{FIRST} is not on this node now", id="unplugged"),
         pytest.param(hca(FIRST), f"{FIRST}: has no RDMA device now", id="driver reload"),
         pytest.param(
-            hca(FIRST, verbs=("mlx5_0",)), "mlx5_0 is in another network namespace", id="in pod"
+            hca(FIRST, rdma_names=("mlx5_0",)),
+            "mlx5_0 is in another network namespace",
+            id="in pod",
         ),
         pytest.param(
             hca(FIRST, replace(rdma(0), uverbs=None)), "mlx5_0 has no verbs device", id="uverbs"

@@ -3,29 +3,25 @@
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin.allocate.allocation import recorded
-from deviceplugin.availability import barred, changes, elsewhere, own_ports_count, unfit
+from deviceplugin.availability import (
+    changes,
+    held_elsewhere,
+    ids_held_elsewhere,
+    own_ports_count,
+    unavailable,
+)
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
 from deviceplugin.pools.config import Selector
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA, CharacterDevice
 from tests.unit.deviceplugin.cards import sf, vf
-from tests.unit.deviceplugin.made import hca, pool, rdma
+from tests.unit.deviceplugin.made import A, B, allocation, hca, pool, rdma
 
-A, B = "0000:3b:00.0", "0000:5e:00.0"
-RESOURCE = "rdma/hca"
 TWO = [hca(A, rdma(0)), hca(B, rdma(1))]
 PF = TWO[0]
 VF, SF = vf(PF, 0, rdma(2)), sf(PF, 4, rdma(3))
 DOWN = "port 1 of mlx5_2 is DOWN (Disabled)"
-
-
-def allocation(of: Pool, device_id: str, *hcas: HCA, resource: str = RESOURCE) -> Allocation:
-    devices = tuple(recorded(of, one) for one in hcas)
-    return Allocation(
-        resource=resource, id=device_id, devices=devices, time="2026-01-02T03:04:05Z", boot_id="b"
-    )
 
 
 def held(of: Pool, device_id: str, *hcas: HCA) -> dict[str, Allocation]:
@@ -34,13 +30,13 @@ def held(of: Pool, device_id: str, *hcas: HCA) -> dict[str, Allocation]:
 
 def test_fault_of_an_hca_is_that_of_its_slots() -> None:
     shared = pool(TWO, mode="shared", slots=2)
-    assert unfit(shared, {A: "down"}, {}) == {f"{A}-0": "down", f"{A}-1": "down"}
+    assert unavailable(shared, {A: "down"}, {}) == {f"{A}-0": "down", f"{A}-1": "down"}
 
 
 def test_one_well_hca_is_enough_for_the_holder_of_all() -> None:
     everything = pool(TWO, mode="all", amount=2)
-    assert unfit(everything, {A: "down"}, {}) == {}
-    assert unfit(everything, {A: "down", B: "gone"}, {}) == {"0": "down", "1": "down"}
+    assert unavailable(everything, {A: "down"}, {}) == {}
+    assert unavailable(everything, {A: "down", B: "gone"}, {}) == {"0": "down", "1": "down"}
 
 
 @pytest.mark.parametrize(
@@ -57,29 +53,29 @@ def test_holder_of_before_a_change_of_mode_keeps_what_it_was_promised(
     mode: str, held_id: str, contested: list[str]
 ) -> None:
     now = pool(TWO, mode=mode, slots=2)
-    found = unfit(now, {}, held(now, held_id, TWO[0]))
+    found = unavailable(now, {}, held(now, held_id, TWO[0]))
     assert sorted(found) == contested
     assert all(held_id in why for why in found.values())
 
 
 def test_hca_without_its_rdma_device_is_not_given() -> None:
-    bare = replace(TWO[0], rdma=(), verbs=())
+    bare = replace(TWO[0], rdma=(), rdma_names=())
     shared = pool([bare, TWO[1]], mode="shared", slots=1)
-    assert list(unfit(shared, {}, {})) == [f"{A}-0"]
-    assert unfit(pool([bare], mode="exclusive", rdma=False), {}, {}) == {}
+    assert list(unavailable(shared, {}, {})) == [f"{A}-0"]
+    assert unavailable(pool([bare], mode="exclusive", rdma=False), {}, {}) == {}
 
 
 def test_hca_without_uverbs_device_is_not_given() -> None:
     bare = replace(TWO[0], rdma=(replace(TWO[0].rdma[0], uverbs=None),))
-    found = unfit(pool([bare, TWO[1]]), {A: "", B: ""}, {})
+    found = unavailable(pool([bare, TWO[1]]), {A: None, B: None}, {})
     assert found == {A: "mlx5_0 has no uverbs device: is the module ib_uverbs loaded?"}
-    assert unfit(pool([bare], rdma=False), {A: ""}, {}) == {}
+    assert unavailable(pool([bare], rdma=False), {A: None}, {}) == {}
 
 
 def test_hca_whose_rdma_device_is_in_a_pod_is_that_pods_alone() -> None:
     away = replace(TWO[0], rdma=())
     shared = pool([away], mode="shared", slots=2)
-    found = unfit(shared, {}, held(shared, f"{A}-0", TWO[0]))
+    found = unavailable(shared, {}, held(shared, f"{A}-0", TWO[0]))
     why = f"the RDMA device of {A} is in another network namespace: it is back when that is gone"
     assert found == {f"{A}-1": why}
 
@@ -89,44 +85,44 @@ def test_id_whose_holder_has_other_device_numbers_is_not_given_again() -> None:
         TWO[0], rdma=(replace(TWO[0].rdma[0], uverbs=CharacterDevice("uverbs5", 231, 197)),)
     )
     now = pool([renumbered], mode="shared", slots=2)
-    found = unfit(now, {}, held(now, f"{A}-0", TWO[0]))
+    found = unavailable(now, {}, held(now, f"{A}-0", TWO[0]))
     assert list(found) == [f"{A}-0"]
     assert "/dev/infiniband/uverbs0 (231:192)" in found[f"{A}-0"]
     by_name = pool([renumbered], mode="shared", slots=2, cdi=True)
-    assert unfit(by_name, {}, held(by_name, f"{A}-0", TWO[0])) == {}
+    assert unavailable(by_name, {}, held(by_name, f"{A}-0", TWO[0])) == {}
 
 
 @pytest.mark.parametrize("function", [VF, SF])
 @pytest.mark.parametrize(
     ("mode", "of_pf", "why"),
     [
-        ("exclusive", "", None),  # sriov sets it up, with the pod
-        ("exclusive", "it is down", f"its PF {A} is not well: it is down"),
+        ("exclusive", None, None),  # sriov sets it up, with the pod
+        ("exclusive", "it is down", f"its PF {A} is unhealthy: it is down"),
         ("exclusive", GONE, DOWN),  # a PF that cannot be seen says nothing
-        ("shared", "", DOWN),  # nobody sets it up for these
-        ("all", "", DOWN),
+        ("shared", None, DOWN),  # nobody sets it up for these
+        ("all", None, DOWN),
     ],
 )
 def test_port_of_a_function_that_is_set_up_with_its_pod_is_its_pfs(
-    function: HCA, mode: str, of_pf: str, why: str | None
+    function: HCA, mode: str, of_pf: str | None, why: str | None
 ) -> None:
     one = pool([function], mode=mode, slots=1)
-    found = unfit(one, {A: of_pf, function.id: DOWN}, {})
+    found = unavailable(one, {A: of_pf, function.id: DOWN}, {})
     assert list(found.values()) == ([] if why is None else [why])
     assert own_ports_count(one, function, {A: of_pf}) is (why == DOWN)
 
 
 def test_port_of_a_vf_without_its_pf_on_the_node_is_its_own() -> None:
     """As a virtual machine has it."""
-    assert unfit(pool([VF]), {VF.id: DOWN}, {}) == {VF.id: DOWN}
+    assert unavailable(pool([VF]), {VF.id: DOWN}, {}) == {VF.id: DOWN}
 
 
 def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
     one = pool([VF])
     with_pod = held(one, VF.id, VF)
     away = pool([replace(VF, rdma=())])
-    assert unfit(away, {A: "", VF.id: ""}, with_pod) == {}
-    assert list(unfit(away, {A: "it is down", VF.id: ""}, with_pod)) == [VF.id]
+    assert unavailable(away, {A: None, VF.id: None}, with_pod) == {}
+    assert list(unavailable(away, {A: "it is down", VF.id: None}, with_pod)) == [VF.id]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +131,8 @@ def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
 )
 def test_rdma_ports_are_nothing_to_a_pool_that_gives_no_verbs(without: dict[str, object]) -> None:
     one = pool([PF, VF], **without)
-    assert unfit(one, {A: "it is down", VF.id: DOWN}, {}) == {}
-    assert unfit(one, {A: "", VF.id: GONE}, {}) == {VF.id: GONE}
+    assert unavailable(one, {A: "it is down", VF.id: DOWN}, {}) == {}
+    assert unavailable(one, {A: None, VF.id: GONE}, {}) == {VF.id: GONE}
 
 
 @pytest.mark.parametrize(
@@ -157,34 +153,34 @@ def test_what_another_resource_holds_is_alone_or_shared_but_not_both(
 ) -> None:
     mine, other = pool(TWO, mode=mode, slots=2), pool(TWO, mode=other_mode)
     theirs = allocation(other, other_id, PF, resource="rdma/other")
-    taken = elsewhere(mine, [theirs])
+    taken = held_elsewhere(mine, [theirs])
     assert list(taken) == kept
     assert all(f"is held by id {other_id} of rdma/other" in why for why in taken.values())
-    found = unfit(mine, {}, {}, taken)
+    found = unavailable(mine, {}, {}, taken)
     # The holder of all gets what is left.
     assert (
         found
         == {slot.id: taken[A] for slot in mine.slots if kept and slot.hcas == (A,)}
-        == barred(mine, mine.slots, {}, taken)
+        == ids_held_elsewhere(mine, mine.slots, {}, taken)
     )
 
 
 def test_own_holders_are_not_elsewhere() -> None:
     one = pool(TWO)
-    assert elsewhere(one, held(one, A, PF).values()) == {}
+    assert held_elsewhere(one, held(one, A, PF).values()) == {}
 
 
 def test_all_of_an_hca_that_somebody_has_alone_is_nothing() -> None:
     everything = pool([PF], mode="all", amount=2)
     theirs = allocation(pool(TWO), A, PF, resource="rdma/other")
-    taken = elsewhere(everything, [theirs])
-    assert unfit(everything, {}, {}, taken) == {"0": taken[A], "1": taken[A]}
+    taken = held_elsewhere(everything, [theirs])
+    assert unavailable(everything, {}, {}, taken) == {"0": taken[A], "1": taken[A]}
 
 
 def test_hardware_bars_nothing() -> None:
-    one = pool([replace(PF, rdma=(), verbs=())])
-    assert unfit(one, {A: GONE}, {})
-    assert barred(one, one.slots, held(one, A, PF), {}) == {}
+    one = pool([replace(PF, rdma=(), rdma_names=())])
+    assert unavailable(one, {A: GONE}, {})
+    assert ids_held_elsewhere(one, one.slots, held(one, A, PF), {}) == {}
 
 
 def test_changes_are_told_once_and_those_of_an_hca_together() -> None:
@@ -194,4 +190,4 @@ def test_changes_are_told_once_and_those_of_an_hca_together() -> None:
     assert list(changes(one, {}, down)) == [(f"{A}-0 and 2 more", DOWN)]
     assert list(changes(one, down, down)) == []
     assert list(changes(one, down, worse)) == [(f"{A}-2", "stale"), (f"{B}-1", "stale")]
-    assert list(changes(one, down, {})) == [(f"{A}-0 and 2 more", "")]
+    assert list(changes(one, down, {})) == [(f"{A}-0 and 2 more", None)]

@@ -70,7 +70,7 @@ def test_is_read_as_it_was_written(paths: Paths) -> None:
     given = allocation(), allocation(f"{HCA}-1", adopted=True)
     write(paths, *given)
     found = checkpoint.read(paths)
-    assert (found.version, found.resources, found.allocations) == (1, ("rdma/hca",), given)
+    assert (found.version, found.resources, found.allocations) == (2, ("rdma/hca",), given)
 
 
 def test_absent_file_is_nothing_handed_out(paths: Paths) -> None:
@@ -96,9 +96,9 @@ def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
     ("content", "why"),
     [
         (b"", "Input data was truncated"),
-        (b'{"version": 1, "allocations": [{"resource": "rdma/h', "truncated"),
-        (b'{"version": 1, "allocations": [{}]}', "missing required field"),
-        (b'{"version": 2, "allocations": []}', "has version 2, this is for version 1"),
+        (b'{"version": 2, "allocations": [{"resource": "rdma/h', "truncated"),
+        (b'{"version": 2, "allocations": [{}]}', "missing required field"),
+        (b'{"version": 1, "log": "l", "allocations": []}', "has version 1, this podfabric reads"),
         (b'{"allocations": []}', "has version 0"),
         (b"[]", "Expected `object`"),
         (b"\xff\xfe", "invalid"),
@@ -132,36 +132,11 @@ def test_reader_sees_the_old_file_or_the_new_one(
     assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
 
 
-def with_log(paths: Paths, content: bytes) -> None:
+def test_file_is_on_disk_when_write_returns(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda _: named.append(paths.checkpoint.exists()))
     write(paths, allocation())
-    document = msgspec.json.decode(paths.checkpoint.read_bytes())
-    paths.checkpoint.write_bytes(msgspec.json.encode({**document, "log": "checkpoint.1.log"}))
-    (paths.devices / "checkpoint.1.log").write_bytes(content)
-
-
-def test_lines_of_its_log_count_as_if_they_were_in_it(paths: Paths) -> None:
-    again, other = allocation(time="2026-01-02T04:00:00Z"), allocation(f"{HCA}-1")
-    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in (other, again))
-    with_log(paths, lines + b"\0" * 100)
-    assert checkpoint.read(paths).allocations == (again, other)
-
-
-def test_log_that_is_not_there_is_damage_and_not_waited_for(paths: Paths) -> None:
-    with_log(paths, b"")
-    (paths.devices / "checkpoint.1.log").unlink()
-    with pytest.raises(
-        CheckpointDamaged, match=r"checkpoint\.1\.log: is not there: remove .*\.json"
-    ):
-        checkpoint.read(paths)
-
-
-@pytest.mark.parametrize("line", [b"{}\n", b"no JSON\n", b"\xff\xfe\n", b'{"resource": 1}\n'])
-def test_line_of_its_log_that_is_no_allocation_is_damage(paths: Paths, line: bytes) -> None:
-    with_log(paths, line + msgspec.json.encode(allocation()) + b"\n")
-    with pytest.raises(
-        CheckpointDamaged, match=r"checkpoint\.1\.log: .*: remove .*\.json and restart"
-    ):
-        checkpoint.read(paths)
+    assert named == [False, True], "the content first, then the directory with the name"
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: str(struct.__name__))

@@ -174,10 +174,10 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
             "f: configList[0].resourceName: 'Bad_Domain/hca_shared_devices_a': \"Bad_Domain\" is",
         ),
         ({"configList": [mellanox(), 3]}, "f: configList[1]: expected keys with values, got 3"),
-        ({"configList": [mellanox()], "configlist": []}, "f: configlist: is there twice"),
+        ({"configList": [mellanox()], "configlist": []}, "f: configlist: appears twice"),
         (
             {"configList": [mellanox(ResourceName="a")]},
-            "f: configList[0].ResourceName: is there twice",
+            "f: configList[0].ResourceName: appears twice",
         ),
     ],
 )

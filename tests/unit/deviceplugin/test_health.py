@@ -48,7 +48,7 @@ def hca(*ports: Port) -> HCA:
         netdevs=(),
         link_types=(),
         rdma=(rdma,),
-        verbs=("mlx5_0",),
+        rdma_names=("mlx5_0",),
         iommu_group="",
         software=False,
         num_vfs=0,
@@ -72,18 +72,16 @@ class Clock:
 @pytest.mark.parametrize(
     ("seen", "fault"),
     [
-        (hca(port()), ""),
+        (hca(port()), None),
         (hca(DOWN), "port 1 of mlx5_0 is DOWN (Polling)"),
         (hca(port(state="INIT")), "port 1 of mlx5_0 is INIT (LinkUp)"),
-        (hca(DOWN, port(number=2)), ""),  # one port of two is enough
+        (hca(DOWN, port(number=2)), None),  # one port of two is enough
         (hca(), "mlx5_0 has no port"),
-        (msgspec.structs.replace(hca(), rdma=()), ""),  # it is in a pod
+        (msgspec.structs.replace(hca(), rdma=()), None),  # it is in a pod
     ],
 )
-def test_what_is_first_seen_is_believed(seen: HCA, fault: str) -> None:
-    told = Clock(seen).health.reports()[CARD]
-    assert bool(told) is bool(fault)
-    assert told.startswith(fault)
+def test_what_is_first_seen_is_believed(seen: HCA, fault: str | None) -> None:
+    assert Clock(seen).health.reports()[CARD] == fault
 
 
 def test_fault_counts_once_it_lasts() -> None:
@@ -131,7 +129,7 @@ def test_degraded_link_is_a_fault_until_it_has_its_rate_again() -> None:
     slow = hca(port(rate="100 Gb/sec (1X NDR)"))
     clock.see(slow, after=1.0)
     assert not clock.see(slow, after=NOTICE)
-    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in clock.health.reports()[CARD]
+    assert "degraded: 100 Gb/sec (1X NDR), it had 400 Gb/sec" in str(clock.health.reports()[CARD])
     clock.see(hca(port()), after=1.0)
     assert clock.see(hca(port()), after=SETTLE)
 
@@ -151,4 +149,4 @@ def test_rate_of_another_hca_that_took_the_name_is_no_measure() -> None:
     for _ in range(20):
         clock.health.observe([slow], [slow.id], clock.now)
         clock.now += 1.0
-    assert clock.health.reports()[slow.id] == ""
+    assert clock.health.reports()[slow.id] is None

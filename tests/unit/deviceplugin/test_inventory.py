@@ -34,18 +34,18 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
         seen.append(paths)
         return discovery.hcas(paths)
 
-    monkeypatch.setattr("deviceplugin.inventory.sysfs", SimpleNamespace(hcas=counted))
+    monkeypatch.setattr("deviceplugin.inventory.discovery", SimpleNamespace(hcas=counted))
     return seen
 
 
 def test_nothing_differs_until_something_changes(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()
-    assert not seen.differs(told=True)
+    assert not seen.differs(event=True)
     down(paths)
-    assert seen.differs(told=True)
+    assert seen.differs(event=True)
     seen.look()
-    assert not seen.differs(told=True)
+    assert not seen.differs(event=True)
 
 
 def test_port_with_a_carrier_is_read_only_when_something_was_told(paths: Paths) -> None:
@@ -53,10 +53,10 @@ def test_port_with_a_carrier_is_read_only_when_something_was_told(paths: Paths) 
     seen = Inventory(paths)
     seen.look()
     down(paths)
-    assert not seen.differs(told=False)
-    assert seen.differs(told=True)
+    assert not seen.differs(event=False)
+    assert seen.differs(event=True)
     Tree(paths.sys, paths).write("class/net/ib0/carrier", "0")
-    assert seen.differs(told=False)
+    assert seen.differs(event=False)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_all_of_every_port_is_read_when_ports_are_compared(
     Tree(paths.sys, paths).write("class/net/ib0/carrier", "1")
     seen = Inventory(paths)
     seen.look()
-    assert not seen.differs(told=False, ports=True)
+    assert not seen.differs(event=False, ports=True)
     Tree(paths.sys, paths).write(f"class/infiniband/mlx5_0/ports/1/{attribute}", text)
-    assert not seen.differs(told=False)
-    assert seen.differs(told=False, ports=True)
+    assert not seen.differs(event=False)
+    assert seen.differs(event=False, ports=True)
     seen.look()
-    assert not seen.differs(told=False, ports=True)
+    assert not seen.differs(event=False, ports=True)
 
 
 def test_interface_of_a_pod_is_no_change_but_one_of_the_hardware_is(paths: Paths) -> None:
     seen = Inventory(paths)
     seen.look()
     Tree(paths.sys, paths).netdev("", "veth0")
-    assert not seen.differs(told=True)
+    assert not seen.differs(event=True)
     Tree(paths.sys, paths).netdev(FIRST, "ib9")
-    assert seen.differs(told=True)
+    assert seen.differs(event=True)
 
 
 def test_renumbered_uverbs_differ(paths: Paths) -> None:
@@ -91,7 +91,7 @@ def test_renumbered_uverbs_differ(paths: Paths) -> None:
     seen.look()
     for name, owner in (("uverbs0", "mlx5_1"), ("uverbs1", "mlx5_0")):
         Tree(paths.sys, paths).write(f"class/infiniband_verbs/{name}/ibdev", owner)
-    assert seen.differs(told=True)
+    assert seen.differs(event=True)
 
 
 def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
@@ -102,9 +102,9 @@ def test_allocation_that_looks_keeps_no_change_to_itself(paths: Paths) -> None:
     (found,) = seen.current([FIRST]).values()
     assert found.rdma[0].uverbs is not None
     assert found.rdma[0].uverbs.minor == 250
-    assert seen.differs(told=False)
+    assert seen.differs(event=False)
     seen.look()
-    assert not seen.differs(told=False)
+    assert not seen.differs(event=False)
 
 
 @pytest.mark.parametrize("mad", [False, True])

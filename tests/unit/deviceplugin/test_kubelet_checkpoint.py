@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named_with_what_to_do(paths: Paths, content: object) 
     put(paths, content)
     for read in (records.from_checkpoint, records.registered):
         with pytest.raises(
-            KubeletUnreadable, match="kubelet_internal_checkpoint: is no checkpoint"
+            KubeletUnreadable, match="kubelet_internal_checkpoint: is not a valid checkpoint"
         ):
             read(paths)
 

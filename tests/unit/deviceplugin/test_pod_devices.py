@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from base.paths import Paths
+from base.pod import Pod
 from deviceplugin import checkpoint, pod_devices
 from deviceplugin.assigned import assigned, others
 from deviceplugin.checkpoint import Allocation
-from deviceplugin.claims import Pod
 from deviceplugin.kubelet import records
-from deviceplugin.pod_devices import GivenToPod, Stale, Unknown
+from deviceplugin.pod_devices import PodHoldings, Stale, Unknown
 from tests.kubelet import Kubelet
 from tests.unit.deviceplugin.holding import HCA, Holding
 from tests.unit.host import servers
@@ -37,15 +37,15 @@ def holding(paths: Paths) -> Holding:
 
 
 def hcas(paths: Paths, pod: Pod = POD) -> list[str]:
-    return [face.device.id for face in pod_devices.given_to(paths, pod).faces]
+    return [hca.device.id for hca in pod_devices.given_to(paths, pod).hcas]
 
 
 @pytest.mark.parametrize("known", [f"{A}-3", A])
 def test_id_stands_for_its_hca(holding: Holding, known: str) -> None:
     holding.give(POD, {known: [A]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
-    assert (face.resource, face.id, face.device.id) == (HCA, known, A)
-    assert str(face) == f"{A} (mlx5_0, uverbs0 231:192) of rdma/hca"
+    (hca,) = pod_devices.given_to(holding.paths, POD).hcas
+    assert (hca.resource, hca.id, hca.device.id) == (HCA, known, A)
+    assert str(hca) == f"{A} (mlx5_0, uverbs0 231:192) of rdma/hca"
 
 
 def test_each_hca_counts_once_in_the_order_of_containers_and_ids(holding: Holding) -> None:
@@ -64,9 +64,9 @@ def test_every_token_of_a_pod_stands_for_every_hca(holding: Holding) -> None:
     holding.give(POD, {"0": [A, B], "1": [A, B], f"{C}-2": [C]})
     given = pod_devices.given_to(holding.paths, POD)
     for token in ("0", "1"):
-        assert [face.device.id for face in given.faces_of(token)] == [A, B]
-    assert [face.device.id for face in given.faces_of(f"{C}-2")] == [C]
-    assert given.faces_of("2") == ()
+        assert [hca.device.id for hca in given.hcas_of(token)] == [A, B]
+    assert [hca.device.id for hca in given.hcas_of(f"{C}-2")] == [C]
+    assert given.hcas_of("2") == ()
 
 
 def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) -> None:
@@ -106,7 +106,7 @@ def test_kubelet_is_not_asked_while_nobody_holds_anything_and_nothing_depends_on
 
     monkeypatch.setattr(records, "of_pod", of_pod)
     checkpoint.write(holding.paths, [HCA], [])
-    assert pod_devices.given_to(holding.paths, POD, needed=False).faces == ()
+    assert pod_devices.given_to(holding.paths, POD, needed=False).hcas == ()
     assert asked == []
     pod_devices.given_to(holding.paths, POD)
     assert len(asked) == 1
@@ -129,8 +129,7 @@ def test_init_containers_devices_are_the_pods(holding: Holding, with_init: bool)
     holding.give(POD, {f"{B}-0": [B]}, container="main")
     kubelet = Kubelet(holding.paths.kubelet, init_containers_listed=with_init)
     with kubelet:
-        kubelet._manager.held = holding.held
-        kubelet.pods = holding.pods
+        kubelet.hold(holding.held, holding.pods)
         assert set(hcas(holding.paths)) == {A, B}
         assert hcas(holding.paths) == hcas(holding.paths)
 
@@ -139,8 +138,7 @@ def test_pod_is_known_by_its_name_alone(holding: Holding) -> None:
     """As CRI-O had it for long: no UID in CNI_ARGS."""
     holding.give(POD, {f"{B}-0": [B]})
     with Kubelet(holding.paths.kubelet) as kubelet:
-        kubelet._manager.held = holding.held
-        kubelet.pods = holding.pods
+        kubelet.hold(holding.held, holding.pods)
         assert hcas(holding.paths, Pod("ml", "worker-0")) == [B]
         assert hcas(holding.paths, Pod("other", "worker-0")) == []
 
@@ -148,19 +146,19 @@ def test_pod_is_known_by_its_name_alone(holding: Holding) -> None:
 def test_ids_of_other_device_plugins_are_told_and_stand_for_nothing(holding: Holding) -> None:
     holding.give(POD, {"GPU-1": []}, resource="nvidia.com/gpu")
     given = pod_devices.given_to(holding.paths, POD)
-    assert (given.faces, given.ids) == ((), frozenset(["GPU-1"]))
+    assert (given.hcas, given.ids) == ((), frozenset(["GPU-1"]))
     assert given.shown() == "no HCA"
 
 
 def test_pod_of_which_nobody_knows_was_given_nothing(holding: Holding) -> None:
     holding.give(POD, {A: [A]})
     assert pod_devices.given_to(holding.paths, OTHER).ids == frozenset()
-    assert pod_devices.given_to(holding.paths, Pod("", "")).faces == ()
+    assert pod_devices.given_to(holding.paths, Pod("", "")).hcas == ()
 
 
 def test_node_without_kubelet_and_allocations_gives_nothing(tmp_path: Path) -> None:
     nowhere = Paths(kubelet=tmp_path / "kubelet", state=tmp_path / "state")
-    assert pod_devices.given_to(nowhere, POD).faces == ()
+    assert pod_devices.given_to(nowhere, POD).hcas == ()
     nowhere.device_plugins.mkdir(parents=True)
     with pytest.raises(Unknown, match="cannot tell which HCAs"):  # here is a kubelet, that is away
         pod_devices.given_to(nowhere, POD)
@@ -186,7 +184,7 @@ def test_damaged_checkpoint_is_no_answer(holding: Holding, content: bytes) -> No
 
 
 def held(paths: Paths) -> Mapping[str, str]:
-    return others(paths, assigned(paths), GivenToPod(Pod("", ""))).held
+    return others(paths, assigned(paths), PodHoldings(Pod("", ""))).held
 
 
 def test_only_what_a_container_has_for_itself_is_taken_from_the_others(holding: Holding) -> None:
@@ -220,21 +218,21 @@ def test_hca_of_a_device_id(device_id: str, hca: str) -> None:
 @pytest.mark.parametrize("asked", [f"{A}-3", f"{A}-9", A, A.upper()])
 def test_hca_is_found_by_any_of_its_ids(holding: Holding, asked: str) -> None:
     holding.give(POD, {f"{A}-3": [A]})
-    face = pod_devices.given_to(holding.paths, POD).face(asked)
-    assert face is not None
-    assert face.device.id == A
-    assert pod_devices.given_to(holding.paths, POD).face(f"{B}-3") is None
+    hca = pod_devices.given_to(holding.paths, POD).hca(asked)
+    assert hca is not None
+    assert hca.device.id == A
+    assert pod_devices.given_to(holding.paths, POD).hca(f"{B}-3") is None
 
 
 def test_other_numbers_than_the_containers_are_told_with_both(holding: Holding) -> None:
     holding.give(POD, {A: [A]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
-    pod_devices.require_current(holding.paths, face, ["mlx5_0"])
+    (hca,) = pod_devices.given_to(holding.paths, POD).hcas
+    pod_devices.require_current(holding.paths, hca, ["mlx5_0"])
     tree = Tree(holding.paths.sys, holding.paths)
     (tree.root / "class/infiniband_verbs/uverbs0").unlink()
     tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
     with pytest.raises(Stale) as caught:
-        pod_devices.require_current(holding.paths, face, ["mlx5_0"])
+        pod_devices.require_current(holding.paths, hca, ["mlx5_0"])
     assert "given mlx5_0, uverbs0 231:192, but HCA" in str(caught.value)
     assert f"HCA {A} has uverbs9 231:201 now" in str(caught.value)
 
@@ -242,19 +240,19 @@ def test_other_numbers_than_the_containers_are_told_with_both(holding: Holding) 
 def test_number_that_is_another_hcas_by_now_is_told(holding: Holding) -> None:
     """The worst case: the old node works, and is another HCA."""
     holding.give(POD, {A: [A]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
+    (hca,) = pod_devices.given_to(holding.paths, POD).hcas
     verbs = holding.paths.sys / "class/infiniband_verbs"
     for name, other in (("uverbs0", "mlx5_1"), ("uverbs1", "mlx5_0")):
         (verbs / name / "ibdev").write_text(f"{other}\n")
     with pytest.raises(Stale, match="uverbs1 231:193 now"):
-        pod_devices.require_current(holding.paths, face, ["mlx5_0"])
+        pod_devices.require_current(holding.paths, hca, ["mlx5_0"])
 
 
 def test_device_that_is_away_has_no_number_to_differ(holding: Holding) -> None:
     holding.give(POD, {A: [A]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
-    pod_devices.require_current(holding.paths, face, [])
-    pod_devices.require_current(holding.paths, face, [f"mlx5_{os.getpid()}"])
+    (held,) = pod_devices.given_to(holding.paths, POD).hcas
+    pod_devices.require_current(holding.paths, held, [])
+    pod_devices.require_current(holding.paths, held, [f"mlx5_{os.getpid()}"])
 
 
 def test_only_the_devices_that_matter_are_compared(tmp_path: Path) -> None:
@@ -262,20 +260,20 @@ def test_only_the_devices_that_matter_are_compared(tmp_path: Path) -> None:
     holding = Holding(servers.multiport(tmp_path))
     hca = servers.MULTIPORT_HCA
     holding.give(POD, {hca: [hca]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
-    assert [rdma.name for rdma in face.device.rdma] == ["mlx5_0", "smi1"]
-    pod_devices.require_current(holding.paths, face, ["mlx5_0"])
+    (held,) = pod_devices.given_to(holding.paths, POD).hcas
+    assert [rdma.name for rdma in held.device.rdma] == ["mlx5_0", "smi1"]
+    pod_devices.require_current(holding.paths, held, ["mlx5_0"])
     verbs = holding.paths.sys / "class/infiniband_verbs"
     for name, other in (("uverbs0", "smi1"), ("uverbs1", "mlx5_0")):
         (verbs / name / "ibdev").write_text(f"{other}\n")
     with pytest.raises(Stale):
-        pod_devices.require_current(holding.paths, face, ["mlx5_0"])
+        pod_devices.require_current(holding.paths, held, ["mlx5_0"])
 
 
 def test_renamed_device_with_the_containers_number_is_the_same(holding: Holding) -> None:
     holding.give(POD, {A: [A]})
-    (face,) = pod_devices.given_to(holding.paths, POD).faces
+    (hca,) = pod_devices.given_to(holding.paths, POD).hcas
     (holding.paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_text("mlx5_77\n")
-    pod_devices.require_current(holding.paths, face, ["mlx5_77"])
+    pod_devices.require_current(holding.paths, hca, ["mlx5_77"])
     with pytest.raises(Stale):
-        pod_devices.require_current(holding.paths, face, ["mlx5_1"])
+        pod_devices.require_current(holding.paths, hca, ["mlx5_1"])

@@ -81,7 +81,7 @@ def test_shared_ids_are_hca_and_slot() -> None:
 
 
 def test_ids_do_not_depend_on_the_order_or_the_names_of_rdma_devices() -> None:
-    renamed = msgspec.structs.replace(A, rdma=(rdma("mlx5_9"),), verbs=("mlx5_9",))
+    renamed = msgspec.structs.replace(A, rdma=(rdma("mlx5_9"),), rdma_names=("mlx5_9",))
     assert one(SHARED, [A, B]).slots == one(SHARED, [B, renamed]).slots
 
 
@@ -103,8 +103,9 @@ def test_a_list_too_long_for_the_kubelet_has_fewer_slots_of_each_and_says_so() -
     many = [card(f"{n:04x}:00:00.0", rdma("mlx5_0")) for n in range(1, 101)]
     made = one(PoolConfig(resource="a/b", slots=1000), many)
     assert len(made.slots) == MOST_IDS // 100 * 100 <= MOST_IDS
+    assert made.problem is not None
     assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more than the kubelet")
-    assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem == ""
+    assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem is None
 
 
 def test_the_first_pool_that_selects_an_hca_has_it() -> None:
@@ -129,7 +130,7 @@ def test_a_later_pool_that_may_overlap_has_it_as_well() -> None:
 def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
     now = PoolConfig(resource="a/now")
     then = PoolConfig(resource="a/then", selectors=(Selector(vendors=("ffff",)),))
-    gone = msgspec.structs.replace(B, rdma=(), verbs=())
+    gone = msgspec.structs.replace(B, rdma=(), rdma_names=())
     kept = {"a/then": frozenset((B.id,)), "a/removed": frozenset((VF0.id,))}
     made = pools(config(now, then), [A, gone, VF0], kept)
     assert [[hca.id for hca in pool.hcas] for pool in made] == [[A.id], [B.id]]
@@ -139,7 +140,7 @@ def test_what_is_held_stays_where_it_is_whatever_the_selectors_say() -> None:
 
 def test_an_rdma_pool_takes_what_has_an_rdma_device_in_whatever_namespace() -> None:
     """SR-IOV plugin, devices/rdma_test.go: a device that moved into a pod is RDMA all the same."""
-    moved = card("0000:5e:00.1", verbs=("mlx5_8",))
+    moved = card("0000:5e:00.1", rdma_names=("mlx5_8",))
     assert ids(SHARED, A, NIC, moved) == [A.id, moved.id]
     without = msgspec.structs.replace(SHARED, rdma=False)
     assert ids(without, A, NIC, moved) == [NIC.id, A.id, moved.id]

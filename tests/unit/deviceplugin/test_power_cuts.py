@@ -1,19 +1,19 @@
-"""The ledger and a power cut before any system call: what was brought to disk is there.
+"""The ledger and a power cut before any system call: no answered allocation is lost.
 
 The disk is a model that keeps nothing but what it was told to, and perhaps more: a file's fsync
 keeps its content and its name, a directory's what was renamed and removed in it.
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from base import files
 from base.paths import Paths
-from deviceplugin import checkpoint, checkpoint_log
+from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.ledger import Ledger
 
@@ -92,37 +92,28 @@ class Disk:
         self._names.pop(path.name, None)
 
 
-class Granting:
-    """A ledger that grants one id after another, with a power cut before each system call."""
+class Recording:
+    """A ledger that records one id after another, with a power cut before each system call."""
 
     def __init__(self, patch: pytest.MonkeyPatch, directory: Path) -> None:
         self._after = directory / "after"
-        self._granted: set[str] = set()
-        self._synced: set[str] = set()
+        self._asked: set[str] = set()
+        self._answered: set[str] = set()
         self._seen: set[tuple[object, ...]] = set()
         self._disk = Disk(patch, self.cut)
         self.ledger = Ledger(Paths(state=directory / "state"), "a boot", pytest.fail)
 
-    def grant(self, number: int) -> None:
-        known = f"{HCA}-{number}"
+    def record(self, number: int) -> None:
+        device_id = f"{HCA}-{number}"
         device = AllocatedHCA(id=HCA, address=HCA, netdevs=(), rdma=())
-        self._granted.add(known)
-        self.ledger.grant(RESOURCE, {known: (device,)})
-
-    def sync(self) -> None:
-        before = set(self._granted)
-        self.ledger.sync()
-        self._synced |= before
-
-    def settle(self) -> None:
-        before = set(self._granted)
-        self.ledger.settle()
-        self._synced |= before
+        self._asked.add(device_id)
+        self.ledger.record(RESOURCE, {device_id: (device,)})
+        self._answered.add(device_id)
 
     def cut(self) -> None:
-        """Whatever the disk has now, all that was brought there is in it, and nothing else."""
+        """Check every state that the disk may be in now: all answered ids, and no other ones."""
         for state in self._disk.states():
-            key = (*sorted(state.items()), len(self._synced))
+            key = (*sorted(state.items()), len(self._answered))
             if key in self._seen:
                 continue
             self._seen.add(key)
@@ -130,8 +121,8 @@ class Granting:
             paths.devices.mkdir(parents=True)
             for name, content in state.items():
                 (paths.devices / name).write_bytes(content)
-            found = {one.id for one in checkpoint.read(paths).allocations}
-            assert self._synced <= found <= self._granted, sorted(state)
+            ids = {allocation.id for allocation in checkpoint.read(paths).allocations}
+            assert self._answered <= ids <= self._asked, sorted(state)
 
     @property
     def states(self) -> int:
@@ -140,46 +131,35 @@ class Granting:
 
 
 @pytest.fixture
-def granting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Granting:
-    monkeypatch.setattr(checkpoint_log, "ROOM", 600)  # three lines, so that the fourth is whole
-    return Granting(monkeypatch, tmp_path)
+def recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recording:
+    return Recording(monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_what_was_brought_to_disk_outlives_a_power_cut_at_any_moment(
-    granting: Granting, every: int
+def test_answered_allocation_outlives_a_power_cut_at_any_moment(recording: Recording) -> None:
+    recording.ledger.serve({RESOURCE: ()})
+    for number in range(7):
+        recording.record(number)
+    recording.ledger.settle()
+    recording.cut()
+    assert recording.states > 40
+
+
+def test_what_is_recorded_after_the_name_could_not_be_kept_outlives_it_too(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    granting.ledger.serve({RESOURCE: ()})
-    for number in range(6):
-        granting.grant(number)
-        if number % every == every - 1:
-            granting.sync()
-    granting.settle()
-    granting.grant(6)
-    granting.cut()
-    granting.sync()
-    granting.cut()
-    assert granting.states > 40
+    fsync = os.fsync
 
+    def broken(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
 
-@pytest.mark.parametrize("synced", [False, True])
-def test_what_was_brought_there_after_the_names_could_not_be_kept_outlives_it_too(
-    granting: Granting, monkeypatch: pytest.MonkeyPatch, synced: bool
-) -> None:
-    def broken(directory: Path) -> None:
-        raise OSError(5, "Input/output error")
-
-    granting.ledger.serve({RESOURCE: ()})
-    granting.grant(0)
-    granting.grant(1)
-    if synced:
-        granting.sync()
+    recording.ledger.serve({RESOURCE: ()})
+    recording.record(0)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="error"):
-        patched.setattr(files, "sync_directory", broken)
-        granting.ledger.settle()
-    granting.sync()
-    granting.cut()
+        patched.setattr("os.fsync", broken)
+        recording.record(1)
+    recording.cut()
     for number in range(2, 6):
-        granting.grant(number)
-        granting.sync()
-    granting.cut()
+        recording.record(number)
+    recording.cut()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from deviceplugin.allocate.assignment import assign
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.pools.pool import Pool
-from host.topology import Place, Topology
+from host.topology import PciLocation, Topology
 from tests.unit.deviceplugin.made import hca, pool
 from tests.unit.host import servers
 
@@ -154,15 +154,15 @@ class Server:
         self.pool = pool([hca(one) for one in self.hcas])
 
     def moved(self, addresses: Mapping[str, str]) -> Topology:
-        """A topology of the GPUs and of devices with these addresses, each an HCA's place."""
-        at = {known: self._place(known) for known in self.gpus}
-        at |= {name: replace(self._place(hca), address=name) for name, hca in addresses.items()}
+        """A topology of the GPUs and of devices with these addresses, one for each HCA."""
+        at = {known: self._location(known) for known in self.gpus}
+        at |= {name: replace(self._location(hca), address=name) for name, hca in addresses.items()}
         return Topology(at.values())
 
-    def _place(self, address: str) -> Place:
-        place = self.topology.place(address)
-        assert place is not None
-        return place
+    def _location(self, address: str) -> PciLocation:
+        location = self.topology.location(address)
+        assert location is not None
+        return location
 
     def choose(self, free: str, size: int, gpus: str = "", must: str = "") -> str:
         """Digits for HCAs and GPUs."""

@@ -32,8 +32,8 @@ def takes(hca: HCA, **keys: object) -> bool:
         ({"netdevs": ("a", "b")}, {"ifNames": "b"}, {"ifNames": "c"}),
         ({"link_types": ("ether",)}, {"linkTypes": "ether"}, {"linkTypes": "infiniband"}),
         ({"aux_type": "sf"}, {"auxTypes": "sf"}, {"devices": "ffff"}),
-        ({"verbs": ("mlx5_7",)}, {"rdmaDevices": "mlx5_7"}, {"rdmaDevices": "mlx5_0"}),
-        ({"verbs": ("mlx5_7",)}, {"isRdma": True}, {"isRdma": True, "vendors": "8086"}),
+        ({"rdma_names": ("mlx5_7",)}, {"rdmaDevices": "mlx5_7"}, {"rdmaDevices": "mlx5_0"}),
+        ({"rdma_names": ("mlx5_7",)}, {"isRdma": True}, {"isRdma": True, "vendors": "8086"}),
     ],
 )
 def test_every_key_takes_what_it_names_and_nothing_else(

@@ -1,4 +1,4 @@
-"""Made-up servers: their /sys, /proc/driver/nvidia and /dev/infiniband, all below one directory.
+"""Artificial servers: their /sys, /proc/driver/nvidia and /dev/infiniband, all below one directory.
 
 Each builder returns the Paths; `Tree(paths.sys, paths)` changes the server afterwards. With
 `nodes=True` the character devices are real, as sysfs numbers them (needs CAP_MKNOD).

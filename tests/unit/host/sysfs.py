@@ -1,4 +1,4 @@
-"""Builds a made-up /sys of PCI functions, auxiliary devices, netdevs and RDMA devices.
+"""Builds an artificial /sys of PCI functions, auxiliary devices, netdevs and RDMA devices.
 
 The directories lie and the symlinks lead as the kernel's do: devices below `devices/`, every
 `bus` and `class` entry a relative symlink to them. Attributes end in a newline. Nothing is bound,
@@ -16,7 +16,7 @@ ROOT_PORT = "devices/pci0000:00"
 
 
 class Tree:
-    """A /sys below `root`, or that of `paths`; what is there already stays."""
+    """A /sys below `root`, or that of `paths`; existing files stay."""
 
     def __init__(self, root: Path, paths: Paths | None = None) -> None:
         self.root = root
@@ -52,14 +52,14 @@ class Tree:
         return device
 
     def bridge(self, address: str, below: str, *, ids: str = "8086:352a", numa: int = 0) -> str:
-        """A PCI bridge: a root port, or a port of a switch. Its address again."""
+        """Add a PCI bridge: a root port or a port of a switch. Returns its address."""
         self.pf(address, driver="pcieport", below=below, kind="060400", ids=ids, numa=numa)
         return address
 
     def vf(
         self, pf: str, address: str, *, driver: str = "mlx5_core", numa: int | None = None
     ) -> Path:
-        """The next VF of a PF, in the directory where that is."""
+        """Add the next VF of a PF, in the same directory."""
         above = self.device(pf)
         below = str(above.parent.relative_to(self.root.resolve()))
         device = self.pf(address, driver=driver, below=below, ids="15b3:101e", numa=numa)
@@ -157,7 +157,7 @@ class Tree:
         return port
 
     def character(self, kind: str, name: str, rdma: str, dev: str, *, port: int = 0) -> None:
-        """A character device ("infiniband_verbs", "infiniband_mad") where the kernel has it."""
+        """Add a character device ("infiniband_verbs", "infiniband_mad") where the kernel has it."""
         above = (self.root / "class/infiniband" / rdma).resolve().parents[1]
         entry = above / kind / name
         _write(entry / "ibdev", rdma)
@@ -167,7 +167,7 @@ class Tree:
         _link(self.root / "class" / kind / name, entry)
 
     def soft_rdma(self, name: str, netdev: str, *, parent: bool = True) -> Path:
-        """A Soft-RoCE device; `parent` is the attribute that rdma_rxe has beside the GIDs'."""
+        """Add a Soft-RoCE device; `parent` is an attribute that only rdma_rxe has."""
         rdma = self.rdma("", name)
         if parent:
             _write(rdma / "parent", netdev)
@@ -175,20 +175,20 @@ class Tree:
         return rdma
 
     def uverbs(self, name: str, rdma: str) -> None:
-        """The character device of an RDMA device; given again, it is another one's."""
+        """Add the character device of an RDMA device; called again, it moves to another one."""
         entry = self.root / "devices/virtual/infiniband_verbs" / name
         _write(entry / "ibdev", rdma)
         _link(self.root / "class/infiniband_verbs" / name, entry)
 
     def driver(self, name: str, *, bus: str = "pci") -> Path:
-        """A driver of that bus, its module loaded."""
+        """Add a driver to that bus."""
         directory = self.root / "bus" / bus / "drivers" / name
         for order in ("bind", "unbind"):
             _write(directory / order, "")
         return directory
 
     def bound(self, address: str, driver: str) -> None:
-        """From now on the device has this driver, or none if it is ""."""
+        """Bind this driver to the device, or none if it is ""."""
         link = self.device(address) / "driver"
         link.unlink(missing_ok=True)
         if driver:
@@ -201,15 +201,15 @@ class Tree:
         return (self.root / "bus" / bus / "devices" / address).resolve(strict=True)
 
     def remove(self, address: str) -> None:
-        """Unplug a device: links to it dangle until the kernel has removed them, too."""
+        """Unplug a device. Links to it dangle, as until the kernel removes them."""
         shutil.rmtree(self.device(address))
 
     def write(self, path: str, text: str) -> None:
-        """An attribute, by its path below /sys."""
+        """Write an attribute at a path below /sys."""
         _write(self.root / path, text)
 
     def text(self, path: str) -> str:
-        """What an attribute says."""
+        """Read an attribute."""
         return (self.root / path).read_text().strip()
 
     def _device(self, bus: str, address: str, directory: Path, driver: str) -> Path:

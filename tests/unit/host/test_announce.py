@@ -62,7 +62,7 @@ def test_packet_address_is_as_long_as_the_links_addresses() -> None:
 
 
 def test_packet_address_is_never_shorter_than_the_kernel_takes() -> None:
-    """packet_snd refuses less than a struct sockaddr_ll, whose address has 8 bytes."""
+    """packet_snd refuses less than a struct sockaddr_ll, which has room for 8 bytes of address."""
     raw = packet_address(_link(1, b"\xff" * 6))
     assert len(raw) == 20
     assert raw[11:] == bytes((6,)) + b"\xff" * 6 + bytes(2)

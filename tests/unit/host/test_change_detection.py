@@ -1,4 +1,4 @@
-"""The cheap look at sysfs, where that says what no driver should; test_inventory has the rest."""
+"""Change detection with invalid sysfs content; test_inventory has the usual cases."""
 
 from pathlib import Path
 
@@ -28,24 +28,24 @@ def test_unchanged_server_is_as_it_was(paths: Paths, seen: list[HCA]) -> None:
     assert not change_detection.has_other_states(paths, seen, every=True)
 
 
-def test_name_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
-    before = change_detection.verbs(paths)
+def test_undecodable_name_is_a_change(paths: Paths, seen: list[HCA]) -> None:
+    before = change_detection.uverbs(paths)
     (paths.sys / "class/infiniband_verbs/uverbs0/ibdev").write_bytes(UNREADABLE)
-    assert change_detection.verbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
-    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    assert change_detection.uverbs(paths) == before - {"uverbs0 mlx5_0"} | {"uverbs0 "}
+    changed = [hca.rdma[0].name for hca in seen if not change_detection.has_its_devices(paths, hca)]
     assert changed == ["mlx5_0"]
 
 
 @pytest.mark.parametrize("name", ["umad0", "issm0"])
-def test_mad_device_with_another_number_is_seen_by_who_gives_such_away(
+def test_other_mad_number_is_a_change_only_if_mad_counts(
     paths: Paths, seen: list[HCA], name: str
 ) -> None:
     Tree(paths.sys, paths).write(f"class/infiniband_mad/{name}/dev", "231:250")
-    changed = [one.rdma[0].name for one in seen if not change_detection.has_its_devices(paths, one)]
+    changed = [hca.rdma[0].name for hca in seen if not change_detection.has_its_devices(paths, hca)]
     assert changed == ["mlx5_0"]
-    assert all(change_detection.has_its_devices(paths, one, mad=False) for one in seen)
+    assert all(change_detection.has_its_devices(paths, hca, mad=False) for hca in seen)
 
 
-def test_state_that_is_no_text_is_another_than_it_was(paths: Paths, seen: list[HCA]) -> None:
+def test_undecodable_state_is_a_change(paths: Paths, seen: list[HCA]) -> None:
     (paths.sys / "class/infiniband/mlx5_0/ports/1/state").write_bytes(UNREADABLE)
     assert change_detection.has_other_states(paths, seen, every=True)

@@ -1,4 +1,4 @@
-"""Adapters read from made-up servers, and their device nodes."""
+"""HCAs read from artificial servers, and their device nodes."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ PF = "0000:3b:00.0"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """One function without anything on it."""
+    """One function without netdevs and RDMA devices."""
     tree = Tree(tmp_path / "sys", Paths(sys=tmp_path / "sys", dev=tmp_path / "dev"))
     tree.pf(PF, numa=0)
     return tree
@@ -53,9 +53,9 @@ def _port(hca: HCA) -> Port:
 
 
 def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
-    found = hcas(servers.dgx(tmp_path))
-    assert tuple(hca.id for hca in found) == DGX_HCAS
-    assert found[5] == HCA(
+    listed = hcas(servers.dgx(tmp_path))
+    assert tuple(hca.id for hca in listed) == DGX_HCAS
+    assert listed[5] == HCA(
         id="0000:9d:00.0",
         address="0000:9d:00.0",
         vendor="15b3",
@@ -92,7 +92,7 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
                 ),
             ),
         ),
-        verbs=("mlx5_5",),
+        rdma_names=("mlx5_5",),
         iommu_group="",
         software=False,
         num_vfs=0,
@@ -108,7 +108,7 @@ def test_hca_of_an_eight_gpu_server_is_whole(tmp_path: Path) -> None:
         (servers.vfs, (VFS_PF, VFS_ETHERNET_PF, *VFS, *VFS_ETHERNET, VFS_SF)),
     ],
 )
-def test_gpus_bridges_and_other_functions_are_none(
+def test_gpus_bridges_and_other_functions_are_not_hcas(
     tmp_path: Path, build: Callable[[Path], Paths], ids: tuple[str, ...]
 ) -> None:
     assert tuple(hca.id for hca in hcas(build(tmp_path))) == ids
@@ -121,7 +121,7 @@ def test_unknown_numa_node_is_none(tmp_path: Path) -> None:
 def test_each_port_has_its_own_netdev_and_mad_nodes_and_smi_is_left_out(tmp_path: Path) -> None:
     hca = _only(servers.multiport(tmp_path))
     (rdma,) = hca.rdma
-    assert (rdma.name, hca.verbs, hca.netdevs) == ("mlx5_0", ("mlx5_0",), ("ib0", "ib1"))
+    assert (rdma.name, hca.rdma_names, hca.netdevs) == ("mlx5_0", ("mlx5_0",), ("ib0", "ib1"))
     told = [(port.number, port.netdevs, port.umad, port.issm) for port in rdma.ports]
     assert told == [
         (1, ("ib0",), CharacterDevice("umad0", 231, 0), CharacterDevice("issm0", 231, 64)),
@@ -131,25 +131,25 @@ def test_each_port_has_its_own_netdev_and_mad_nodes_and_smi_is_left_out(tmp_path
 
 
 def test_vfs_and_sfs_know_their_pf(tmp_path: Path) -> None:
-    found = _by_id(servers.vfs(tmp_path))
+    by_id = _by_id(servers.vfs(tmp_path))
     told = {
-        id: (one.pf, one.pf_netdevs, one.index, one.aux_type, one.device, one.numa)
-        for id, one in found.items()
+        id: (hca.pf, hca.pf_netdevs, hca.index, hca.aux_type, hca.device, hca.numa)
+        for id, hca in by_id.items()
     }
     for index, (vf, ethernet) in enumerate(zip(VFS, VFS_ETHERNET, strict=True)):
         assert told[vf] == (VFS_PF, ("ib0",), index, "", "101e", 1)
         assert told[ethernet] == (VFS_ETHERNET_PF, ("enp59s0f1np0",), index, "", "101e", 1)
     assert told[VFS_SF] == (VFS_ETHERNET_PF, ("enp59s0f1np0",), 88, "sf", "1021", 1)
     assert told[VFS_PF] == ("", (), None, "", "1021", 1)
-    assert (found[VFS_PF].num_vfs, found[VFS_ETHERNET_PF].num_vfs, found[VFS[0]].num_vfs) == (
+    assert (by_id[VFS_PF].num_vfs, by_id[VFS_ETHERNET_PF].num_vfs, by_id[VFS[0]].num_vfs) == (
         4,
         4,
         0,
     )
-    assert found[VFS_SF].vendor == "15b3"
+    assert by_id[VFS_SF].vendor == "15b3"
 
 
-def test_representors_are_no_netdevs_of_the_pf(tmp_path: Path) -> None:
+def test_representors_are_not_netdevs_of_the_pf(tmp_path: Path) -> None:
     pf = _by_id(servers.vfs(tmp_path))[VFS_ETHERNET_PF]
     assert (pf.netdevs, pf.link_types) == (("enp59s0f1np0",), ("ether",))
     assert _port(pf).netdevs == ("enp59s0f1np0",)
@@ -167,7 +167,7 @@ def test_hca_is_working_if_any_port_is_active(tmp_path: Path) -> None:
     assert states == [("DOWN", "Polling"), ("INIT", "LinkUp")]
 
 
-def test_hca_in_a_pod_is_still_told_by_its_verbs(tmp_path: Path) -> None:
+def test_hca_in_a_pod_is_listed_by_its_uverbs_device(tmp_path: Path) -> None:
     paths = servers.vfs(tmp_path)
     tree = Tree(paths.sys)
     for device, rdma, netdev in ((VFS[1], "mlx5_3", "ib3"), (VFS_SF, "mlx5_10", "enp59s0f1s88")):
@@ -176,12 +176,12 @@ def test_hca_in_a_pod_is_still_told_by_its_verbs(tmp_path: Path) -> None:
             (paths.sys / "class" / kind / name).unlink()
         hca = _by_id(paths)[device]
         assert (hca.rdma, hca.netdevs, hca.link_types) == ((), (), ())
-        assert hca.verbs == (rdma,)
+        assert hca.rdma_names == (rdma,)
         assert hca.pf_netdevs != ()
 
 
 @pytest.mark.parametrize("by_sysfs", [True, False])
-def test_ipoib_children_are_no_netdevs(tmp_path: Path, by_sysfs: bool) -> None:
+def test_ipoib_children_are_not_netdevs_of_the_hca(tmp_path: Path, by_sysfs: bool) -> None:
     paths = servers.dgx(tmp_path)
     tree = Tree(paths.sys)
     address = ipoib_address(port_guid(0))
@@ -202,14 +202,14 @@ def test_pkeys_are_in_the_order_of_the_table_without_its_empty_slots(tree: Tree)
     assert _port(_only(tree.paths)).pkeys == (0x8001, 0x8002, 0x7FFF)
 
 
-def test_ipoib_interface_is_told_by_the_guid_of_its_port_not_by_its_place(tree: Tree) -> None:
+def test_ipoib_interface_is_found_by_its_ports_guid(tree: Tree) -> None:
     for number, name in enumerate(("mlx5_0", "mlx5_1")):
         tree.rdma(PF, name)
         tree.port(name, guid=port_guid(number))
         tree.netdev(PF, f"ib{1 - number}", address=ipoib_address(port_guid(number)))
     tree.netdev(PF, "eth0")
-    found = {rdma.name: rdma.ports[0].netdevs for rdma in _only(tree.paths).rdma}
-    assert found == {"mlx5_0": ("ib1",), "mlx5_1": ("ib0",)}
+    netdevs = {rdma.name: rdma.ports[0].netdevs for rdma in _only(tree.paths).rdma}
+    assert netdevs == {"mlx5_0": ("ib1",), "mlx5_1": ("ib0",)}
     assert _only(tree.paths).link_types == ("ether", "infiniband")
 
 
@@ -247,7 +247,7 @@ def test_netdev_of_a_roce_port(
     assert _port(_only(tree.paths)).netdevs == netdevs
 
 
-def test_ports_of_one_function_without_gids_are_told_by_dev_port(tree: Tree) -> None:
+def test_ports_without_gids_are_distinguished_by_dev_port(tree: Tree) -> None:
     tree.rdma(PF, "mlx5_0")
     for number in (1, 2):
         tree.netdev(PF, f"eth{2 - number}", dev_port=number - 1)
@@ -267,7 +267,7 @@ def test_software_device_is_an_hca_by_its_name(tree: Tree) -> None:
     hca = _only(tree.paths)
     assert (hca.id, hca.address, hca.software) == ("rxe0", "", True)
     assert (hca.netdevs, hca.link_types) == (("eth7",), ("ether",))
-    assert hca.verbs == ("rxe0",)
+    assert hca.rdma_names == ("rxe0",)
     assert hca.rdma[0].uverbs == CharacterDevice("uverbs3", 231, 195)
     assert _port(hca).netdevs == ("eth7",)
 
@@ -282,13 +282,13 @@ def test_software_device_has_no_other_virtual_interface_while_its_own_is_down(tr
     assert _only(tree.paths).netdevs == ("eth7",)
 
 
-def test_software_device_in_a_pod_is_still_told(tree: Tree) -> None:
+def test_software_device_in_a_pod_is_listed(tree: Tree) -> None:
     tree.uverbs("uverbs3", "rxe0")
     hca = _by_id(tree.paths)["rxe0"]
-    assert (hca.software, hca.rdma, hca.verbs) == (True, (), ("rxe0",))
+    assert (hca.software, hca.rdma, hca.rdma_names) == (True, (), ("rxe0",))
 
 
-def test_hca_that_is_no_pci_function_is_an_hca_by_its_name(tree: Tree) -> None:
+def test_hca_without_a_pci_function_has_its_name_as_id(tree: Tree) -> None:
     tree.remove(PF)
     above = tree.root / "devices/platform/ibloop.0/infiniband/ibloop0"
     above.mkdir(parents=True)
@@ -330,18 +330,18 @@ def test_network_functions_and_those_with_an_rdma_device(
     tree.pf(PF, kind=kind)
     if rdma:
         tree.rdma(PF, "mlx5_0")
-    assert [one.id for one in hcas(tree.paths)] == ([PF] if offered else [])
+    assert [hca.id for hca in hcas(tree.paths)] == ([PF] if offered else [])
 
 
 def test_uverbs_device_without_a_parent_is_its_rdma_devices(tree: Tree) -> None:
     tree.rdma(PF, "mlx5_0", uverbs="uverbs0")
-    assert _only(tree.paths).verbs == ("mlx5_0",)
+    assert _only(tree.paths).rdma_names == ("mlx5_0",)
 
 
-def test_auxiliary_devices_other_than_sfs_are_none(tree: Tree) -> None:
+def test_auxiliary_devices_other_than_sfs_are_not_hcas(tree: Tree) -> None:
     for name in ("mlx5_core.eth.0", "mlx5_core.rdma.0", "mlx5_core.sf.12"):
         tree.sf(PF, name)
-    assert [one.id for one in hcas(tree.paths)] == [PF, "mlx5_core.sf.12"]
+    assert [hca.id for hca in hcas(tree.paths)] == [PF, "mlx5_core.sf.12"]
 
 
 def test_netdev_on_the_virtio_device_of_a_function_is_the_functions(tree: Tree) -> None:
@@ -355,7 +355,7 @@ def test_netdev_on_the_virtio_device_of_a_function_is_the_functions(tree: Tree) 
 
 
 @pytest.mark.parametrize(("driver", "group"), [("vfio-pci", "37"), ("mlx5_core", ""), ("", "")])
-def test_iommu_group_is_told_of_a_function_for_a_programs_own_driver(
+def test_function_with_a_userspace_driver_has_its_iommu_group(
     tree: Tree, driver: str, group: str
 ) -> None:
     tree.bound(PF, driver)
@@ -369,7 +369,7 @@ def test_acpi_index(tree: Tree) -> None:
     assert _only(tree.paths).acpi_index == "3"
 
 
-def test_what_cannot_be_read_hides_nothing_else(tmp_path: Path) -> None:
+def test_unreadable_hca_does_not_hide_others(tmp_path: Path) -> None:
     paths = servers.dgx(tmp_path)
     tree = Tree(paths.sys)
     tree.remove(DGX_HCAS[0])  # unplugged now: links to it and its classes' entries dangle
@@ -380,17 +380,17 @@ def test_what_cannot_be_read_hides_nothing_else(tmp_path: Path) -> None:
     tree.write("class/infiniband/mlx5_1/ports/1/pkeys/7", "x")
     tree.write("class/infiniband_verbs/uverbs3/dev", "231")
     (paths.sys / "class/infiniband_mad/umad4/port").unlink()
-    found = _by_id(paths)
-    assert tuple(found) == DGX_HCAS[1:]
-    port = _port(found[DGX_HCAS[1]])
+    by_id = _by_id(paths)
+    assert tuple(by_id) == DGX_HCAS[1:]
+    port = _port(by_id[DGX_HCAS[1]])
     assert (port.state, port.lid, port.pkeys, port.netdevs) == ("", 0, (0xFFFF,), ("ib1",))
-    assert found[DGX_HCAS[2]].vendor == ""
-    assert found[DGX_HCAS[3]].rdma[0].uverbs is None
-    assert _port(found[DGX_HCAS[4]]).umad is None
-    assert found[DGX_HCAS[7]].working
+    assert by_id[DGX_HCAS[2]].vendor == ""
+    assert by_id[DGX_HCAS[3]].rdma[0].uverbs is None
+    assert _port(by_id[DGX_HCAS[4]]).umad is None
+    assert by_id[DGX_HCAS[7]].working
 
 
-def test_node_without_any_bus_or_class_has_none(tmp_path: Path) -> None:
+def test_node_without_bus_and_class_directories_has_no_hcas(tmp_path: Path) -> None:
     assert hcas(Paths(sys=tmp_path)) == []
 
 
@@ -423,7 +423,7 @@ def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
     [
         ("none", "No such file or directory"),
         ("directory", "is a directory"),
-        ("file", "is no character device"),
+        ("file", "is not a character device"),
         ("other", "is 231:193, sysfs says 231:192"),
         ("loop", "Too many levels of symbolic links"),
     ],

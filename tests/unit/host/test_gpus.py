@@ -1,4 +1,4 @@
-"""GPUs from a made-up /proc/driver/nvidia, and other plugins' ids of them."""
+"""GPUs from an artificial /proc/driver/nvidia, and their ids in other device plugins."""
 
 from pathlib import Path
 
@@ -25,14 +25,14 @@ def _information(paths: Paths, directory: str, *lines: str) -> None:
 
 
 def test_every_gpu_is_found_with_uuid_minor_and_numa_node(paths: Paths) -> None:
-    found = gpus(paths)
-    assert tuple(gpu.address for gpu in found) == DGX_GPUS
-    assert [gpu.uuid for gpu in found] == [gpu_uuid(n) for n in range(8)]
-    assert [gpu.minor for gpu in found] == list(range(8))
-    assert [gpu.numa for gpu in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    listed = gpus(paths)
+    assert tuple(gpu.address for gpu in listed) == DGX_GPUS
+    assert [gpu.uuid for gpu in listed] == [gpu_uuid(n) for n in range(8)]
+    assert [gpu.minor for gpu in listed] == list(range(8))
+    assert [gpu.numa for gpu in listed] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_node_without_the_driver_has_none(tmp_path: Path) -> None:
+def test_node_without_the_driver_has_no_gpus(tmp_path: Path) -> None:
     assert gpus(Paths(proc=tmp_path)) == []
 
 
@@ -46,8 +46,8 @@ def test_broken_gpu_hides_no_other(tmp_path: Path) -> None:
     _information(paths, "0000:1b:00.0", unset, "Device Minor: \t 1")
     _information(paths, "nonsense", "Device Minor: \t 2")
     (paths.proc / "driver/nvidia/gpus/0000:1c:00.0/information").mkdir(parents=True)
-    found = [(gpu.address, gpu.uuid, gpu.minor, gpu.numa) for gpu in gpus(paths)]
-    assert found == [
+    listed = [(gpu.address, gpu.uuid, gpu.minor, gpu.numa) for gpu in gpus(paths)]
+    assert listed == [
         ("0000:1a:00.0", GPU_5, None, None),
         ("0000:1b:00.0", "", 1, None),
         ("0000:1c:00.0", "", None, None),
@@ -93,20 +93,20 @@ def test_id_of_a_device_plugin_means_a_gpu(paths: Paths, device_id: str) -> None
         "0000:1a:00.0",
     ],
 )
-def test_other_id_means_none(paths: Paths, device_id: str) -> None:
+def test_unknown_id_is_no_gpu(paths: Paths, device_id: str) -> None:
     assert address_of(gpus(paths), device_id) == ""
 
 
-def test_gpus_are_read_again_if_one_comes_or_was_not_set_up_yet(tmp_path: Path) -> None:
+def test_gpus_are_read_again_if_one_is_added_or_was_not_set_up(tmp_path: Path) -> None:
     paths = Paths(proc=tmp_path / "proc", sys=tmp_path / "sys")
     kept = GPUs(paths)
-    assert kept.found() == []
+    assert kept.read() == []
     _information(paths, "0000:1a:00.0", "GPU UUID: \t GPU-????????-????-????-????-????????????")
-    assert [gpu.uuid for gpu in kept.found()] == [""]
+    assert [gpu.uuid for gpu in kept.read()] == [""]
     file = paths.proc / "driver/nvidia/gpus/0000:1a:00.0/information"
     file.write_text(f"GPU UUID: \t {GPU_5}\n")
-    assert [gpu.uuid for gpu in kept.found()] == [GPU_5]
+    assert [gpu.uuid for gpu in kept.read()] == [GPU_5]
     _information(paths, "0000:1b:00.0", f"GPU UUID: \t {gpu_uuid(6)}")
-    assert [gpu.uuid for gpu in kept.found()] == [GPU_5, gpu_uuid(6)]
+    assert [gpu.uuid for gpu in kept.read()] == [GPU_5, gpu_uuid(6)]
     file.unlink()
-    assert kept.found()[0].uuid == GPU_5  # the same GPUs: not read again
+    assert kept.read()[0].uuid == GPU_5  # the same GPUs: not read again

@@ -1,4 +1,4 @@
-"""Ports and P_Keys read from a made-up /sys."""
+"""Ports and P_Keys read from a artificial /sys."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_unknown_guid_has_no_port(paths: Paths) -> None:
     assert infiniband.port_of(paths, _parent("ib9", "0002:c903:0000:9999")) is None
 
 
-def test_gid_that_is_no_text_hides_no_other_port(paths: Paths) -> None:
+def test_undecodable_gid_does_not_hide_other_ports(paths: Paths) -> None:
     (paths.sys / "class/infiniband/mlx5_0/ports/1/gids/0").write_bytes(b"\xff\n")
     port = infiniband.port_of(paths, _parent("ib1", "0002:c903:0000:0012"))
     assert port is not None

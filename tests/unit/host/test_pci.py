@@ -1,4 +1,4 @@
-"""PCI functions, VFs, auxiliary devices, netdevs and RDMA devices, read from a made-up /sys."""
+"""PCI functions, VFs, auxiliary devices, netdevs and RDMA devices, read from a artificial /sys."""
 
 import errno
 import os
@@ -127,7 +127,7 @@ def test_representor_is_not_the_pfs_netdev(
     assert pci.pf_netdev(tree.paths, PF) == "uplink"
 
 
-def test_first_port_is_taken_whatever_its_name(tmp_path: Path) -> None:
+def test_first_port_is_used_with_any_name(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.pf(PF)
     tree.netdev(PF, "a", phys_port_name="p1", dev_port=1)
@@ -149,7 +149,7 @@ def test_kind_of_function(infiniband: Tree, address: str, is_vf: bool, userspace
     assert (function.is_vf, function.userspace) == (is_vf, userspace)
 
 
-def test_missing_device_is_none_not_a_pf(infiniband: Tree) -> None:  # B14, B15
+def test_missing_device_is_none(infiniband: Tree) -> None:  # B14, B15
     assert pci.find(infiniband.paths, "0000:af:06.3") is None
     assert pci.find(infiniband.paths, "no address") is None
 
@@ -259,14 +259,14 @@ def test_soft_roce_belongs_to_the_function_of_its_netdev(ethernet: Tree, parent:
     assert pci.holder_of_rdma(ethernet.paths, "rxe2") == ""
 
 
-def test_hardware_of_another_function_is_not_taken_by_its_netdev(ethernet: Tree) -> None:
+def test_hardware_rdma_device_is_not_found_by_its_netdev(ethernet: Tree) -> None:
     rdma = ethernet.rdma(PF, "mlx5_bond_0")  # RoCE LAG: one device for the ports of several
     (rdma / "ports/1/gid_attrs/ndevs/0").write_text("enp175s6\n")
     assert found(ethernet.paths, VF0).rdma == ()
     assert found(ethernet.paths, PF).rdma == ("mlx5_bond_0",)
 
 
-def test_uverbs_are_read_anew_after_they_were_renumbered(infiniband: Tree) -> None:
+def test_renumbered_uverbs_are_read_again(infiniband: Tree) -> None:
     assert pci.uverbs_of(infiniband.paths, "mlx5_1") == "uverbs1"
     infiniband.uverbs("uverbs0", "mlx5_1")
     infiniband.uverbs("uverbs1", "mlx5_0")
@@ -275,7 +275,7 @@ def test_uverbs_are_read_anew_after_they_were_renumbered(infiniband: Tree) -> No
 
 
 class Kernel:
-    """Answers to unbind and bind as drivers/base/bus.c does, on a made-up tree."""
+    """Answers to unbind and bind as drivers/base/bus.c does, on a artificial tree."""
 
     def __init__(self, tree: Tree, by_id: dict[str, str]) -> None:
         self.tree = tree
@@ -369,12 +369,12 @@ def test_refusals_name_device_driver_and_answer(kernel: Kernel) -> None:
     assert _override(tree) == ""  # not left behind
 
 
-def test_driver_that_is_not_there(kernel: Kernel) -> None:
+def test_missing_driver(kernel: Kernel) -> None:
     with pytest.raises(HostError, match="to driver igb_uio: there is no such driver"):
         pci.bind(kernel.tree.paths, found(kernel.tree.paths, VF0), "igb_uio")
 
 
-def test_what_is_written_to_a_drivers_files(infiniband: Tree) -> None:
+def test_writes_to_a_drivers_files(infiniband: Tree) -> None:
     function = found(infiniband.paths, VF0)
     pci.unbind(infiniband.paths, function)
     assert (infiniband.root / "bus/pci/drivers/mlx5_core/unbind").read_text().startswith(VF0)

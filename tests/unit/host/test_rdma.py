@@ -1,4 +1,4 @@
-"""What goes over NETLINK_RDMA, byte for byte, and what its answers and refusals become.
+"""NETLINK_RDMA requests byte for byte, and its answers and refusals.
 
 The bytes were worked out from rdma/rdma_netlink.h, for a little endian machine.
 """
@@ -14,14 +14,14 @@ from host import rdma
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import DUMPS
-from host.rdma import RdmaDevice, RdmaNetlink
+from host.rdma import NetlinkRdmaDevice, RdmaNetlink
 from tests.unit.host.kernel import Kernel, done, message, refusal
 
 # Types of messages: RDMA_NL_NLDEV (5) << 10, and the command
 GET, SET, NEWLINK, DELLINK, SYS_GET = 0x1401, 0x1402, 0x1403, 0x1404, 0x1406
 MULTI = 0x2
-MLX5 = RdmaDevice(index=4, name="mlx5_3", node_guid="0011:2233:4455:6677", protocol="ib")
-RXE = RdmaDevice(index=9, name="rxe0", node_guid="0202:02ff:fe02:0202", protocol="roce")
+MLX5 = NetlinkRdmaDevice(index=4, name="mlx5_3", node_guid="0011:2233:4455:6677", protocol="ib")
+RXE = NetlinkRdmaDevice(index=9, name="rxe0", node_guid="0202:02ff:fe02:0202", protocol="roce")
 
 
 class Subsystem(Kernel):
@@ -49,8 +49,8 @@ def _attr(kind: int, payload: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 
-def _told(device: RdmaDevice, number: int = 1, flags: int = 0) -> bytes:
-    """A device as fill_dev_info tells it, with what is not read here."""
+def _told(device: NetlinkRdmaDevice, number: int = 1, flags: int = 0) -> bytes:
+    """A device as fill_dev_info reports it, with attributes that are not read here."""
     guid = int(device.node_guid.replace(":", ""), 16)
     body = _attr(1, struct.pack("=I", device.index)) + _attr(2, device.name.encode() + b"\0")
     body += _attr(3, struct.pack("=I", 1)) + _attr(4, bytes(8)) + _attr(5, b"20.38.1002\0")
@@ -78,7 +78,7 @@ def test_mode_is_read(kernel: Subsystem, value: int, mode: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ECONNREFUSED])
-def test_kernel_that_knows_no_modes_is_told_with_a_remedy(kernel: Subsystem, code: int) -> None:
+def test_kernel_without_modes_is_an_error_with_a_remedy(kernel: Subsystem, code: int) -> None:
     kernel.answers(refusal(code))
     with pytest.raises(HostError, match=r"the kernel has no RDMA netlink.*ib_core"):
         rdma.mode(kernel.socket)
@@ -86,11 +86,11 @@ def test_kernel_that_knows_no_modes_is_told_with_a_remedy(kernel: Subsystem, cod
 
 def test_answer_without_a_mode_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(message(SYS_GET, _attr(92, b"\1")))
-    with pytest.raises(HostError, match="is not known"):
+    with pytest.raises(HostError, match="answer is unknown"):
         rdma.mode(kernel.socket)
 
 
-def test_kernel_without_rdma_is_told_with_a_remedy() -> None:
+def test_kernel_without_rdma_is_an_error_with_a_remedy() -> None:
     if Path("/sys/module/ib_core").exists():
         pytest.skip("this kernel has RDMA")
     try:
@@ -101,7 +101,7 @@ def test_kernel_without_rdma_is_told_with_a_remedy() -> None:
 
 
 def test_devices_are_listed(kernel: Subsystem) -> None:
-    plain = RdmaDevice(index=0, name="usnic_0", node_guid="0000:0000:0000:0000", protocol="")
+    plain = NetlinkRdmaDevice(index=0, name="usnic_0", node_guid="0000:0000:0000:0000", protocol="")
     for number in (1, 2):
         # one device in a datagram, as the kernel sends them
         parts = [_told(device, number, MULTI) for device in (plain, MLX5, RXE)]
@@ -124,7 +124,7 @@ def test_devices_that_change_all_the_while_are_an_error(kernel: Subsystem) -> No
         rdma.devices(kernel.socket)
 
 
-def test_device_of_no_such_name_is_none(kernel: Subsystem) -> None:
+def test_unknown_name_is_none(kernel: Subsystem) -> None:
     for number in (1, 2):
         kernel.answers(_told(MLX5, number, MULTI), done(number))
     assert rdma.find(kernel.socket, "mlx5_0") is None
@@ -138,7 +138,7 @@ def test_device_is_looked_up_by_index(kernel: Subsystem) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENODEV, errno.ENOENT])
-def test_device_of_no_such_index_is_none(kernel: Subsystem, code: int) -> None:
+def test_unknown_index_is_none(kernel: Subsystem, code: int) -> None:
     kernel.answers(refusal(code))
     assert rdma.by_index(kernel.socket, 4) is None
 
@@ -166,7 +166,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
     """The kernel compares the device's namespace with the sender's, not with the socket's."""
     entered = []
     steps: list[int] = []
-    monkeypatch.setattr("host.namespaces._setns", lambda fd, what: steps.append(fd))
+    monkeypatch.setattr("host.namespaces.setns", lambda fd, what: steps.append(fd))
     monkeypatch.setattr(kernel.socket, "namespace", pod)
     send = kernel.socket.send
 
@@ -185,7 +185,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
     ("value", "expected"),
     [
         (1, "shared mode: run `rdma system set netns exclusive` .* `options ib_core netns_mode=0`"),
-        (0, "its driver cannot be moved"),
+        (0, "its driver cannot do that"),
     ],
 )
 def test_move_that_is_not_supported_says_whether_mode_or_driver(
@@ -214,13 +214,13 @@ def test_rename_sends_the_name_with_its_end(kernel: Subsystem) -> None:
     assert kernel.requests == [_request("0214", "0500", body)]
 
 
-def test_rename_to_a_name_that_is_taken_is_an_error(kernel: Subsystem) -> None:
+def test_rename_to_a_used_name_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(refusal(errno.EEXIST))
     with pytest.raises(HostError, match='renaming RDMA device "mlx5_3" to "rxe0": File exists'):
         rdma.rename(kernel.socket, MLX5, "rxe0")
 
 
-def test_soft_device_is_made_on_an_interface(kernel: Subsystem) -> None:
+def test_soft_device_is_created_on_an_interface(kernel: Subsystem) -> None:
     kernel.answers(refusal(0))
     rdma.add_soft(kernel.socket, "rxe", "rxe0", "eth0")
     body = (
@@ -244,11 +244,11 @@ def test_soft_device_is_deleted_by_index(kernel: Subsystem) -> None:
     assert kernel.requests == [_request("0414", "0500", "0800 0100 09000000")]  # DELLINK
 
 
-def test_soft_device_that_is_gone_is_no_error_but_hardware_is(kernel: Subsystem) -> None:
+def test_deleting_a_missing_soft_device_succeeds_but_hardware_fails(kernel: Subsystem) -> None:
     kernel.answers(refusal(errno.EINVAL, 1))
     kernel.answers(refusal(errno.EINVAL, 2))  # of the question whether it is there
     rdma.delete_soft(kernel.socket, RXE)
     kernel.answers(refusal(errno.EINVAL, 3))
     kernel.answers(_told(MLX5, 4))
-    with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*no software device'):
+    with pytest.raises(HostError, match=r'deleting RDMA device "mlx5_3": .*not a software device'):
         rdma.delete_soft(kernel.socket, MLX5)

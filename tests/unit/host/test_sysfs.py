@@ -1,4 +1,4 @@
-"""Attributes, directories and links; and what there is of them that cannot be read."""
+"""Attributes, directories and links, readable and not."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_attribute_is_read_without_its_newline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere/state", "/proc", "/proc/version/state"])
-def test_attribute_that_is_not_there_or_none_is_empty(path: str) -> None:
+def test_missing_or_unreadable_attribute_is_empty(path: str) -> None:
     assert sysfs.text(path) == ""
 
 
@@ -25,13 +25,13 @@ def test_attribute_that_the_kernel_refuses_to_read_is_empty() -> None:
     assert sysfs.text("/proc/self/mem") == ""  # EIO: nothing is mapped at 0
 
 
-def test_attribute_that_is_no_text_is_empty_unless_the_rest_is_wanted(tmp_path: Path) -> None:
+def test_undecodable_attribute_is_empty_unless_replaced(tmp_path: Path) -> None:
     path = _written(tmp_path / "ibdev", b"mlx5\xff_0\n")
     assert sysfs.text(path) == ""
     assert sysfs.text(path, errors="replace") == "mlx5\ufffd_0"
 
 
-def test_attribute_of_a_whole_page_is_read_whatever_the_size_of_a_page(tmp_path: Path) -> None:
+def test_attribute_of_the_largest_page_is_read(tmp_path: Path) -> None:
     path = _written(tmp_path / "resource", b"x" * 65536)
     assert len(sysfs.text(path)) == 65536
 
@@ -40,7 +40,7 @@ def test_attribute_of_a_whole_page_is_read_whatever_the_size_of_a_page(tmp_path:
     ("content", "number"),
     [(b"12\n", 12), (b"0\n", 0), (b"-1\n", None), (b"0x1\n", None), (b"\n", None), (b"\xff", None)],
 )
-def test_number_is_one_without_a_sign(tmp_path: Path, content: bytes, number: int | None) -> None:
+def test_number_has_no_sign(tmp_path: Path, content: bytes, number: int | None) -> None:
     assert sysfs.decimal(_written(tmp_path / "numa_node", content)) == number
 
 
@@ -52,7 +52,7 @@ def test_names_of_a_directory(tmp_path: Path) -> None:
         assert sysfs.names(f"{tmp_path}/{other}") == []
 
 
-def test_link_is_told_as_it_is_written_and_what_it_leads_to_by_name(tmp_path: Path) -> None:
+def test_link_text_and_target_name(tmp_path: Path) -> None:
     (tmp_path / "driver").symlink_to("../../drivers/mlx5_core")
     assert sysfs.link(f"{tmp_path}/driver") == "../../drivers/mlx5_core"
     assert sysfs.target(f"{tmp_path}/driver") == "mlx5_core"
@@ -60,7 +60,7 @@ def test_link_is_told_as_it_is_written_and_what_it_leads_to_by_name(tmp_path: Pa
         assert (sysfs.link(other), sysfs.target(other)) == ("", "")
 
 
-def test_link_that_leads_nowhere_is_not_there(tmp_path: Path) -> None:
+def test_dangling_link_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("gone")
     assert sysfs.exists(str(tmp_path))
     assert not sysfs.exists(f"{tmp_path}/device")

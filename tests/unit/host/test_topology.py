@@ -1,4 +1,4 @@
-"""Distances on made-up servers, from sysfs and from a file in NCCL's format."""
+"""Distances on artificial servers, from sysfs and from a file in NCCL's format."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,19 +66,19 @@ def test_eight_gpu_server(tmp_path: Path) -> None:
 
 def test_place_is_the_way_from_the_root_port_down(tmp_path: Path) -> None:
     _, topology = _server(tmp_path, servers.dgx, DGX_HCAS)
-    place = topology.place("0000:1d:00.0")
-    assert place is not None
-    assert (place.bridge, place.numa) == ("pci0000:17", 0)
-    assert place.chain == ("0000:17:01.0", "0000:18:00.0", "0000:19:03.0", "0000:1d:00.0")
+    location = topology.location("0000:1d:00.0")
+    assert location is not None
+    assert (location.bridge, location.numa) == ("pci0000:17", 0)
+    assert location.chain == ("0000:17:01.0", "0000:18:00.0", "0000:19:03.0", "0000:1d:00.0")
 
 
 def test_pci_domains_and_a_vmd(tmp_path: Path) -> None:
     _, topology = _server(tmp_path, servers.domains, (*DOMAINS_GPUS, *DOMAINS_HCAS))
     assert _rows(topology, DOMAINS_GPUS, DOMAINS_HCAS) == ["isnn", "siss"]
     assert _rows(topology, DOMAINS_HCAS[2:], DOMAINS_HCAS[2:]) == ["=h", "h="]
-    place = topology.place("10000:e1:00.0")
-    assert place is not None
-    assert (place.bridge, place.chain) == ("pci0000:5d", ("10000:e0:02.0", "10000:e1:00.0"))
+    location = topology.location("10000:e1:00.0")
+    assert location is not None
+    assert (location.bridge, location.chain) == ("pci0000:5d", ("10000:e0:02.0", "10000:e1:00.0"))
     assert topology.switch(DOMAINS_HCAS[2]) != topology.switch(DOMAINS_HCAS[3])
 
 
@@ -106,9 +106,9 @@ def test_file_tells_the_topology_below_a_virtual_machine(tmp_path: Path) -> None
         "ffff:ff:03.0",
         "ffff:ff:03.0",
     ]
-    place = topology.place(FLAT_HCAS[3])
-    assert place is not None
-    assert (place.numa, place.chain) == (1, ("ffff:ff:03.0", FLAT_HCAS[3]))
+    location = topology.location(FLAT_HCAS[3])
+    assert location is not None
+    assert (location.numa, location.chain) == (1, ("ffff:ff:03.0", FLAT_HCAS[3]))
 
 
 def test_vfs_and_sfs_are_where_their_pf_is(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_vfs_and_sfs_are_where_their_pf_is(tmp_path: Path) -> None:
     # VFS_ETHERNET are on the bus after their PF's, so their addresses do not show it.
     assert _rows(topology, every, every) == ["=" * len(every)] * len(every)
     for address, pf in ((VFS[0], VFS_PF), (VFS_ETHERNET[3], VFS_ETHERNET_PF)):
-        place = topology.place(address)
-        assert place is not None
-        assert (place.address, place.chain[-1], place.numa) == (address, pf, 1)
+        location = topology.location(address)
+        assert location is not None
+        assert (location.address, location.chain[-1], location.numa) == (address, pf, 1)
     assert len({topology.switch(address) for address in every}) == 1
 
 
@@ -251,16 +251,16 @@ def test_unknown_numa_node_is_far(tmp_path: Path, numa: int | None) -> None:
     paths = _machine(tmp_path, "pci0000:17 17:02.0", "pci0000:5d 5d:02.0", numa=numa)
     topology = Topology.read(paths, ("0000:17:02.0", "0000:5d:02.0"))
     assert topology.distance("0000:17:02.0", "0000:5d:02.0") is Distance.SYS
-    place = topology.place("0000:17:02.0")
-    assert place is not None
-    assert place.numa is None
+    location = topology.location("0000:17:02.0")
+    assert location is not None
+    assert location.numa is None
 
 
 @pytest.mark.parametrize("other", ["", "rxe0", "0000:99:00.0", "mlx5_core.sf.9"])
-def test_unknown_address_is_far_and_has_no_place(tmp_path: Path, other: str) -> None:
+def test_unknown_address_is_far_and_has_no_location(tmp_path: Path, other: str) -> None:
     paths = _machine(tmp_path, "pci0000:17 17:02.0")
     topology = Topology.read(paths, ("0000:17:02.0", other))
-    assert topology.place(other) is None
+    assert topology.location(other) is None
     assert topology.switch(other) == ""
     assert topology.distance(other, "0000:17:02.0") is Distance.SYS
     assert topology.distance(other, other) is Distance.SYS
@@ -271,9 +271,9 @@ def test_host_bridge_may_be_below_another_bus(tmp_path: Path) -> None:
     bridge = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00/47505500/pci0001:00"
     paths = Paths(sys=tmp_path, etc=tmp_path)
     Tree(tmp_path).pf("0001:00:00.0", below=f"devices/{bridge}", numa=1)
-    place = Topology.read(paths, ["0001:00:00.0"]).place("0001:00:00.0")
-    assert place is not None
-    assert (place.bridge, place.chain, place.numa) == ("pci0001:00", ("0001:00:00.0",), 1)
+    location = Topology.read(paths, ["0001:00:00.0"]).location("0001:00:00.0")
+    assert location is not None
+    assert (location.bridge, location.chain, location.numa) == ("pci0001:00", ("0001:00:00.0",), 1)
 
 
 def _given(tmp_path: Path, xml: str, *addresses: str) -> Topology:
@@ -307,9 +307,9 @@ def test_file_may_have_switches_below_switches_and_name_a_card_by_function_0(
     addresses = ("0000:00:05.0", "0000:00:06.1", "0000:00:07.0")
     topology = _given(tmp_path, xml, *addresses)
     assert _rows(topology, addresses, addresses) == ["=xh", "x=h", "hh="]
-    place = topology.place("0000:00:06.1")
-    assert place is not None
-    assert (place.numa, place.bridge) == (1, "cpu 1")
+    location = topology.location("0000:00:06.1")
+    assert location is not None
+    assert (location.numa, location.bridge) == (1, "cpu 1")
 
 
 def test_pex_chip_in_the_file_counts_as_one_switch(tmp_path: Path) -> None:
@@ -331,10 +331,10 @@ def test_pex_chip_in_the_file_counts_as_one_switch(tmp_path: Path) -> None:
         ("<graphs/>", "<graphs>, not <system>"),
         ('<system><cpu><pci busid="zz"/></cpu></system>', 'busid="zz"'),
         ("<system><cpu><pci/></cpu></system>", 'busid=""'),
-        ('<system><cpu><pci busid="mlx5_core.sf.1"/></cpu></system>', "no PCI address"),
+        ('<system><cpu><pci busid="mlx5_core.sf.1"/></cpu></system>', "not a PCI address"),
         (
             '<system><cpu><pci busid="00:05.0"/><pci busid="0000:00:05.0"/></cpu></system>',
-            "two <pci> of 0000:00:05.0",
+            "two <pci> elements have busid 0000:00:05.0",
         ),
         ('<!DOCTYPE system [<!ENTITY a "b">]><system>&a;</system>', "DOCTYPE"),
         ('<!DOCTYPE system SYSTEM "file:///etc/passwd"><system/>', "DOCTYPE"),

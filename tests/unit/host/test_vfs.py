@@ -1,4 +1,4 @@
-"""What is sent for a VF, byte for byte, and what the kernel tells of VFs, old kernels included.
+"""Requests for a VF byte for byte, and the kernel's reports of VFs, also of old kernels.
 
 The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits.
 """
@@ -13,8 +13,17 @@ from host import vfs
 from host.errors import HostError
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
-from tests.unit.host.kernel import Kernel, refusal
-from tests.unit.host.vf_messages import IB_PF, IFINFOMSG, PF, attribute, vf_info, with_vfs
+from tests.unit.clock import Clock
+from tests.unit.host.kernel import (
+    IB_PF,
+    IFINFOMSG,
+    PF,
+    Kernel,
+    old_vf_info,
+    refusal,
+    vf_info,
+    vfs_answer,
+)
 
 RTM_NEWLINK = 16
 NODE, PORT = "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78"
@@ -26,10 +35,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    monkeypatch.setattr("host.vfs.time.sleep", pauses.append)
-    return pauses
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 Setting = Callable[[Rtnetlink], None]
@@ -162,25 +169,25 @@ def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Ker
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN])
-def test_pf_that_is_busy_is_asked_again(kernel: Kernel, slept: list[float], code: int) -> None:
+def test_pf_that_is_busy_is_asked_again(kernel: Kernel, clock: Clock, code: int) -> None:
     for number in (1, 2):
         kernel.answers(refusal(code, number))
     kernel.answers(refusal(0, 3))
     vfs.set_trust(kernel.route, PF, 3, True)
-    assert slept == [vfs.PAUSE] * 2
+    assert clock.pauses == [vfs.PAUSE] * 2
     assert kernel.requests[0][16:] == kernel.requests[2][16:]
 
 
 def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
-    kernel: Kernel, slept: list[float]
+    kernel: Kernel, clock: Clock
 ) -> None:
-    for number in range(1, vfs.ATTEMPTS + 1):
+    for number in range(1, 40):
         kernel.answers(refusal(errno.EBUSY, number, b"VF is in reset\0"))
     with pytest.raises(HostError) as caught:
         vfs.set_trust(kernel.route, PF, 3, True)
     expected = 'setting trust on of VF 3 of "ens1f0": Device or resource busy (EBUSY): VF is in res'
     assert str(caught.value) == expected + "et"
-    assert slept == [vfs.PAUSE] * (vfs.ATTEMPTS - 1)
+    assert sum(clock.pauses) == pytest.approx(vfs.BUSY_TIME)
 
 
 @pytest.mark.parametrize(
@@ -189,25 +196,17 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
         (lambda r: vfs.set_rate(r, PF, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
         (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot limit a VF"),
         (lambda r: vfs.set_spoofchk(r, PF, 3, True), errno.EOPNOTSUPP, "has no spoofchk"),
-        (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "no trusted VFs"),
+        (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "not support trusted VFs"),
         (lambda r: vfs.set_link_state(r, PF, 3, "auto"), errno.EOPNOTSUPP, 'link to "auto"'),
         (lambda r: vfs.set_guids(r, PF, 3, NODE, PORT), errno.EOPNOTSUPP, "for InfiniBand"),
     ],
 )
-def test_what_a_driver_cannot_do_is_told_with_a_remedy(
+def test_unsupported_setting_is_an_error_with_a_remedy(
     kernel: Kernel, setting: Setting, code: int, remedy: str
 ) -> None:
     kernel.answers(refusal(code))
     with pytest.raises(HostError, match=remedy):
         setting(kernel.route)
-
-
-def _old_info(index: int, mac: bytes, spoofchk: int = 0xFFFFFFFF) -> bytes:
-    """What Linux 3.10 tells of a VF."""
-    info = attribute(1, struct.pack("=I", index) + mac.ljust(32, b"\0"))  # ifla_vf_mac
-    info += attribute(2, struct.pack("=III", index, 20, 1))  # ifla_vf_vlan
-    info += attribute(3, struct.pack("=II", index, 500))  # ifla_vf_tx_rate
-    return info + attribute(4, struct.pack("=II", index, spoofchk))  # ifla_vf_spoofchk
 
 
 MACS = [bytes.fromhex("02112233aabb"), bytes.fromhex("02112233aabc")]
@@ -241,19 +240,19 @@ SECOND = VF(
 )
 
 
-def test_vfs_are_read_with_all_that_the_kernel_tells_and_what_it_does_not_is_none(
+def test_unreported_settings_of_a_vf_are_none(
     kernel: Kernel,
 ) -> None:
     told = vf_info(0, MACS[0], guid=0x0011223344556677)
     silent = vf_info(1, MACS[1], setting=0xFFFFFFFF, state=2)
     for number in (1, 2):
-        kernel.answers(with_vfs(told, silent, number=number))
+        kernel.answers(vfs_answer(told, silent, number=number))
     assert vfs.every(kernel.route, PF) == [FIRST, SECOND]
     assert vfs.read(kernel.route, PF, 1) == SECOND
 
 
 def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:
-    kernel.answers(with_vfs())
+    kernel.answers(vfs_answer())
     assert vfs.every(kernel.route, PF) == []
     # struct nlmsghdr: 40 bytes, RTM_GETLINK (18), NLM_F_REQUEST; IFLA_EXT_MASK (29):
     # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
@@ -262,7 +261,7 @@ def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:
 
 
 def test_vf_of_an_old_kernel_is_read(kernel: Kernel) -> None:
-    kernel.answers(with_vfs(_old_info(0, MACS[0])))
+    kernel.answers(vfs_answer(old_vf_info(0, MACS[0])))
     assert vfs.read(kernel.route, PF, 0) == VF(
         index=0,
         mac="02:11:22:33:aa:bb",
@@ -280,18 +279,18 @@ def test_vf_of_an_old_kernel_is_read(kernel: Kernel) -> None:
 
 
 def test_infinibands_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:
-    kernel.answers(with_vfs(vf_info(0, bytes(range(20)))))
+    kernel.answers(vfs_answer(vf_info(0, bytes(range(20)))))
     assert vfs.read(kernel.route, IB_PF, 0).mac == bytes(range(20)).hex(":")
 
 
-def test_vf_that_is_not_there_is_an_error_that_names_it(kernel: Kernel) -> None:
-    kernel.answers(with_vfs(vf_info(0, MACS[0])))
+def test_missing_vf_is_an_error_that_names_it(kernel: Kernel) -> None:
+    kernel.answers(vfs_answer(vf_info(0, MACS[0])))
     with pytest.raises(HostError, match=r'^"ens1f0" has no VF 1$'):
         vfs.read(kernel.route, PF, 1)
 
 
-def test_vf_that_the_driver_does_not_tell_of_ends_nothing_else(kernel: Kernel) -> None:
-    answer = bytearray(with_vfs(vf_info(0, MACS[0]), vf_info(1, MACS[1])))
+def test_unreported_vf_does_not_hide_others(kernel: Kernel) -> None:
+    answer = bytearray(vfs_answer(vf_info(0, MACS[0]), vf_info(1, MACS[1])))
     at = answer.index(struct.pack("=HHI", 8, 21, 2))  # IFLA_NUM_VF
     answer[at + 4] = 3
     kernel.answers(bytes(answer))
@@ -299,8 +298,8 @@ def test_vf_that_the_driver_does_not_tell_of_ends_nothing_else(kernel: Kernel) -
 
 
 def test_list_that_is_longer_than_its_length_can_say_is_read_whole(kernel: Kernel) -> None:
-    infos = [_old_info(index, MACS[0]) for index in range(900)]
-    answer = with_vfs(*infos)
+    infos = [old_vf_info(index, MACS[0]) for index in range(900)]
+    answer = vfs_answer(*infos)
     assert 0x10000 < len(answer) < BUFFER
     kernel.answers(answer)
     assert [vf.index for vf in vfs.every(kernel.route, PF)] == list(range(900))

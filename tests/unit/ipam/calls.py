@@ -7,10 +7,11 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
+from base.pod import Pod
 from cni.policy import rules
 from cni.policy.rules import Policy
-from cni.spec.arguments import Pod
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode_for_removal
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -115,7 +116,7 @@ def request(command: str, ipam: Json | None, container_id: str, **how: Unpack[Ho
         ifname=how.get("ifname", "eth0"),
         args=";".join(pairs),
         path=tuple(how.get("path", ())),
-        config=json.dumps(document).encode(),
+        config=decode_for_removal(json.dumps(document).encode()),
         network=network,
         cni_version=version,
         environ={},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from cli.main import run
+from cli.commands import run
 from ipam.recovery import DATABASE, LOG
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 

@@ -10,7 +10,6 @@ import pytest
 
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from cni.spec.ipam import ipam_of
 from cni.spec.notes import collected
 from cni.spec.request import Request
 from ipam.delegation import Delegation, IpamCall
@@ -185,7 +184,7 @@ def test_a_whereabouts_that_only_the_runtime_has_is_not_replaced_in_silence(
 def test_check_of_what_was_allowed_once_goes_on(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere")
     call = asked("CHECK", "elsewhere")
-    ipam = delegation(node, bin_dir).of(call, added=ipam_of(call))
+    ipam = delegation(node, bin_dir).of(call, added=call.config.ipam)
     assert ipam is not None
     ipam.check()
     assert calls_of(bin_dir / "elsewhere") == ["CHECK"]

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cni.spec.arguments import Pod
+from base.pod import Pod
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam import fsck

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
 from ipam.options import WITHOUT_EFFECT, IpamOptions, read
@@ -13,7 +14,7 @@ from ipam.resolv_conf import read as read_resolv_conf
 
 
 def options(ipam: object, **config: object) -> IpamOptions:
-    return read(json.dumps({"name": "n1", "ipam": ipam, **config}).encode())
+    return read(decode(json.dumps({"name": "n1", "ipam": ipam, **config}).encode()))
 
 
 def with_type(**ipam: object) -> dict[str, object]:
@@ -37,7 +38,7 @@ R = {"range": "10.0.0.0/24"}
          '"ipam.ipRanges[1].range_start": invalid IP address: 10.0.0'),
         ({"ipRanges": [{"range": "10.0.0.0/24", "range_start": 5}]},
          '"ipam.ipRanges[0].range_start": Expected'),
-        ({"ipRanges": [{}]}, '"ipam.ipRanges[0]": there is no "range"'),
+        ({"ipRanges": [{}]}, '"ipam.ipRanges[0]": "range" is missing'),
         ({"ipRanges": {}}, '"ipam.ipRanges"'),
         ({"range": 5}, '"ipam.range"'),
         ({"range": "10.0.0.5"}, '"ipam.range": invalid CIDR 10.0.0.5'),
@@ -90,7 +91,7 @@ def test_what_is_wrong_is_named_by_its_path(ipam: dict[str, Any], seen: str) -> 
 
 def test_a_configuration_without_ipam_says_so() -> None:
     with pytest.raises(CNIError, match="IPAM config missing 'ipam' key"):
-        read(b'{"name": "n1"}')
+        read(decode(b'{"name": "n1"}'))
 
 
 @pytest.mark.parametrize("ipam", [[], "x", 5])

@@ -3,7 +3,6 @@
 version1/reservations.sql is what SQLite's shell would dump of its database; the log is its log.
 """
 
-import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cni.policy.rules import Policy
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import Code
 from ipam import fsck, upgrade
 from ipam.log import Log, records_of
@@ -179,8 +179,8 @@ def test_a_new_reservation_on_an_unknown_link_is_not_one_of_before(memory_path: 
 
 @pytest.mark.parametrize("key", ["bridge", "master"])
 def test_no_configuration_names_the_link_of_before(key: str) -> None:
-    assert of_config(json.dumps({"type": "other", key: BEFORE}).encode()) == ""
-    assert of_config(json.dumps({"type": "other", key: BEFORE.strip()}).encode()) != BEFORE
+    assert of_config(NetworkConfig(keys={"type": "other", key: BEFORE})) == ""
+    assert of_config(NetworkConfig(keys={"type": "other", key: BEFORE.strip()})) != BEFORE
 
 
 def test_a_log_of_version_1_rebuilds_a_lost_database_as_the_upgrade_would(directory: Path) -> None:

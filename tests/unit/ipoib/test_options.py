@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from cni.ipoib import options
+from cni.spec.config import decode, decode_leniently
 from cni.spec.errors import CNIError
-from cni.spec.ipam import ipam_of
 from cni.spec.request import Request
 
 
 def _read(cni_args: str = "", **config: Any) -> options.IpoibOptions:  # noqa: ANN401
     document = {"cniVersion": "1.0.0", "name": "n", "type": "ipoib", "master": "ib0"} | config
-    return options.read(
-        Request(command="ADD", args=cni_args, config=json.dumps(document).encode(), network="n")
-    )
+    network = decode(json.dumps(document).encode())
+    return options.read(Request(command="ADD", args=cni_args, config=network, network="n"))
 
 
 def test_defaults_leave_the_choice_to_the_parent() -> None:
@@ -53,8 +52,8 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"master": ["ib0", "auto"]}, '"master": "auto" stands alone'),
         ({"master": "averyveryverylongname"}, "cannot be the name of an interface"),
         ({"master": 5}, '"master": Expected'),
-        ({"pkey": "0x18001"}, '"pkey": "0x18001" is no P_Key'),
-        ({"pkey": "ten"}, '"pkey": "ten" is no P_Key'),
+        ({"pkey": "0x18001"}, '"pkey": "0x18001" is not a P_Key'),
+        ({"pkey": "ten"}, '"pkey": "ten" is not a P_Key'),
         ({"pkey": 0}, '"pkey": 0 is out of range'),
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),
         ({"pkey": "0x8000"}, "out of range"),
@@ -141,4 +140,4 @@ def test_pod_is_taken_from_cni_args() -> None:
     ],
 )
 def test_delete_learns_the_ipam_plugin_from_any_configuration(config: bytes, named: str) -> None:
-    assert ipam_of(Request(command="DEL", config=config)).type == named
+    assert decode_leniently(config).ipam.type == named

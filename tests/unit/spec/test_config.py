@@ -1,5 +1,7 @@
 """Strict configurations: an error names the key."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -26,7 +28,7 @@ class Shape(msgspec.Struct):
 )
 def test_value_that_does_not_fit_is_named_by_its_path(raw: bytes, key: str) -> None:
     with pytest.raises(CNIError) as caught:
-        config.decode(raw, Shape)
+        config.convert(json.loads(raw), Shape)
     assert caught.value.code == Code.INVALID_CONFIG
     assert caught.value.message.startswith(f"invalid configuration: {key}: ")
 

@@ -10,6 +10,7 @@ import pytest
 
 from base.interrupts import Call, Terminated, serving
 from cni.spec import delegate
+from cni.spec.config import NetworkConfig, decode
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from tests.waiting import until
@@ -27,7 +28,7 @@ def request(deadline: float = 20.0) -> Request:
     environ = {"CNI_COMMAND": "ADD", "PATH": os.environ["PATH"], "KEPT": "yes"}
     return Request(
         command="ADD",
-        config=b'{"cniVersion":"1.0.0", "name":"n1"}',
+        config=decode(b'{"cniVersion":"1.0.0", "name":"n1"}'),
         cni_version="1.0.0",
         environ=environ,
         delegate_deadline=deadline,
@@ -91,12 +92,12 @@ def test_delegate_gets_our_environment_and_our_bytes(tmp_path: Path) -> None:
         pair.split("=", 1) for pair in (tmp_path / "environ").read_text().split("\0") if pair
     )
     assert environ == {**given.environ, "CNI_COMMAND": "CHECK"}
-    assert (tmp_path / "stdin").read_bytes() == given.config
+    assert (tmp_path / "stdin").read_bytes() == given.config.raw
 
 
 def test_delegate_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
     executable(tmp_path, "exit 0")
-    large = b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}'
+    large = NetworkConfig(b'{"name":"n1","x":"' + b"x" * 1_000_000 + b'"}')
     delegate.run("d", tmp_path, "CHECK", msgspec.structs.replace(request(), config=large))
 
 

@@ -35,7 +35,8 @@ def test_request_holds_what_the_runtime_sent() -> None:
     assert (request.network, request.cni_version) == ("n1", "1.0.0")
     assert request.path == ("/a", "/b")
     assert request.netns_override
-    assert request.config == raw
+    assert request.config.raw == raw
+    assert request.config.keys["x"] == [1, 2]
     assert request.environ["X"] == "y"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
 from cni.spec.gc import valid_attachments
 
@@ -14,7 +15,7 @@ OTHER = [{"containerID": "c2", "ifname": "eth0"}]
 
 
 def alive(config: dict[str, Any]) -> set[tuple[str, str]] | None:
-    valid = valid_attachments(json.dumps(config).encode())
+    valid = valid_attachments(decode(json.dumps(config).encode()))
     return None if valid is None else set(valid)
 
 

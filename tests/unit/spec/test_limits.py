@@ -26,7 +26,7 @@ JSON = st.recursive(
 )
 
 
-def refused(raw: bytes, look: Callable[[bytes], None] = limits.require_moderate) -> CNIError:
+def refused(raw: bytes, look: Callable[[bytes], object] = limits.decode) -> CNIError:
     with pytest.raises(CNIError) as caught:
         look(raw)
     return caught.value
@@ -52,7 +52,7 @@ def depth_of(value: object) -> int:
 def test_ordinary_configuration_passes_however_it_is_written(value: object) -> None:
     for raw in (json.dumps(value).encode(), json.dumps(value, ensure_ascii=False).encode()):
         if depth_of(value) <= limits.MAX_DEPTH:
-            limits.require_moderate(raw)
+            limits.decode(raw)
         limits.require_readable(raw)
 
 
@@ -68,11 +68,11 @@ def test_depth_is_that_of_the_decoded_value_whatever_stands_in_strings(
 
 
 def test_what_is_just_within_each_limit_passes() -> None:
-    limits.require_moderate(nested(limits.MAX_DEPTH))
-    limits.require_moderate(listing(limits.MAX_VALUES))
-    limits.require_moderate(json.dumps({"k" * limits.MAX_KEY: "x" * limits.MAX_TEXT}).encode())
-    limits.require_moderate(b"{}" + b" " * (limits.MAX_BYTES - 2))
-    limits.require_moderate(b'{"a":"' + b"\\n" * 10_000 + b'"}')
+    limits.decode(nested(limits.MAX_DEPTH))
+    limits.decode(listing(limits.MAX_VALUES))
+    limits.decode(json.dumps({"k" * limits.MAX_KEY: "x" * limits.MAX_TEXT}).encode())
+    limits.decode(b"{}" + b" " * (limits.MAX_BYTES - 2))
+    limits.decode(b'{"a":"' + b"\\n" * 10_000 + b'"}')
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_key_that_stands_twice_is_refused_by_its_place(raw: bytes, place: str) -
     assert error.message == f'"{place}" stands twice: remove one of them'
 
 
-@pytest.mark.parametrize("look", [limits.require_moderate, limits.require_readable])
+@pytest.mark.parametrize("look", [limits.decode, limits.require_readable])
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_nesting_that_overflows_a_decoder_is_refused_to_every_verb(
-    look: Callable[[bytes], None], opening: bytes
+    look: Callable[[bytes], object], opening: bytes
 ) -> None:
     error = refused(b'{"a":' + opening * 5000, look)
     assert error.code == Code.DECODING_FAILURE
@@ -132,7 +132,7 @@ def test_ordinary_configuration_costs_at_most_ten_times_its_decoding() -> None:
     ranges = [{"range": f"10.{i}.0.0/24", "exclude": ["10.0.0.1/32"]} for i in range(17)]
     raw = json.dumps({"name": "n", "master": "ib0", "ipam": {"ipRanges": ranges}}).encode()
     assert 800 < len(raw) < 1200
-    assert _cost(limits.require_moderate, raw, 2000) < 10 * _cost(json.loads, raw, 2000)
+    assert _cost(limits.decode, raw, 2000) < 10 * _cost(json.loads, raw, 2000)
 
 
 LARGE = json.dumps({f"key{i}": ["10.0.0.1/32"] * 4 for i in range(limits.MAX_BYTES // 80)}).encode()
@@ -142,7 +142,7 @@ LARGE = json.dumps({f"key{i}": ["10.0.0.1/32"] * 4 for i in range(limits.MAX_BYT
 def test_hostile_mebibyte_costs_at_most_five_times_the_decoding_of_a_harmless_one(
     raw: bytes,
 ) -> None:
-    assert _cost(limits.require_moderate, raw) < 5 * _cost(json.loads, LARGE)
+    assert _cost(limits.decode, raw) < 5 * _cost(json.loads, LARGE)
 
 
 def _cost(look: Callable[[bytes], object], raw: bytes, tries: int = 20) -> float:

@@ -10,7 +10,7 @@ from tests.unit.sriov.node import PF, VF0, VF1, Node, ipoib, link, vf
 
 @pytest.fixture
 def ethernet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A PF with two VFs of netdevs enp175s6 and enp175s7, whose RDMA devices are RoCE's."""
+    """A PF with two VFs, with netdevs enp175s6 and enp175s7 and RoCE devices."""
     node = Node(sysfs.ethernet(tmp_path / "sys"), tmp_path)
     node.tree.rdma(VF0, "mlx5_2", uverbs="uverbs2")
     node.rdma[2] = "mlx5_2"

@@ -1,4 +1,4 @@
-"""A made-up node: PFs and VFs in a tree of files, interfaces and RDMA devices in memory.
+"""An artificial node: PFs and VFs in a tree of files, interfaces and RDMA devices in memory.
 
 What `cni.sriov` asks of the kernel goes to it, function by function, and every change is noted in
 `calls`, in order. Nothing leads to this machine's devices.
@@ -20,7 +20,7 @@ from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
 from host.pci import Function
-from host.rdma import RdmaDevice, RdmaNetlink
+from host.rdma import NetlinkRdmaDevice, RdmaNetlink
 from host.vfs import VF
 from tests.unit.host.sysfs import Tree
 
@@ -32,7 +32,7 @@ PORT_GUID = "11:22:33:00:00:aa:bb:cc"
 
 
 def link(name: str, device: str, **more: object) -> Link:
-    """An Ethernet interface that is up, but for what is given."""
+    """An Ethernet interface that is up, with these changes."""
     usual: dict[str, object] = {
         "index": 10,
         "kind": "",
@@ -46,13 +46,13 @@ def link(name: str, device: str, **more: object) -> Link:
 
 
 def ipoib(name: str, device: str, guid: str = PORT_GUID, **more: object) -> Link:
-    """An IPoIB interface of hardware: not a child of another one."""
+    """A hardware IPoIB interface, not a child."""
     mac = f"00:00:10:49:fe:80:00:00:00:00:00:00:{guid}"
     return link(name, device, link_type=ARPHRD_INFINIBAND, kind="ipoib", mac=mac, mtu=2044, **more)
 
 
 def vf(index: int = 0, **more: object) -> VF:
-    """A VF as its driver makes it, but for what is given."""
+    """A VF as its driver creates it, with these changes."""
     usual: dict[str, object] = {
         "mac": "02:11:22:33:aa:bb",
         "vlan": 0,
@@ -70,7 +70,7 @@ def vf(index: int = 0, **more: object) -> VF:
 
 
 class Node:
-    """The tree, what netlink would tell, and what was done."""
+    """The tree, netlink's answers, and the changes made."""
 
     def __init__(self, tree: Tree, root: Path) -> None:
         self.tree = tree
@@ -89,7 +89,7 @@ class Node:
         self.calls: list[str] = []
 
     def stands_for_the_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on the functions that `cni.sriov` calls ask this node."""
+        """Let the functions that `cni.sriov` calls use this node."""
         for module, names in (
             (links, ("find", "every", "by_index")),
             (netdev_move, ("move_in", "set_address", "configure")),
@@ -98,12 +98,14 @@ class Node:
             for name in names:
                 monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(vfs, "read", self._read_vf)
-        monkeypatch.setattr(addresses, "of", lambda route, one: self.addresses.get(one.name, set()))
+        monkeypatch.setattr(
+            addresses, "of", lambda route, link: self.addresses.get(link.name, set())
+        )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
         monkeypatch.setattr(pci, "unbind", self._unbind)
         monkeypatch.setattr(pci, "bind", self._bind)
-        monkeypatch.setattr(announce, "announce", lambda *given: self.calls.append("announce"))
+        monkeypatch.setattr(announce, "announce", lambda *arguments: self.calls.append("announce"))
 
     def with_a_scalable_function(self) -> None:
         """Give the PF the SF mlx5_core.sf.6, with an interface."""
@@ -118,7 +120,7 @@ class Node:
         self.links["aaa_rep0"] = link("aaa_rep0", PF, flags=0)
 
     def rebound(self) -> None:
-        """What becomes of the node when a driver is bound anew: for a test to replace."""
+        """Called when a driver is rebound; a test may replace it."""
 
     def _find(self, route: Rtnetlink, name: str) -> Link | None:
         return self.links.get(name)
@@ -127,7 +129,7 @@ class Node:
         return list(self.links.values())
 
     def _by_index(self, route: Rtnetlink, index: int) -> Link | None:
-        return next((one for one in self.links.values() if one.index == index), None)
+        return next((link for link in self.links.values() if link.index == index), None)
 
     def _read_vf(self, route: Rtnetlink, pf: Link, index: int) -> VF:
         if index not in self.vfs:
@@ -180,21 +182,25 @@ class Node:
     def _seen(self, socket: RdmaNetlink) -> dict[int, str]:
         return self.rdma if cast(str, socket) == "host" else self.rdma_in_pod
 
-    def _devices(self, socket: RdmaNetlink) -> list[RdmaDevice]:
+    def _devices(self, socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
         return [_device(index, name) for index, name in self._seen(socket).items()]
 
-    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> RdmaDevice | None:
+    def _rdma_by_index(self, socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
         name = self._seen(socket).get(index)
         return None if name is None else _device(index, name)
 
-    def _move(self, socket: RdmaNetlink, device: RdmaDevice, target: NetworkNamespace) -> None:
+    def _move(
+        self, socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace
+    ) -> None:
         self.calls.append(f"RDMA device {device.name} to the pod")
         self.rdma_in_pod[device.index] = self.rdma.pop(device.index)
         self.moved_rdma(device.name)
 
     def moved_rdma(self, name: str) -> None:
-        """What becomes of the node with an RDMA device: for a test to replace."""
+        """Called when an RDMA device moves; a test may replace it."""
 
 
-def _device(index: int, name: str) -> RdmaDevice:
-    return RdmaDevice(index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce")
+def _device(index: int, name: str) -> NetlinkRdmaDevice:
+    return NetlinkRdmaDevice(
+        index=index, name=name, node_guid="0011:2233:4455:6677", protocol="roce"
+    )

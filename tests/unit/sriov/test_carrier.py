@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from cni.attachments import carrier
-from host import links
+from host import announce, links
 from host.errors import LinkMissing
 from host.links import IFF_LOWER_UP, IFF_UP, Link
 from tests.unit.sriov.node import POD, VF0, link
@@ -24,16 +23,16 @@ def _shown(monkeypatch: pytest.MonkeyPatch, looks: Iterator[Link | None]) -> Non
 def test_interface_that_is_only_up_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter(lambda: WITHOUT, None))  # SK1
     started = time.monotonic()
-    assert carrier.awaited(POD, WITHOUT, 0.2) == WITHOUT
+    assert announce.await_carrier(POD, WITHOUT, 0.2) == WITHOUT
     assert time.monotonic() - started >= 0.2
 
 
 def test_carrier_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:  # SK2
     _shown(monkeypatch, iter([WITHOUT, WITHOUT, WITH]))
-    assert carrier.awaited(POD, WITHOUT, PATIENCE) == WITH
+    assert announce.await_carrier(POD, WITHOUT, PATIENCE) == WITH
 
 
 def test_interface_that_goes_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter([None]))
     with pytest.raises(LinkMissing, match='"net1" has gone from the pod while it was configured'):
-        carrier.awaited(POD, WITHOUT, PATIENCE)
+        announce.await_carrier(POD, WITHOUT, PATIENCE)

@@ -1,4 +1,4 @@
-"""Whose a device is: taken, refused, waited for, or taken back from an attachment that is dead.
+"""Claims of a device: granted, refused, waited for, or restored from a dead attachment.
 
 The journal and its locks are real, below a directory of the test's own; devices are made up.
 """
@@ -16,21 +16,21 @@ import pytest
 from filelock import FileLock
 
 from base import locks
-from cni.attachments.entry import ADDING, ATTACHED, LEAVING, JournalEntry
-from cni.attachments.journal import Journal
+from base.paths import Paths
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.attachments.matching import Match
-from cni.attachments.requests import attached
+from cni.attachments.pod_choices import every, lock_of
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.notes import collected
 from cni.spec.request import Request
-from cni.sriov import options
-from cni.sriov.plugin import Sriov
+from cni.sriov import options, release
+from cni.sriov.claim import Claimer
 from cni.sriov.record import DeviceRecord
-from cni.sriov.removal import Devices
 from deviceplugin.checkpoint import AllocatedHCA
-from deviceplugin.claims import Pod, every, lock_of
-from deviceplugin.pod_devices import GivenToPod, PodDevice
+from deviceplugin.pod_devices import PodDevice, PodHoldings
 from host.namespaces import NetworkNamespace, view
 from tests.unit.sriov.node import BOOT, HOST, VF0, VF1, Node
 from tests.waiting import PATIENCE
@@ -41,37 +41,37 @@ MASTER: dict[str, Any] = {"deviceID": None, "master": "enp175s0f1"}
 
 
 class Claims:
-    """The plugin on a made-up node, and what it took back."""
+    """The plugin on an artificial node, and the devices that it restored."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
         self.journal = Journal(node.paths)
-        self.sriov = Sriov(node.paths)
-        self.taken_back: list[str] = []
-        self.given = GivenToPod(Pod("", ""))
-        monkeypatch.setattr(Devices, "take_back_locked", self._take_back)
+        self.claimer = Claimer(self.journal, node.paths)
+        self.released: list[str] = []
+        self.given = PodHoldings(Pod("", ""))
+        monkeypatch.setattr(release, "release_locked", self._release)
 
     def claim(self, container_id: str = "c1", **config: Any) -> str:  # noqa: ANN401
-        """The device that an ADD would get; the journal says whose it is by then."""
+        """The device that an ADD gets; the journal has its owner then."""
         return self._claim(_request(container_id, **config)).device
 
     def attach(self, container_id: str, **config: Any) -> str:  # noqa: ANN401
-        """As `claim`, in the attachment's lock, and the ADD comes to its end."""
+        """As `claim`, with the attachment's lock held, and the ADD completes."""
         request = _request(container_id, **config)
         with self.journal.locked(Attachment("fabric", container_id, "net1")):
             entry = self._claim(request)
             time.sleep(0.1)
-            self.journal.write(attached(entry, DeviceRecord(device=entry.device, driver=""), ()))
+            self.journal.write(entry.attached(DeviceRecord(device=entry.device, driver=""), ()))
         return entry.device
 
     def refusal(self, **config: Any) -> CNIError:  # noqa: ANN401
-        """Why an ADD gets none."""
+        """The error of an ADD that gets no device."""
         with pytest.raises(CNIError) as caught:
             self.claim(**config)
         return caught.value
 
     def owned(self, owner: Attachment = OWNER, **more: object) -> JournalEntry:
-        """An attachment in the journal that has VF 0, in a namespace that lives."""
+        """An attachment in the journal that has VF 0, in a living namespace."""
         usual: dict[str, object] = {
             "plugin": "sriov",
             "network": owner.network,
@@ -80,7 +80,7 @@ class Claims:
             "netns": OWN,
             "netns_identity": _identity(),
             "boot_id": BOOT,
-            "phase": ATTACHED,
+            "phase": Phase.ATTACHED,
             "since": "2026-01-02T03:04:05+00:00",
             "device": VF0,
         }
@@ -92,11 +92,18 @@ class Claims:
         with NetworkNamespace.open(OWN) as namespace:
             wanted = options.read(request)
             match = Match(self.node.paths, self.given, "fabric/net1")
-            return self.sriov._claim(request, wanted, namespace, HOST, match)[0]
+            return self.claimer.claim(request, wanted, namespace, HOST, match).entry
 
-    def _take_back(self, attachment: Attachment, request: Request, entry: JournalEntry) -> None:
-        self.taken_back.append(str(attachment))
-        self.journal.write(msgspec.structs.replace(entry, device=""))
+    def _release(
+        self,
+        journal: Journal,
+        paths: Paths,
+        attachment: Attachment,
+        request: Request,
+        entry: JournalEntry,
+    ) -> None:
+        self.released.append(str(attachment))
+        journal.write(entry.without_device())
 
 
 def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
@@ -106,7 +113,7 @@ def _request(container_id: str, **config: Any) -> Request:  # noqa: ANN401
         container_id=container_id,
         netns=OWN,
         ifname="net1",
-        config=msgspec.json.encode(document),
+        config=decode(msgspec.json.encode(document)),
         network="fabric",
     )
 
@@ -123,7 +130,7 @@ def claims(ethernet: Node, monkeypatch: pytest.MonkeyPatch) -> Claims:
 
 @contextmanager
 def _held(journal: Journal, attachment: Attachment) -> Iterator[threading.Event]:
-    """A call is at work on the attachment until the event is set."""
+    """A call holds the attachment's lock until the event is set."""
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -148,11 +155,11 @@ GONE: dict[str, Any] = {
 }
 
 
-def test_free_device_is_written_down_before_anything_is_done(claims: Claims) -> None:
+def test_free_device_is_journaled_first(claims: Claims) -> None:
     assert claims.claim() == VF0
     (entry,) = claims.journal.holders(VF0)
     assert isinstance(entry, JournalEntry)
-    assert (entry.container_id, entry.phase, entry.device) == ("c1", ADDING, VF0)
+    assert (entry.container_id, entry.phase, entry.device) == ("c1", Phase.ADDING, VF0)
     record = entry.undo_as(DeviceRecord)
     assert (record.device, record.driver, record.before) == (VF0, "mlx5_core", claims.node.vfs[0])
     assert claims.node.calls == []
@@ -178,7 +185,7 @@ def test_device_of_a_living_pod_is_refused_and_only_the_log_names_that_pod(
         "since 2026-01-02T03:04:05+00:00\n"
     )
     assert list(claims.journal.holders(VF0)) == [owner]
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
 def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
@@ -186,44 +193,44 @@ def test_other_device_of_the_same_pf_is_free(claims: Claims) -> None:  # SP1
     assert claims.claim(deviceID=VF1) == VF1
 
 
-@pytest.mark.parametrize("phase", [ADDING, ATTACHED, LEAVING])
-def test_device_of_a_dead_pod_is_taken_back_and_given(claims: Claims, phase: str) -> None:  # SP3
+@pytest.mark.parametrize("phase", [Phase.ADDING, Phase.ATTACHED, Phase.LEAVING])
+def test_device_of_a_dead_pod_is_restored_and_attached(claims: Claims, phase: str) -> None:  # SP3
     claims.owned(phase=phase, **GONE)
     assert claims.claim() == VF0
-    assert claims.taken_back == [str(OWNER)]
+    assert claims.released == [str(OWNER)]
     owner = claims.journal.read(OWNER)
     assert owner is not None  # for its addresses, which the DEL to come releases
     assert owner.device == ""
 
 
-def test_device_of_an_earlier_boot_is_given_without_a_look_at_the_kernel(claims: Claims) -> None:
+def test_device_of_an_earlier_boot_is_attached_without_a_restore(claims: Claims) -> None:
     claims.owned(boot_id="another boot")
     assert claims.claim() == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
     owner = claims.journal.read(OWNER)
     assert owner is not None
     assert owner.device == ""
 
 
-def test_device_of_a_killed_add_is_taken_back_though_its_pod_lives(claims: Claims) -> None:
-    claims.owned(phase=ADDING)
+def test_device_of_a_killed_add_is_restored_though_its_pod_lives(claims: Claims) -> None:
+    claims.owned(phase=Phase.ADDING)
     assert claims.claim() == VF0
-    assert claims.taken_back == [str(OWNER)]
+    assert claims.released == [str(OWNER)]
 
 
-def test_device_that_was_given_back_is_free(claims: Claims) -> None:
+def test_restored_device_is_free(claims: Claims) -> None:
     claims.owned(device="", config=msgspec.json.encode({"deviceID": VF0}).decode())
     assert claims.claim() == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
-def test_device_that_cannot_be_taken_back_is_not_given(
+def test_device_that_cannot_be_restored_is_not_attached(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: object) -> None:
+    def fail(*arguments: object) -> None:
         raise OSError("it is stuck")
 
-    monkeypatch.setattr(Devices, "take_back_locked", fail)
+    monkeypatch.setattr(release, "release_locked", fail)
     owner = claims.owned(**GONE)
     with pytest.raises(OSError, match="it is stuck"):
         claims.claim()
@@ -239,23 +246,23 @@ def test_owner_that_is_being_removed_is_waited_for(claims: Claims) -> None:  # S
         claims.journal.remove(OWNER)
         ends.set()
         assert claiming.result(PATIENCE) == VF0
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
-def test_owner_whose_add_is_at_work_is_waited_for_and_then_has_the_device(
+def test_running_add_of_the_owner_is_waited_for_and_keeps_the_device(
     claims: Claims,
 ) -> None:  # SI4
-    adding = claims.owned(phase=ADDING)
+    adding = claims.owned(phase=Phase.ADDING)
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
         time.sleep(0.3)
         assert not claiming.done()
-        claims.journal.write(msgspec.structs.replace(adding, phase=ATTACHED))
+        claims.journal.write(msgspec.structs.replace(adding, phase=Phase.ATTACHED))
         ends.set()
         refusal = claiming.result(PATIENCE)
     assert refusal.code == 11
     assert f"device {VF0} is already allocated" in refusal.message
-    assert claims.taken_back == []
+    assert claims.released == []
 
 
 def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +274,7 @@ def test_waiting_for_an_owner_ends(claims: Claims, monkeypatch: pytest.MonkeyPat
         assert 0.3 <= time.monotonic() - started < PATIENCE / 2
 
 
-def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_device_locked(claims: Claims) -> None:
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.refusal)
@@ -278,10 +285,10 @@ def test_nobody_waits_with_the_device_locked(claims: Claims) -> None:
         claiming.result(PATIENCE)
 
 
-def test_nobody_waits_with_the_pods_choice_locked(claims: Claims) -> None:
+def test_no_call_waits_with_the_pods_choice_locked(claims: Claims) -> None:
     pod = Pod("a", "b", "uid")
     held = AllocatedHCA(id=VF0, address=VF0, netdevs=(), rdma=())
-    claims.given = GivenToPod(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
+    claims.given = PodHoldings(pod, (PodDevice("rdma/vf", VF0, held),), frozenset([VF0]))
     claims.owned()
     with _held(claims.journal, OWNER) as ends, ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(claims.claim, deviceID=None, master="enp175s0f1")
@@ -315,7 +322,7 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
     assert claims.refusal().code == 113
 
 
-def test_damaged_journal_of_another_device_is_no_hindrance(claims: Claims) -> None:
+def test_damaged_journal_of_another_device_does_not_matter(claims: Claims) -> None:
     entry = claims.owned(device=VF1)
     claims.journal.path_of(entry.attachment).write_bytes(b'{"device": "0000:af:06.1"')
     assert claims.claim() == VF0
@@ -342,7 +349,7 @@ def test_one_of_two_that_claim_the_same_device_gets_it(claims: Claims, attempt: 
     assert owner.container_id not in answers[1]
 
 
-def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
+def test_calls_for_any_vf_of_a_master_get_different_vfs(claims: Claims) -> None:
     def attach(container_id: str) -> str:
         with suppress(CNIError):
             return claims.attach(container_id, **MASTER)
@@ -350,13 +357,13 @@ def test_many_that_take_any_vf_of_a_master_get_one_each(claims: Claims) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(attach, ("c1", "c2", "c3", "c4")))
-    given = [answer for answer in answers if answer]
-    assert len(given) == len(set(given))
-    assert set(given) <= {VF0, VF1}
-    assert given
+    devices = [answer for answer in answers if answer]
+    assert len(devices) == len(set(devices))
+    assert set(devices) <= {VF0, VF1}
+    assert devices
 
 
-def test_master_skips_vfs_that_are_taken(claims: Claims) -> None:
+def test_master_skips_used_vfs(claims: Claims) -> None:
     claims.owned()
     assert claims.claim(**MASTER) == VF1
 
@@ -375,7 +382,7 @@ def test_master_does_not_wait_for_a_vf_that_is_being_removed(claims: Claims) -> 
         assert time.monotonic() - started < locks.TIMEOUT / 2
 
 
-def test_master_whose_vfs_are_all_taken_notes_every_owner(claims: Claims) -> None:
+def test_master_without_a_free_vf_logs_every_owner(claims: Claims) -> None:
     claims.owned()
     claims.owned(Attachment("fabric", "c9", "net2"), device=VF1)
     with collected() as notes:
@@ -404,7 +411,7 @@ def test_damaged_journal_of_one_vf_does_not_hide_the_others_of_a_master(claims: 
     assert claims.claim(**MASTER) == VF1
 
 
-def test_refusal_that_may_pass_is_told_as_such(claims: Claims) -> None:
+def test_temporary_refusal_is_try_again(claims: Claims) -> None:
     claims.owned()
     claims.node.tree.bound(VF1, "")
     del claims.node.links["enp175s7"]

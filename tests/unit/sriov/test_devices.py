@@ -1,22 +1,23 @@
-"""Which device an attachment gets, and what a node lacks for any."""
+"""Which device an attachment gets, and STATUS' reasons why none can."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
+from base.pod import Pod
 from cni.attachments.matching import Match
+from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import devices, options
 from cni.sriov.plan import DeviceUnfit
-from deviceplugin.claims import Pod
-from deviceplugin.pod_devices import GivenToPod
+from deviceplugin.pod_devices import PodHoldings
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import HOST, PF, VF0, VF1, Node, link
 
 
 def _candidates(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    nothing = Match(node.paths, GivenToPod(Pod("", "")), "fabric/net1")
+    nothing = Match(node.paths, PodHoldings(Pod("", "")), "fabric/net1")
     wanted = read(**{"deviceID": None} | config)
     return list(devices.candidates(node.paths, wanted, nothing))
 
@@ -28,7 +29,7 @@ def _no_candidate(node: Node, **config: Any) -> DeviceUnfit:  # noqa: ANN401
 
 
 def _missing(node: Node, **config: Any) -> list[str]:  # noqa: ANN401
-    document = msgspec.json.encode({"type": "sriov"} | config)
+    document = decode(msgspec.json.encode({"type": "sriov"} | config))
     wanted = options.read(Request(command="STATUS", config=document), needs_device=False)
     return devices.missing(HOST, node.paths, wanted)
 
@@ -61,18 +62,18 @@ def test_masters_of_a_list_are_tried_in_order(ethernet: Node) -> None:
     assert _candidates(ethernet, master=["enp216s0", "enp175s0f1"]) == ["0000:d8:00.2", VF0, VF1]
 
 
-def test_master_that_is_no_interface_of_hardware(ethernet: Node) -> None:  # SU1
+def test_master_that_is_not_a_hardware_interface(ethernet: Node) -> None:  # SU1
     ethernet.tree.netdev("", "br0")
     for name in ("br0", "enp175s0f2"):
         unfit = _no_candidate(ethernet, master=name)
-        assert f"{name} is no interface of a PCI or auxiliary device" in unfit.message
+        assert f"{name} is not an interface of a PCI or auxiliary device" in unfit.message
 
 
-def test_master_that_is_away_does_not_hide_the_next_one(ethernet: Node) -> None:
+def test_missing_master_does_not_hide_the_next(ethernet: Node) -> None:
     assert _candidates(ethernet, master=["in0a0pod", "enp175s0f1"]) == [VF0, VF1]
 
 
-def test_masters_without_a_free_vf_are_told_with_reasons(ethernet: Node) -> None:
+def test_masters_without_a_free_vf_are_listed_with_reasons(ethernet: Node) -> None:
     ethernet.tree.pf("0000:d8:00.0")
     ethernet.tree.netdev("0000:d8:00.0", "enp216s0")
     for address in (VF0, VF1):
@@ -81,7 +82,7 @@ def test_masters_without_a_free_vf_are_told_with_reasons(ethernet: Node) -> None
     assert unfit.code == 11
     assert unfit.message == (
         '"master": no device is free: ens1 has no VFs: write a number to its sriov_numvfs; '
-        "enp216s0 cannot have VFs; none of the 2 VFs of enp175s0f1 has an interface's driver"
+        "enp216s0 cannot have VFs; none of the 2 VFs of enp175s0f1 has a network driver"
     )
 
 
@@ -131,7 +132,7 @@ def test_node_without_vfs(ethernet: Node) -> None:
     ]
 
 
-def test_wrong_mode_is_told_with_all_else_that_is_missing(ethernet: Node) -> None:
+def test_wrong_mode_is_listed_with_other_reasons(ethernet: Node) -> None:
     ethernet.mode = "shared"
     ethernet.links["enp175s0f1"] = link("enp175s0f1", PF, flags=0)
     isolation, down = _missing(ethernet, rdmaIsolation=True)
@@ -139,7 +140,7 @@ def test_wrong_mode_is_told_with_all_else_that_is_missing(ethernet: Node) -> Non
     assert down == "the PF enp175s0f1 is down: ip link set enp175s0f1 up"
 
 
-def test_status_names_the_master_that_is_not_there(ethernet: Node) -> None:
+def test_status_names_the_missing_master(ethernet: Node) -> None:
     (reason,) = _missing(ethernet, master="enp175s0f2")
     assert "enp175s0f2" in reason
 

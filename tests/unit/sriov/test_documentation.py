@@ -1,4 +1,4 @@
-"""docs/sriov.md: every option is in it, and every test that it names is there."""
+"""docs/sriov.md lists every option, and every test that it names exists."""
 
 import re
 
@@ -15,7 +15,7 @@ def test_every_option_is_documented() -> None:
     assert not options.KNOWN - documented
 
 
-def test_every_row_of_the_specification_is_there_once() -> None:
+def test_every_row_of_the_specification_appears_once() -> None:
     _, _, after = TEXT.partition("## Behaviour, row by row")
     ids = re.findall(r"^\| ([A-Z]+[0-9]*)(?:–[0-9]+)? \|", after, re.MULTILINE)
     rows = [f"SC{n}" for n in range(1, 21)] + [f"SU{n}" for n in range(1, 12)]

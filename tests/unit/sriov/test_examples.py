@@ -1,4 +1,4 @@
-"""Every attachment definition for `sriov` that we give users, read as Multus would hand it over."""
+"""Every example definition for `sriov`, read as Multus would pass it."""
 
 import json
 from collections import Counter
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cni.spec.config import decode
 from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.options import SriovOptions
@@ -28,7 +29,9 @@ FILES = [
 
 
 def _documents(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == kind]
+    return [
+        document for document in yaml.safe_load_all(path.read_text()) if document["kind"] == kind
+    ]
 
 
 def _definitions(path: Path) -> list[dict[str, Any]]:
@@ -39,7 +42,7 @@ def _named(document: dict[str, Any]) -> str:
     return str(document["metadata"]["name"])
 
 
-EVERY = {_named(one): one for path in FILES for one in _definitions(path)}
+EVERY = {_named(definition): definition for path in FILES for definition in _definitions(path)}
 
 
 def _resource(definition: dict[str, Any]) -> str:
@@ -55,7 +58,7 @@ def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
-    """What the pod asks for, as far as the definition has the capability for it.
+    """What the pod requests and the definition has the capability for.
 
     And the device, if the definition says of which resource it is.
     """
@@ -70,7 +73,7 @@ def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> R
         container_id="c1",
         ifname="net1",
         args="IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c1",
-        config=json.dumps(config).encode(),
+        config=decode(json.dumps(config).encode()),
         network=config["name"],
     )
 
@@ -94,7 +97,7 @@ def test_definition_is_accepted(name: str) -> None:
     assert "infinibandGUID" not in config.get("capabilities", {}) or read.guid
     if "ipam" in config:
         assert read.ipam_type == "podfabric-ipam"
-        assert ipam_options.read(json.dumps(config).encode()).sets
+        assert ipam_options.read(decode(json.dumps(config).encode())).sets
 
 
 def test_definitions_mean_what_their_comments_say() -> None:
@@ -113,25 +116,28 @@ def test_definitions_mean_what_their_comments_say() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
 def test_pods_name_definitions_and_request_a_device_for_each(path: Path) -> None:
-    here = {_named(one): one for one in _definitions(path)}
+    here = {_named(definition): definition for definition in _definitions(path)}
     (pod,) = _documents(path, "Pod")
     selected = _selected(pod)
-    assert {one["name"] for one in selected} == set(here)
-    wanted = Counter(_resource(here[one["name"]]) or POOL for one in selected)
+    assert {definition["name"] for definition in selected} == set(here)
+    wanted = Counter(_resource(here[definition["name"]]) or POOL for definition in selected)
     (container,) = pod["spec"]["containers"]
     for amounts in (container["resources"]["requests"], container["resources"]["limits"]):
         devices = {key: int(value) for key, value in amounts.items() if "/" in key}
         assert devices == wanted
-    for one in selected:
-        options.read(_as_multus_calls(here[one["name"]], one))
+    for definition in selected:
+        options.read(_as_multus_calls(here[definition["name"]], definition))
 
 
 def test_rails_are_of_different_resources_and_ranges() -> None:
     rails = [EVERY[name] for name in ("sriov-rail-0", "sriov-rail-1")]
-    assert len({one["metadata"]["annotations"][RESOURCE] for one in rails}) == 2
-    assert len({json.loads(one["spec"]["config"])["ipam"]["range"] for one in rails}) == 2
+    assert len({definition["metadata"]["annotations"][RESOURCE] for definition in rails}) == 2
+    assert (
+        len({json.loads(definition["spec"]["config"])["ipam"]["range"] for definition in rails})
+        == 2
+    )
 
 
 def test_names_of_networks_are_their_own() -> None:
-    names = [_named(one) for path in FILES for one in _definitions(path)]
+    names = [_named(definition) for path in FILES for definition in _definitions(path)]
     assert len(names) == len(set(names))

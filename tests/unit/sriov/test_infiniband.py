@@ -1,4 +1,4 @@
-"""The order in which a device goes into the pod, and a VF whose driver is bound anew for its GUID.
+"""The order in which a device moves into the pod, and VFs that are rebound for their GUID.
 
 The node is made up: what the kernel would do of its own is done by the tests, and what
 `cni.sriov.interface` does is read off the node's calls.
@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cni.attachments.entry import ADDING, JournalEntry
-from cni.attachments.journal import Journal
+from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.attachment import Attachment
+from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
-from cni.sriov import guids, interface, options, removal, soft_roce
+from cni.sriov import guids, interface, options, release, soft_roce
 from cni.sriov.interface import Placed
 from cni.sriov.plan import DevicePlan, guid_of, plan_of
 from cni.sriov.record import DeviceRecord, record_of
@@ -46,7 +46,7 @@ UNBIND, BIND = f"unbind {VF0} from mlx5_core", f"bind {VF0} to mlx5_core"
 
 
 def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan, DeviceRecord]:  # noqa: ANN401
-    document = msgspec.json.encode({"type": "sriov", "deviceID": address} | config)
+    document = decode(msgspec.json.encode({"type": "sriov", "deviceID": address} | config))
     wanted = options.read(Request(command="ADD", config=document))
     plan = plan_of(HOST, node.paths, address, wanted)
     return plan, record_of(plan, wanted)
@@ -55,12 +55,12 @@ def _planned(node: Node, address: str = VF0, **config: Any) -> tuple[DevicePlan,
 def _placed(node: Node, address: str = VF0, **config: Any) -> Placed:  # noqa: ANN401
     plan, record = _planned(node, address, **config)
     if guids.needs_binding(plan.link, record):
-        plan, record = guids.bind_anew(HOST, node.paths, plan, record)
+        plan, record = guids.rebind(HOST, node.paths, plan, record)
     return interface.place(HOST, POD, NAMESPACE, node.paths, ATTACHMENT, plan, record, Result())
 
 
 def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> None:
-    """Let mlx5 make the VF's interface anew, and its uverbs device, when it is bound."""
+    """Let mlx5 create the VF's interface and uverbs device again when it is bound."""
 
     def bound() -> None:
         node.links["ib1"] = ipoib("ib1", VF0, guid, index=30)
@@ -73,7 +73,7 @@ def _binds_with_guid(node: Node, guid: str = GUID, uverbs: str = "uverbs1") -> N
 
 
 def _is_made_anew(node: Node) -> None:
-    """Let the kernel make the IPoIB interface anew when its RDMA device is moved."""
+    """Let the kernel create the IPoIB interface again when its RDMA device moves."""
 
     def moved(name: str) -> None:
         node.links["ib1"] = msgspec.structs.replace(node.links["ib1"], index=40)
@@ -87,7 +87,7 @@ def test_guid_that_the_interface_has_already_needs_no_binding(infiniband: Node) 
     assert infiniband.calls == ["interface ib1, index 12, to the pod as net1", "net1 up"] * 2
 
 
-def test_driver_is_bound_anew_for_another_guid(infiniband: Node) -> None:  # B2
+def test_driver_is_rebound_for_another_guid(infiniband: Node) -> None:  # B2
     _binds_with_guid(infiniband)
     placed = _placed(infiniband, guid=GUID)
     assert infiniband.calls == [
@@ -132,8 +132,8 @@ def test_other_uverbs_after_the_binding_is_an_error_that_names_both(infiniband: 
         _placed(infiniband, guid=GUID)
     assert caught.value.code == 100
     assert caught.value.message == (
-        f"binding the driver of {VF0} anew for its GUID made uverbs1 uverbs7, but the pod has the "
-        "former: set the GUID on the host, before the device plugin offers the VF"
+        f"rebinding the driver of {VF0} for its GUID changed uverbs1, which the pod has, to "
+        "uverbs7: set the GUID on the host before the device plugin offers the VF"
     )
     assert infiniband.calls == [UNBIND, BIND]  # nothing went into the pod
 
@@ -151,20 +151,20 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
     brought: list[str] = []
 
     @contextmanager
-    def no_place(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
+    def no_namespace(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
         yield []
 
-    def bring_back(*given: object) -> bool:
-        brought.append(str(given[2]))
+    def restore(*arguments: object) -> bool:
+        brought.append(str(arguments[2]))
         return True
 
     def set_guids(route: object, pf: Link, index: int, node: str | None, port: str | None) -> None:
         brought.append(f"VF {index} of {pf.name}: {node} {port}")
 
-    monkeypatch.setattr(removal, "netlink", lambda: nullcontext(HOST))
-    monkeypatch.setattr(removal, "places_of", no_place)
-    monkeypatch.setattr(netdev_move, "bring_back", bring_back)
-    monkeypatch.setattr(netdev_move, "find", lambda *given: infiniband.links["ib1"])
+    monkeypatch.setattr(release, "netlink", lambda: nullcontext(HOST))
+    monkeypatch.setattr(release, "namespaces_of", no_namespace)
+    monkeypatch.setattr(netdev_move, "restore", restore)
+    monkeypatch.setattr(netdev_move, "find", lambda *arguments: infiniband.links["ib1"])
     monkeypatch.setattr(vfs, "set_guids", set_guids)
     journal = Journal(infiniband.paths)
     entry = JournalEntry(
@@ -175,13 +175,13 @@ def test_binding_that_failed_is_undone(infiniband: Node, monkeypatch: pytest.Mon
         netns="",
         netns_identity="cookie:1",
         boot_id=BOOT,
-        phase=ADDING,
+        phase=Phase.ADDING,
         device=VF0,
         undo=msgspec.Raw(msgspec.json.encode(record)),
     )
     journal.write(entry)
     request = Request(command="DEL")
-    removal.Devices(journal, infiniband.paths).take_back(ATTACHMENT, request, entry)
+    release.release(journal, infiniband.paths, ATTACHMENT, request, entry)
     # The interface has the host's GUID again, so that the next pod does not find this one's.
     assert brought == ["net1", f"VF 0 of ib0: {PORT_GUID} {PORT_GUID}", "ib1"]
     assert infiniband.calls == [UNBIND, BIND]
@@ -197,7 +197,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="made uverbs1 no uverbs device, but the pod has"):
+    with pytest.raises(CNIError, match="changed uverbs1, which the pod has, to no uverbs"):
         _placed(infiniband, guid=GUID)
 
 
@@ -235,7 +235,7 @@ def test_rdma_device_of_infiniband_goes_before_the_interface(infiniband: Node) -
     assert infiniband.rdma_in_pod == {1: "mlx5_1"}
 
 
-def test_rdma_device_of_ethernet_goes_after_the_interface(ethernet: Node) -> None:
+def test_rdma_device_of_ethernet_moves_after_the_interface(ethernet: Node) -> None:
     _placed(ethernet, rdmaIsolation=True)
     assert ethernet.calls == [
         "interface enp175s6, index 10, to the pod as net1",
@@ -277,7 +277,7 @@ def test_rdma_device_that_has_gone_is_named_and_the_interface_stays(infiniband: 
     assert infiniband.calls == []
 
 
-def test_interface_that_is_not_made_anew_with_its_rdma_device_is_named(
+def test_interface_that_does_not_reappear_with_its_rdma_device_is_named(
     infiniband: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guids, "APPEARANCE", 0.05)
@@ -300,7 +300,7 @@ def test_address_that_shows_late_is_waited_for(
 def test_address_that_never_shows_is_an_error(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU7, SM3
-    monkeypatch.setattr(interface, "PATIENCE", 0.05)
+    monkeypatch.setattr(interface, "MAC_TIME", 0.05)
     with pytest.raises(HostError) as caught:
         _placed(ethernet, mac="02:00:00:00:00:01")
     expected = '"net1" still has address 02:11:22:33:aa:bb after 02:00:00:00:00:01 was set'
@@ -311,21 +311,21 @@ def test_address_that_never_shows_is_an_error(
 def test_node_without_rdma_netlink_is_not_asked_for_it(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(*given: object) -> None:
+    def absent(*arguments: object) -> None:
         raise HostError("opening an RDMA netlink socket: Protocol not supported")
 
     plan, record = _planned(ethernet)
     bare = msgspec.structs.replace(record, soft=(), rdma=())
     monkeypatch.setattr(rdma, "rdma", absent)
     interface.place(HOST, POD, NAMESPACE, ethernet.paths, ATTACHMENT, plan, bare, Result())
-    soft_roce.take_off(ethernet.paths, bare, ("net1",))
+    soft_roce.delete(ethernet.paths, bare, ("net1",))
     assert ethernet.calls[-1] == "net1 up"
 
 
-def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
+def test_settings_are_restored_by_address_if_the_vfs_number_changed(
     ethernet: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """VFs that were made anew may be numbered in another way: the number is another pod's."""
+    """VFs that were created again may have other numbers, and this number is another pod's."""
     _, record = _planned(ethernet, vlan=100)
     (ethernet.tree.device(PF) / "virtfn0").rename(ethernet.tree.device(PF) / "virtfn5")
     ethernet.vfs = {5: vf(5, vlan=100), 0: vf(0, vlan=100)}
@@ -333,5 +333,5 @@ def test_settings_go_back_to_the_vf_with_the_address_whatever_its_number(
     monkeypatch.setattr(
         vfs, "set_vlan", lambda route, pf, index, vlan, *rest: written.append((index, vlan))
     )
-    removal._restore_settings(ethernet.paths, HOST, record)
+    release.restore_settings(ethernet.paths, HOST, record)
     assert written == [(5, 0)]

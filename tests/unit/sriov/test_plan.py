@@ -1,4 +1,4 @@
-"""What a device is before an ADD, and every reason why it cannot do what was asked for."""
+"""The plan of a device before an ADD, and every reason to refuse it."""
 
 from typing import Any
 
@@ -31,16 +31,16 @@ def _unfit(node: Node, address: str = VF0, **config: Any) -> DeviceUnfit:  # noq
     return caught.value
 
 
-def test_vf_is_planned_with_interface_and_what_its_pf_shows(ethernet: Node) -> None:  # SC16, SM15
-    found = _plan(ethernet)
-    assert (found.function.pf, found.function.index) == (PF, 0)
-    assert (found.link, found.vf) == (ethernet.links["enp175s6"], ethernet.vfs[0])
-    assert (found.infiniband, found.rdma) == (False, ())
+def test_vf_is_planned_with_interface_and_pf_settings(ethernet: Node) -> None:  # SC16, SM15
+    plan = _plan(ethernet)
+    assert (plan.function.pf, plan.function.index) == (PF, 0)
+    assert (plan.link, plan.vf) == (ethernet.links["enp175s6"], ethernet.vfs[0])
+    assert (plan.infiniband, plan.rdma) == (False, ())
     assert _plan(ethernet, VF1).vf == ethernet.vfs[1]
 
 
 @pytest.mark.parametrize("address", ["0000:af:06.3", "0000:af:07.0", "mlx5_core.sf.6"])
-def test_device_that_is_not_there(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
+def test_missing_device(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
     unfit = _unfit(ethernet, address)
     assert unfit.code == 7
     assert f'there is no device "{address}" on this node: is it the device that' in unfit.message
@@ -50,7 +50,7 @@ def test_interface_that_the_kernel_does_not_know_of_may_be_in_a_pod(ethernet: No
     del ethernet.links["enp175s6"]
     unfit = _unfit(ethernet)
     assert unfit.code == 11
-    assert f"device {VF0} (driver mlx5_core) has no interface on the host: either" in unfit.message
+    assert f"device {VF0} (driver mlx5_core) has no interface on the host: it" in unfit.message
 
 
 def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
@@ -58,12 +58,12 @@ def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
     assert f"device {VF0} (driver mlx5_core) has no interface" in _unfit(infiniband).message
 
 
-def test_interface_of_another_device_under_the_name_is_not_taken(ethernet: Node) -> None:
+def test_interface_of_another_device_with_the_name_is_refused(ethernet: Node) -> None:
     ethernet.links["enp175s6"] = link("enp175s6", VF1)
     assert "has no interface on the host" in _unfit(ethernet).message
 
 
-def test_child_of_the_interface_is_not_taken_for_it(infiniband: Node) -> None:
+def test_child_interface_is_not_the_devices_interface(infiniband: Node) -> None:
     infiniband.links["ib1"] = ipoib("ib1", VF0, parent=3)
     assert "has no interface on the host" in _unfit(infiniband).message
 
@@ -87,16 +87,14 @@ def test_kind_of_device_decides(infiniband: Node, address: str, is_vf: bool) -> 
     if is_vf:
         assert _plan(infiniband, address).vf is not None
     else:
-        assert f'device {PF} is no VF: set "pfOnly": true if' in _unfit(infiniband, PF).message
+        assert f'device {PF} is not a VF: set "pfOnly": true to' in _unfit(infiniband, PF).message
 
 
 @pytest.mark.parametrize("mode", [{}, {"vfioPciMode": True}, {"vfioPciMode": False}])
-def test_vf_of_vfio_has_no_interface_whatever_the_option(
-    infiniband: Node, mode: dict[str, bool]
-) -> None:  # B8, B15
-    found = _plan(infiniband, VF1, **mode)
-    assert (found.function.driver, found.link, found.infiniband) == ("vfio-pci", None, False)
-    assert found.vf == infiniband.vfs[1]
+def test_vf_on_vfio_has_no_interface(infiniband: Node, mode: dict[str, bool]) -> None:  # B8, B15
+    plan = _plan(infiniband, VF1, **mode)
+    assert (plan.function.driver, plan.link, plan.infiniband) == ("vfio-pci", None, False)
+    assert plan.vf == infiniband.vfs[1]
 
 
 def test_vfio_mode_of_a_device_with_another_driver(infiniband: Node) -> None:  # B15
@@ -118,15 +116,14 @@ def test_option_of_an_interface_on_a_device_without_one(
 ) -> None:
     (name,) = option
     assert _unfit(infiniband, VF1, **option).message == (
-        f'"{name}": device {VF1} has driver vfio-pci, so there is no interface to set it on: '
-        "remove it"
+        f'"{name}": device {VF1} has driver vfio-pci and so no interface: remove it'
     )
 
 
 def test_whole_pf(ethernet: Node) -> None:
     ethernet.links["ens1"] = link("ens1", "0000:05:00.0")
-    found = _plan(ethernet, "0000:05:00.0", pfOnly=True, mtu=9000)
-    assert (found.link, found.vf) == (ethernet.links["ens1"], None)
+    plan = _plan(ethernet, "0000:05:00.0", pfOnly=True, mtu=9000)
+    assert (plan.link, plan.vf) == (ethernet.links["ens1"], None)
 
 
 def test_whole_pf_that_has_vfs(ethernet: Node) -> None:
@@ -142,9 +139,9 @@ def test_vf_where_the_whole_pf_is_asked_for(ethernet: Node) -> None:
 
 def test_scalable_function_has_an_interface_and_its_own_address(ethernet: Node) -> None:
     ethernet.with_a_scalable_function()
-    found = _plan(ethernet, "mlx5_core.sf.6", mac="02:00:00:00:00:01")
-    assert (found.vf, found.link) == (None, ethernet.links["enp175s0f1s0"])
-    record = record_of(found, _options("mlx5_core.sf.6", mac="02:00:00:00:00:01"))
+    plan = _plan(ethernet, "mlx5_core.sf.6", mac="02:00:00:00:00:01")
+    assert (plan.vf, plan.link) == (None, ethernet.links["enp175s0f1s0"])
+    record = record_of(plan, _options("mlx5_core.sf.6", mac="02:00:00:00:00:01"))
     assert (record.mac, record.before, record.pf) == ("02:00:00:00:00:01", None, "")
     assert record.segment == PF  # all scalable functions of a port are on one link
 
@@ -167,7 +164,7 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
     ethernet.with_a_scalable_function()
     (name,) = option
     assert _unfit(ethernet, "mlx5_core.sf.6", **option).message == (
-        f'"{name}": device mlx5_core.sf.6 is no VF, and only a PF sets that for its VF: remove it'
+        f'"{name}": device mlx5_core.sf.6 is not a VF, and this is an option of VFs: remove it'
     )
 
 
@@ -213,15 +210,15 @@ def test_vf_without_a_valid_guid(infiniband: Node, guid: str) -> None:  # B3
 @pytest.mark.parametrize("guid", [ALL_ZERO, NONE])
 def test_vf_without_a_valid_guid_is_fine_if_it_gets_one(infiniband: Node, guid: str) -> None:
     infiniband.links["ib1"] = ipoib("ib1", VF0, guid)
-    found = _plan(infiniband, guid=GUID)
-    record = record_of(found, _options(guid=GUID))
+    plan = _plan(infiniband, guid=GUID)
+    record = record_of(plan, _options(guid=GUID))
     assert record.applied is not None
     assert (record.applied.node_guid, record.applied.port_guid) == (GUID, GUID)
 
 
 def test_valid_guid_is_kept_and_there_is_nothing_to_restore(infiniband: Node) -> None:  # B4
-    found = _plan(infiniband)
-    record = record_of(found, _options())
+    plan = _plan(infiniband)
+    record = record_of(plan, _options())
     assert record.before == record.applied
     assert record.before is not None
     assert record.before.port_guid == PORT_GUID  # of the interface: the kernel told none
@@ -229,9 +226,9 @@ def test_valid_guid_is_kept_and_there_is_nothing_to_restore(infiniband: Node) ->
 
 def test_guid_that_the_kernel_tells_counts_more_than_the_interfaces(infiniband: Node) -> None:  # B2
     infiniband.vfs[0] = vf(0, node_guid=GUID, port_guid=GUID)
-    found = _plan(infiniband).vf
-    assert found is not None
-    assert (found.node_guid, found.port_guid) == (GUID, GUID)
+    planned = _plan(infiniband).vf
+    assert planned is not None
+    assert (planned.node_guid, planned.port_guid) == (GUID, GUID)
 
 
 def test_rdma_devices_are_moved_only_if_asked_for(ethernet: Node) -> None:  # R3
@@ -274,7 +271,7 @@ def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
     assert [device.name for device in _plan(ethernet, **ISOLATED).rdma] == ["mlx5_2", "mlx5_3"]
 
 
-def test_soft_roce_is_made_anew_where_its_interface_is_and_never_isolated(ethernet: Node) -> None:
+def test_soft_roce_is_created_again_and_never_isolated(ethernet: Node) -> None:
     ethernet.tree.soft_rdma("rxe0", "enp175s6")
     ethernet.rdma[5] = "rxe0"
     plan = _plan(ethernet)
@@ -290,19 +287,19 @@ def test_scalable_functions_rdma_device(ethernet: Node) -> None:  # R4
     assert (device.index, device.name) == (6, "mlx5_6")
 
 
-def test_pf_in_switchdev_mode_is_known_from_its_representors(ethernet: Node) -> None:
+def test_pf_in_switchdev_mode_is_distinguished_from_representors(ethernet: Node) -> None:
     ethernet.in_switchdev_mode()
     assert _plan(ethernet).vf == ethernet.vfs[0]
 
 
-def test_zeros_of_the_interface_are_no_guid_to_go_back_to(infiniband: Node) -> None:  # B11
+def test_guid_of_zeros_is_not_restored(infiniband: Node) -> None:  # B11
     infiniband.links["ib1"] = ipoib("ib1", VF0, ALL_ZERO)
-    found = _plan(infiniband, guid=GUID).vf
-    assert found is not None
-    assert (found.node_guid, found.port_guid) == (None, None)  # which goes back as all FF
+    planned = _plan(infiniband, guid=GUID).vf
+    assert planned is not None
+    assert (planned.node_guid, planned.port_guid) == (None, None)  # which goes back as all FF
 
 
-def test_guid_that_the_last_pod_had_is_none_of_the_next_ones(infiniband: Node) -> None:
+def test_guid_of_the_last_pod_is_not_kept_for_the_next(infiniband: Node) -> None:
     infiniband.vfs[0] = vf(0, node_guid=NONE, port_guid=NONE)  # as the last DEL has set it
     infiniband.links["ib1"] = ipoib("ib1", VF0, GUID)  # the driver was not bound since
     assert "has no valid GUID" in _unfit(infiniband).message

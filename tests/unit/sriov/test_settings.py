@@ -1,4 +1,4 @@
-"""From an option to the request that the PF's driver gets, and to the one that takes it back.
+"""From an option to the request for the PF's driver, and to the one that restores it.
 
 The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits. How each
 struct is packed is tested in tests/unit/host/test_vfs.py; here it is what an option leads to.
@@ -15,8 +15,8 @@ from cni.sriov import settings
 from host import vfs
 from host.errors import HostError
 from host.vfs import VF
-from tests.unit.host.kernel import Kernel, refusal
-from tests.unit.host.vf_messages import IB_PF, IFINFOMSG, PF, vf_info, with_vfs
+from tests.unit.clock import Clock
+from tests.unit.host.kernel import IB_PF, IFINFOMSG, PF, Kernel, refusal, vf_info, vfs_answer
 from tests.unit.sriov.configuration import read
 from tests.unit.sriov.node import vf
 
@@ -59,7 +59,7 @@ def _wanted(before: VF, **config: Any) -> VF:  # noqa: ANN401
 
 
 def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:
-    """What is set, request by request, by the attribute in the first IFLA_VF_INFO of each."""
+    """The settings in the requests, by the attribute in the first IFLA_VF_INFO of each."""
     _acknowledged(kernel)
     before = len(kernel.requests)
     settings.apply(kernel.route, PF, now, target)
@@ -150,14 +150,14 @@ def _written(kernel: Kernel, now: VF, target: VF) -> list[str]:
         ),
     ],
 )
-def test_option_is_one_request_and_another_one_takes_it_back(
+def test_option_is_one_request_and_one_to_restore_it(
     kernel: Kernel, before: VF, config: dict[str, Any], applied: str, taken_back: str
 ) -> None:
     _acknowledged(kernel, 2)
     after = _wanted(before, **config)
     settings.apply(kernel.route, PF, before, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, before, after))
-    expected = [bytes.fromhex(IFINFOMSG + one) for one in (applied, taken_back)]
+    expected = [bytes.fromhex(IFINFOMSG + body) for body in (applied, taken_back)]
     assert [request[16:] for request in kernel.requests] == expected
 
 
@@ -166,34 +166,35 @@ def test_address_is_set_read_back_and_set_again_to_the_old_one(kernel: Kernel) -
     old = bytes.fromhex(OLD_MAC.replace(":", ""))
     for number, shown in ((1, address), (3, old)):
         kernel.answers(refusal(0, number))
-        kernel.answers(with_vfs(vf_info(3, shown), number=number + 1))
+        kernel.answers(vfs_answer(vf_info(3, shown), number=number + 1))
     after = _wanted(BEFORE, mac=MAC)
     settings.apply(kernel.route, PF, BEFORE, after)
     settings.apply(kernel.route, PF, after, settings.restored(after, BEFORE, after))
     sets = [kernel.requests[at][16:] for at in (0, 2)]
     body = IFINFOMSG + "3000 1600 2c00 0100 2800 0100 03000000"  # struct ifla_vf_mac
-    assert sets == [bytes.fromhex(body) + one.ljust(32, b"\0") for one in (address, old)]
+    assert sets == [
+        bytes.fromhex(body) + address_bytes.ljust(32, b"\0") for address_bytes in (address, old)
+    ]
 
 
 def test_address_that_comes_late_is_waited_for(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", pauses.append)
+    clock = Clock(monkeypatch)
     kernel.answers(refusal(0, 1))
     for number, shown in ((2, bytes(6)), (3, bytes.fromhex("e41122334455"))):
-        kernel.answers(with_vfs(vf_info(3, shown), number=number))
+        kernel.answers(vfs_answer(vf_info(3, shown), number=number))
     settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
-    assert pauses == [settings.PAUSE]
+    assert clock.pauses == [settings.PAUSE]
 
 
 def test_address_that_never_comes_is_an_error_that_names_both(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SU9
-    monkeypatch.setattr("cni.sriov.settings.time.sleep", lambda seconds: None)
+    Clock(monkeypatch)
     kernel.answers(refusal(0, 1))
-    for number in range(2, 2 + settings.ATTEMPTS):
-        kernel.answers(with_vfs(vf_info(3, bytes(6)), number=number))
+    for number in range(2, 40):
+        kernel.answers(vfs_answer(vf_info(3, bytes(6)), number=number))
     with pytest.raises(HostError) as caught:
         settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert str(caught.value) == (
@@ -217,13 +218,13 @@ def test_driver_without_vlan_lists_is_set_and_restored_the_old_way(kernel: Kerne
     ]
 
 
-def test_nothing_given_is_nothing_sent(kernel: Kernel) -> None:  # SM9, SM16
+def test_empty_configuration_sends_nothing(kernel: Kernel) -> None:  # SM9, SM16
     assert _wanted(BEFORE) == BEFORE
     assert _written(kernel, BEFORE, BEFORE) == []
     assert _written(kernel, BEFORE, settings.restored(BEFORE, BEFORE, BEFORE)) == []
 
 
-def test_what_is_as_wanted_already_is_not_sent_again(kernel: Kernel) -> None:
+def test_equal_setting_is_not_sent(kernel: Kernel) -> None:
     now = vf(3, vlan=100, trust=True, node_guid=GUID, port_guid=GUID)
     wanted = _wanted(now, vlan=100, trust=True, spoofchk="off")
     assert _written(kernel, now, wanted) == ["spoofchk"]
@@ -248,7 +249,7 @@ def test_order_is_address_vlan_rates_then_the_rest(
     )
 
 
-def test_everything_goes_back_in_the_same_order(
+def test_everything_is_restored_in_the_same_order(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SM18
     before = vf(3, vlan=1, qos=1, link_state="disable")
@@ -260,14 +261,14 @@ def test_everything_goes_back_in_the_same_order(
     assert _written(kernel, applied, target) == order
 
 
-def test_what_was_not_applied_stays_as_an_administrator_has_changed_it() -> None:
+def test_administrators_change_of_another_setting_stays() -> None:
     applied = _wanted(BEFORE, vlan=100)
     now = msgspec.structs.replace(applied, max_tx_rate=77, trust=True, link_state="enable")
     target = settings.restored(now, BEFORE, applied)
     assert target == vf(3, max_tx_rate=77, trust=True, link_state="enable")
 
 
-def test_address_goes_back_though_it_was_not_applied(
+def test_address_is_restored_though_it_was_not_applied(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SM17: a VF's driver may change it, too
     now = vf(3, mac=MAC)
@@ -300,13 +301,13 @@ def test_guid_that_was_all_zero_goes_back_to_all_ff() -> None:  # B11
 
 
 @pytest.mark.parametrize("name", ["spoofchk", "trust", "link_state"])
-def test_what_a_driver_does_not_report_is_not_set_to_nothing(kernel: Kernel, name: str) -> None:
+def test_unreported_setting_is_restored_to_a_new_vfs_value(kernel: Kernel, name: str) -> None:
     now, target = BEFORE, msgspec.structs.replace(BEFORE, **{name: None})
     assert _written(kernel, now, target) == []
 
 
 def test_differences_are_named_as_the_options_are() -> None:
-    found = vf(
+    now = vf(
         3,
         mac=MAC,
         vlan=5,
@@ -318,7 +319,7 @@ def test_differences_are_named_as_the_options_are() -> None:
         port_guid=GUID,
     )
     right = vf(3, node_guid=OTHER_GUID, port_guid=OTHER_GUID)
-    assert settings.differences(found, right) == {
+    assert settings.differences(now, right) == {
         "mac": (MAC, OLD_MAC),
         "vlan, vlanQoS, vlanProto": ((5, 0, "802.1q"), (0, 0, "802.1q")),
         "min_tx_rate, max_tx_rate": ((1, 0), (0, 0)),
@@ -331,11 +332,11 @@ def test_differences_are_named_as_the_options_are() -> None:
     assert settings.differences(right, right) == {}
 
 
-def test_what_is_not_reported_is_no_difference() -> None:
+def test_unreported_setting_does_not_differ() -> None:
     right = vf(3, trust=True, node_guid=GUID, port_guid=GUID)
-    found = vf(3, spoofchk=None, trust=None, link_state=None)
-    assert settings.differences(found, right) == {}
+    now = vf(3, spoofchk=None, trust=None, link_state=None)
+    assert settings.differences(now, right) == {}
 
 
-def test_priority_and_protocol_of_no_vlan_are_no_difference() -> None:
+def test_priority_and_protocol_without_vlan_do_not_differ() -> None:
     assert settings.differences(vf(3, qos=3, proto="802.1ad"), BEFORE) == {}

@@ -1,4 +1,4 @@
-"""Soft-RoCE devices that are made anew keep their numbers, or the pod is told."""
+"""Soft-RoCE devices that are created again keep their numbers, or the ADD fails."""
 
 import threading
 from pathlib import Path
@@ -43,26 +43,26 @@ def test_other_number_is_an_error_with_both(tree: Tree) -> None:
         assert named in caught.value.message
 
 
-def test_device_that_is_not_made_again_has_no_number_to_differ(tree: Tree) -> None:
+def test_device_that_is_not_created_again_has_no_number(tree: Tree) -> None:
     """In exclusive mode the pod gets none."""
     with soft_roce.same_numbers(tree.paths, RECORD):
         (tree.root / "class/infiniband_verbs/uverbs2").unlink()
 
 
-def test_devices_of_two_pods_are_not_made_at_the_same_time(tree: Tree) -> None:
+def test_devices_of_two_pods_are_not_created_at_the_same_time(tree: Tree) -> None:
     order = []
     inside = threading.Event()
 
     def other() -> None:
         inside.wait(PATIENCE)
-        with soft_roce.one_at_a_time(tree.paths, RECORD):
+        with soft_roce.exclusively(tree.paths, RECORD):
             order.append("other")
 
     thread = threading.Thread(target=other)
     thread.start()
-    with soft_roce.one_at_a_time(tree.paths, RECORD):
+    with soft_roce.exclusively(tree.paths, RECORD):
         inside.set()
-        with soft_roce.one_at_a_time(tree.paths, NONE):  # one without any waits for nobody
+        with soft_roce.exclusively(tree.paths, NONE):  # one without any waits for nobody
             order.append("without")
         thread.join(0.3)
         order.append("first")

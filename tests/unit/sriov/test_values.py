@@ -1,4 +1,4 @@
-"""Values of a configuration of `sriov`: what each means, and what a wrong one is told."""
+"""Values of a configuration of `sriov`, and the error for each wrong one."""
 
 from typing import Any
 
@@ -52,24 +52,29 @@ def test_vlan(config: dict[str, Any], vlan: Vlan | None) -> None:
         ({"link_state": "up"}, '"link_state": "up" is not "auto", "enable" or "disable"'),
         ({"min_tx_rate": -1}, '"min_tx_rate": -1 is out of range: Mbit/s'),
         ({"max_tx_rate": 2**32}, '"max_tx_rate": 4294967296 is out of range'),
-        ({"min_tx_rate": 200, "max_tx_rate": 100}, '"min_tx_rate": 200 is more than'),
-        ({"mac": "e4:11:22:33:44"}, '"mac": "e4:11:22:33:44" is no MAC address: give 6 bytes'),
-        ({"mac": "e4:11:22:33:44:55:66:77"}, '"mac": "e4:11:22:33:44:55:66:77" is no MAC'),
-        ({"MAC": "nonsense"}, '"MAC": "nonsense" is no MAC address'),
-        ({"mac": "01:00:5e:00:00:01"}, '"mac": 01:00:5e:00:00:01 is no interface\'s own'),
+        (
+            {"min_tx_rate": 200, "max_tx_rate": 100},
+            '"min_tx_rate" (200) must not exceed "max_tx_rate"',
+        ),
+        ({"mac": "e4:11:22:33:44"}, '"mac": "e4:11:22:33:44" is not a MAC address: give 6 bytes'),
+        ({"mac": "e4:11:22:33:44:55:66:77"}, '"mac": "e4:11:22:33:44:55:66:77" is not a MAC'),
+        ({"MAC": "nonsense"}, '"MAC": "nonsense" is not a MAC address'),
+        ({"mac": "01:00:5e:00:00:01"}, '"mac": 01:00:5e:00:00:01 is not a unicast address'),
         ({"mac": "00:00:00:00:00:00"}, "not all zeros"),
-        ({"runtimeConfig": {"mac": "x"}}, '"runtimeConfig.mac": "x" is no MAC address'),
-        ({"args": {"cni": {"mac": "x"}}}, '"args.cni.mac": "x" is no MAC address'),
-        pytest.param({"guid": "invalid GUID"}, '"guid": "invalid GUID" is no GUID', id="B5-text"),
+        ({"runtimeConfig": {"mac": "x"}}, '"runtimeConfig.mac": "x" is not a MAC address'),
+        ({"args": {"cni": {"mac": "x"}}}, '"args.cni.mac": "x" is not a MAC address'),
+        pytest.param(
+            {"guid": "invalid GUID"}, '"guid": "invalid GUID" is not a GUID', id="B5-text"
+        ),
         pytest.param({"guid": "02:00:00:00:00:00:01"}, "give 8 bytes", id="B5-7-bytes"),
-        pytest.param({"guid": "00:" * 7 + "00"}, "means that there is none", id="B5-all-0"),
-        pytest.param({"guid": "ff:" * 7 + "FF"}, "means that there is none", id="B5-all-F"),
-        pytest.param({"guid": "02:00:00-00:00:00:00:01"}, "is no GUID", id="B5-mixed"),
+        pytest.param({"guid": "00:" * 7 + "00"}, "stands for no GUID", id="B5-all-0"),
+        pytest.param({"guid": "ff:" * 7 + "FF"}, "stands for no GUID", id="B5-all-F"),
+        pytest.param({"guid": "02:00:00-00:00:00:00:01"}, "is not a GUID", id="B5-mixed"),
         (
             {"runtimeConfig": {"infinibandGUID": "x"}},
-            '"runtimeConfig.infinibandGUID": "x" is no GUID',
+            '"runtimeConfig.infinibandGUID": "x" is not a GUID',
         ),
-        ({"args": {"cni": {"guid": "x"}}}, '"args.cni.guid": "x" is no GUID'),
+        ({"args": {"cni": {"guid": "x"}}}, '"args.cni.guid": "x" is not a GUID'),
         ({"mtu": 67}, '"mtu": 67 is out of range: 68 to 65535'),
         ({"mtu": 65536}, '"mtu": 65536 is out of range'),
         ({"master": "averyveryverylongname"}, '"master": "averyveryverylongname" cannot be'),
@@ -84,10 +89,10 @@ def test_wrong_value_is_named_with_its_key(config: dict[str, Any], text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("on", True), ("off", False), (True, True), (False, False), ("", None)]
+    ("written", "meant"), [("on", True), ("off", False), (True, True), (False, False), ("", None)]
 )
-def test_switches(given: str | bool, meant: bool | None) -> None:
-    wanted = read(spoofchk=given, trust=given)
+def test_switches(written: str | bool, meant: bool | None) -> None:
+    wanted = read(spoofchk=written, trust=written)
     assert (wanted.spoofchk, wanted.trust) == (meant, meant)
 
 

@@ -1,4 +1,4 @@
-"""Claims: one HCA for each attachment of a pod, the same one again."""
+"""Choices: an HCA for each attachment of a pod, and the same HCA when it comes again."""
 
 import os
 import time
@@ -8,8 +8,9 @@ import pytest
 from filelock import FileLock
 
 from base.paths import Paths
-from deviceplugin import claims as kept
-from deviceplugin.claims import YOUNG, Claims, Pod, lock_of, prune
+from base.pod import Pod
+from cni.attachments import pod_choices
+from cni.attachments.pod_choices import YOUNG, PodChoices, lock_of, prune
 
 A, B, C = "0000:3b:00.0", "0000:5e:00.0", "0000:af:00.0"
 POD = Pod("ml", "worker-0", "5a4ad5c2-uid")
@@ -21,9 +22,9 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def attach(paths: Paths, attachment: str, pod: Pod = POD, held: tuple[str, ...] = (A, B)) -> str:
-    claims = Claims(paths, pod)
-    chosen = claims.ordered(attachment, held)[0]
-    claims.take(attachment, chosen)
+    choices = PodChoices(paths, pod)
+    chosen = choices.ordered(attachment, held)[0]
+    choices.record(attachment, chosen)
     return chosen
 
 
@@ -42,7 +43,7 @@ def test_again_gives_the_same(paths: Paths, order: tuple[int, ...]) -> None:
     assert {n: attach(paths, f"fabric/net{n}", held=held) for n in order} == first
 
 
-def test_claim_of_what_the_pod_no_longer_holds_does_not_count(paths: Paths) -> None:
+def test_choice_of_an_hca_that_the_pod_no_longer_holds_does_not_count(paths: Paths) -> None:
     assert attach(paths, "fabric/net1", held=(A,)) == A
     assert attach(paths, "fabric/net1", held=(B, C)) == B
 
@@ -74,14 +75,14 @@ def test_no_uid_leads_out_of_the_directory(paths: Paths, uid: str) -> None:
     assert lock_of(paths, pod).parent == paths.locks
 
 
-def test_all_pods_claims_are_read_while_somebody_chooses(paths: Paths) -> None:
+def test_choices_of_all_pods_are_read_while_another_call_chooses(paths: Paths) -> None:
     other = Pod("ml", "worker-1", "another-uid")
     attach(paths, "fabric/net1")
     attach(paths, "fabric/net1", other)
     (paths.devices / "pods/damaged.json").write_bytes(b"{")
     paths.locks.mkdir(parents=True)
     with FileLock(lock_of(paths, POD)):
-        found = {(one.name, one.uid): one.claims for one in kept.every(paths)}
+        found = {(one.name, one.uid): one.claims for one in pod_choices.every(paths)}
     assert found == {
         ("worker-0", POD.uid): {"fabric/net1": A},
         ("worker-1", "another-uid"): {"fabric/net1": A},
@@ -112,10 +113,10 @@ def test_files_of_a_name_that_came_again_are_removed(paths: Paths) -> None:
     for file in (paths.devices / "pods").iterdir():
         os.utime(file, (old, old))
     assert len(prune(paths, names, uids)) == 4
-    assert {one.uid for one in kept.every(paths)} == {"uid-4", "by-name"}
+    assert {one.uid for one in pod_choices.every(paths)} == {"uid-4", "by-name"}
 
 
-def test_claims_are_told_the_latest_last(paths: Paths) -> None:
+def test_choices_are_listed_the_latest_last(paths: Paths) -> None:
     for number in (2, 0, 1):
         attach(paths, "fabric/net1", Pod("ml", "worker-0", f"uid-{number}"))
         (file,) = (
@@ -124,4 +125,4 @@ def test_claims_are_told_the_latest_last(paths: Paths) -> None:
             if f"uid-{number}" in file.read_text()
         )
         os.utime(file, (number, number))
-    assert [one.uid for one in kept.every(paths)] == ["uid-0", "uid-1", "uid-2"]
+    assert [one.uid for one in pod_choices.every(paths)] == ["uid-0", "uid-1", "uid-2"]

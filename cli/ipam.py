@@ -1,15 +1,16 @@
-"""What the attachments' journal knows of addresses: for a store that has lost them."""
+"""`podfabric ipam`: the store's commands, with what the attachments' journal knows of addresses."""
 
+import argparse
+import os
 import sys
 from collections.abc import Iterator
 
 from base.paths import Paths
-from cni.attachments.entry import JournalDamaged, JournalEntry
-from cni.attachments.journal import Journal
-from cni.attachments.requests import ipam_at_add
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
 from cni.sriov.record import DeviceRecord
+from ipam import commands
 from ipam import options as ipam_options
 from ipam.addresses import Network, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
@@ -17,10 +18,22 @@ from ipam.options import IpamOptions
 from ipam.store import Reservation
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands with their options."""
+    commands.add_commands(parser)
+    parser.set_defaults(main=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a subcommand; the exit code."""
+    paths = Paths.from_environ(os.environ)
+    return commands.run(arguments, extra=lambda: reservations(paths))
+
+
 def reservations(paths: Paths) -> tuple[Reservation, ...]:
     """A reservation for each address of an attachment whose IPAM plugin was ours.
 
-    What cannot be read is named on standard error and left out.
+    Entries that cannot be read are left out and named on standard error.
     """
     found: list[Reservation] = []
     for entry in Journal(paths).entries():
@@ -35,9 +48,9 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
 
 
 def _of(entry: JournalEntry) -> Iterator[Reservation]:
-    if not entry.addresses or ipam_at_add(entry).type not in (OURS, TAKEN_OVER):
+    if not entry.addresses or entry.ipam.type not in (OURS, TAKEN_OVER):
         return
-    options = ipam_options.read(entry.config.encode())
+    options = ipam_options.read(entry.delete_request().config)
     for cidr in entry.addresses:
         address, own = parse_interface(cidr)
         network = _network(options, address, own)
@@ -57,7 +70,7 @@ def _of(entry: JournalEntry) -> Iterator[Reservation]:
 
 
 def _segment(entry: JournalEntry) -> str:
-    """The link of the interface, "" where the journal does not tell it."""
+    """The link of the interface; "" if the journal does not say."""
     try:
         if entry.plugin == "ipoib":
             return entry.undo_as(child.ChildRecord).segment
@@ -69,9 +82,9 @@ def _segment(entry: JournalEntry) -> str:
 
 
 def _network(options: IpamOptions, address: int, own: Network) -> Network:
-    """The range that the address was taken from; its own network for one that was asked for."""
-    for one in (*options.sets, *options.static):
-        for range_ in one.ranges:
+    """The range that holds the address; the address's own network if it was requested."""
+    for range_set in (*options.sets, *options.static):
+        for range_ in range_set.ranges:
             if range_.first <= address <= range_.last:
                 return range_.network
     return own

@@ -1,0 +1,45 @@
+"""A listening unix socket that only root can open."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+def listen(path: Path, backlog: int) -> socket.socket:
+    """A socket that listens at `path`; the socket that a dead process left there is replaced.
+
+    OSError with EADDRINUSE if a process listens there, as systemd does for an agent that it
+    starts, or if the file is not a socket. Of two processes that call this at the same time for
+    one path, both may succeed: the caller makes sure that it is alone.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode) or _is_served(path):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        os.fchmod(listener.fileno(), 0o600)  # bind(2) gives this mode to the file
+        listener.bind(str(temporary))
+        listener.listen(backlog)
+        temporary.replace(path)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionError:
+            return False
+        except BlockingIOError:  # its backlog is full
+            return True
+    return True

@@ -1,0 +1,14 @@
+"""A pod, as Kubernetes names it."""
+
+import msgspec
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A pod as CNI_ARGS or the kubelet name it; "" where they do not."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,61 @@
+"""`podfabric COMMAND`: every command, and the module that runs it.
+
+Only the module of the named command is imported: importing all of them takes longer than most
+commands take to run.
+"""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cli import device_plugin
+
+
+class Command(NamedTuple):
+    """A line of `podfabric --help`, and the function of `module` that adds the arguments.
+
+    That function also sets `main`, which takes the parsed arguments and returns the exit code.
+    """
+
+    help: str
+    module: str
+    add_arguments: str = "add_arguments"
+
+
+COMMANDS = {
+    "ipam": Command("the addresses that pods of this node hold", "cli.ipam"),
+    "sweep": Command("remove attachments of dead sandboxes, after a boot or a kill", "cli.sweep"),
+    "install": Command("copy the CNI executables to where the runtime looks", "cli.install"),
+    "uninstall": Command(
+        "remove what `podfabric install` copied", "cli.install", "add_uninstall_arguments"
+    ),
+    "topo": Command("how far GPUs and HCAs are from each other, in nvidia-smi's terms", "cli.topo"),
+    "devices": Command("every HCA, the pools that offer it, and why others do not", "cli.devices"),
+    "explain": Command(
+        "the devices and interfaces of a pod, and whether they match", "cli.explain"
+    ),
+    "doctor": Command("check this node, and say what to do (1: a check failed)", "cli.doctor"),
+    "agent": Command("serve the launchers of this node until SIGTERM", "cli.agent"),
+    "device-plugin": Command(
+        "offer the HCAs of this node to the kubelet, without the agent, until SIGTERM",
+        "cli.device_plugin",
+    ),
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command line `words`; the exit code, 2 if it is wrong."""
+    if words[:1] == ["device-plugin"]:  # its flags are written as Go's, which argparse cannot read
+        return device_plugin.run(words[1:])
+    parser = argparse.ArgumentParser(
+        prog="podfabric", description="RDMA fabrics for Kubernetes pods: the operator's commands"
+    )
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        its_parser = parsers.add_parser(name, help=command.help)
+        if words[:1] == [name]:
+            getattr(importlib.import_module(command.module), command.add_arguments)(its_parser)
+    arguments = parser.parse_args(words)
+    code: int = arguments.main(arguments)
+    return code

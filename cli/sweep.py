@@ -1,0 +1,30 @@
+"""`podfabric sweep`: what the agent does at its start, for a node without one."""
+
+import argparse
+import os
+import sys
+
+from base.paths import Paths
+from base.text import printable
+from cni.attachments.sweep import sweep_all
+from cni.ipoib.plugin import IPoIB
+from cni.spec.errors import CNIError
+from cni.sriov.plugin import Sriov
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options of its own."""
+    parser.set_defaults(main=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove the attachments of dead sandboxes; the exit code."""
+    try:
+        paths = Paths.from_environ(os.environ)
+        done = sweep_all(IPoIB(paths), Sriov(paths))
+    except CNIError as error:
+        sys.stderr.write(f"podfabric sweep: {error}\n")
+        return 1
+    for line in map(str, done or ["nothing to remove"]):
+        sys.stdout.write(f"{printable(line)}\n")
+    return 0

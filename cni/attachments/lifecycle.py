@@ -1,0 +1,372 @@
+"""The life of an attachment, as the plugins `ipoib` and `sriov` share it.
+
+A plugin has its own ADD and says how one of its interfaces is detached and compared. Everything
+that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `sweep`) remove, and
+an ADD that follows a killed one removes what that left. The interface goes before its addresses,
+which another pod may get at once, and the journal's entry goes last. An error does not stop a
+removal, it keeps the entry.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import ClassVar
+
+import msgspec
+
+from base import interrupts
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments import results
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.attachments.sandbox import lives
+from cni.policy import rules
+from cni.spec.attachment import Attachment
+from cni.spec.config import IpamConfig
+from cni.spec.entry import VERSIONS
+from cni.spec.errors import CNIError, Code
+from cni.spec.gc import valid_attachments
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.spec.result import require_convertible
+from host import netdev_move
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+from host.netdev_move import NameTaken
+from host.netlink import Rtnetlink, netlink
+from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
+from ipam.plugin import AddressPlugin
+
+ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
+"""What a step of an ADD or a removal raises on purpose."""
+
+
+class Undo:
+    """Undoes the registered steps, the latest first, if the block is left by an exception.
+
+    The first step that fails ends it, because an address must not be released while an interface
+    has it. The journal's entry goes `last`: what could not be undone stays there for the DEL.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], object]]] = []
+        self._last: Callable[[], object] = lambda: None
+
+    def register(self, what: str, step: Callable[[], object]) -> None:
+        """Undo `what` by `step`, before everything that was registered earlier."""
+        self._steps.append((what, step))
+
+    def last(self, step: Callable[[], object]) -> None:
+        """Undo the journal's entry by `step`, once everything else is undone."""
+        self._last = step
+
+    def __enter__(self) -> "Undo":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            return
+        with interrupts.held():
+            for what, step in (*reversed(self._steps), ("the journal's entry", self._last)):
+                try:
+                    step()
+                except ERRORS as error:
+                    note(f"undoing {what}: {error}")
+                    return
+
+
+class Failures:
+    """The errors of steps that are all tried."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def of(self, step: Callable[[], object]) -> None:
+        """Try a step."""
+        try:
+            step()
+        except ERRORS as error:
+            self._texts.append(str(error))
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def __str__(self) -> str:
+        return "; ".join(self._texts)
+
+    def report(self) -> None:
+        """Raise HostError if a step failed."""
+        if self._texts:
+            raise HostError(str(self))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors from below become the runtime's: CNIError 100, 11 or 5."""
+    try:
+        yield
+    except HostError as error:
+        raise CNIError(Code.KERNEL, str(error)) from None
+    except Busy as error:
+        raise CNIError(Code.TRY_AGAIN, str(error)) from None
+    except OSError as error:
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
+            "is mounted, writable and not full, and that the process may open more files",
+        ) from None
+
+
+class Sandbox(msgspec.Struct, frozen=True):
+    """A pod's open network namespace, with a route socket of the host and one of the pod."""
+
+    namespace: NetworkNamespace
+    host: Rtnetlink
+    pod: Rtnetlink
+
+    def require_still_there(self) -> None:
+        """Raise CNIError 11 if it was removed: Multus never cancels an ADD whose sandbox goes."""
+        if self.namespace.was_removed():
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f'netns "{self.namespace.path}" was removed while the pod was attached',
+            )
+
+
+@contextmanager
+def sandbox_of(request: Request) -> Iterator[Sandbox]:
+    """The sandbox of a request. Raises HostError, NamespaceGone."""
+    with (
+        NetworkNamespace.open(request.netns, request.netns_descriptor) as namespace,
+        netlink() as host,
+        netlink(namespace) as pod,
+    ):
+        yield Sandbox(namespace, host, pod)
+
+
+class InterfacePlugin(ABC):
+    """A CNI plugin on one node, whose attachments are interfaces in the journal."""
+
+    name: ClassVar[str]  # as the journal has it
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(
+        self,
+        paths: Paths,
+        addresses: AddressPlugin | None = None,
+        policy: rules.Source | None = None,
+    ) -> None:
+        self.paths = paths
+        self._policy = policy or rules.on_node(paths.config)
+        self._addresses = addresses or AddressPlugin.on_node(
+            paths.ipam, paths.boot_id, self._policy
+        )
+        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
+        self.journal = Journal(paths)
+
+    @abstractmethod
+    def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
+        """Remove or restore the attachment's interface, as far as that is still to be done.
+
+        `entry` is None if the journal has none, or only a damaged one: then the request and the
+        interface's mark have to do. Raises HostError while a dying namespace has the interface.
+        """
+
+    @abstractmethod
+    def compare(self, attachment: Attachment, request: Request) -> None:
+        """Raise CNIError 102 for the first difference between what ADD set and the kernel."""
+
+    @abstractmethod
+    def require_ready(self, request: Request) -> None:
+        """Raise CNIError if an ADD could not succeed now, as far as the plugin itself can tell."""
+
+    def remove_strays(self) -> list[str]:
+        """Remove interfaces of the host that have our mark but no attachment; their names."""
+        return []
+
+    def delete(self, request: Request) -> None:
+        """Detach the interface and release its addresses, as far as that is still to be done."""
+        attachment = Attachment.of(request)
+        with explained(), self.journal.locked(attachment):
+            self._remove(attachment, request)
+
+    def check(self, request: Request) -> None:
+        """Compare everything that ADD set with what the kernel shows, and ask the IPAM plugin."""
+        attachment = Attachment.of(request)
+        with explained(), self.journal.locked(attachment):
+            self.compare(attachment, request)
+            ipam = self._ipam.of(request, added=self._recorded_ipam(attachment))
+            if ipam is not None:
+                ipam.check()
+
+    def gc(self, request: Request) -> None:
+        """Remove the attachments of this network that the runtime does not list as valid.
+
+        Every removal is tried; CNIError 104 reports the failures at the end.
+        """
+        valid = valid_attachments(request.config)
+        if valid is None:
+            note("GC without cni.dev/valid-attachments: nothing is removed")
+            return
+        failures = Failures()
+        ipam_of_adds = []
+        with explained():
+            for entry in self.journal.entries():
+                if isinstance(entry, JournalDamaged):
+                    note(f"{entry}")  # its attachment is unknown: a DEL will name it
+                elif entry.plugin == self.name and entry.network == request.network:
+                    ipam_of_adds.append(entry.ipam)
+                    if (entry.container_id, entry.ifname) not in valid:
+                        failures.of(lambda entry=entry: self.remove_locked(entry))  # type: ignore[misc]
+            failures.of(self.remove_strays)
+            ipam = self._ipam.of_removal(request, request.config.ipam in ipam_of_adds)
+            if ipam is not None:
+                failures.of(ipam.gc)
+        if failures:
+            raise CNIError(Code.CLEANUP_INCOMPLETE, str(failures))
+
+    def status(self, request: Request) -> None:
+        """Raise CNIError 50 if an ADD could not succeed now; 50 or 51 from the IPAM plugin."""
+        try:
+            with explained():
+                self.require_ready(request)
+                ipam = self._ipam.of(request)
+        except CNIError as error:
+            raise CNIError(Code.UNAVAILABLE, error.message, error.details) from None
+        if ipam is not None:
+            with explained():
+                ipam.status()
+
+    def _ipam_of_add(self, request: Request) -> IpamCall | None:
+        """The IPAM plugin of an ADD, once everything else that decides its answer is valid.
+
+        Raises CNIError: 121 for an IPAM plugin that the node does not allow, 7 for a result that
+        the request's version cannot express or a prevResult that cannot be read.
+        """
+        ipam = self._ipam.of(request)
+        require_convertible(request.cni_version, has_addresses=ipam is not None)
+        results.previous_document(request)
+        return ipam
+
+    @contextmanager
+    def _attaching(
+        self, attachment: Attachment, request: Request, ipam_type: str
+    ) -> Iterator[Sandbox]:
+        """The attachment locked and its sandbox open, with nothing of it left from before.
+
+        Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name, 113 if
+        the address store was lost.
+        """
+        with explained(), self.journal.locked(attachment), sandbox_of(request) as sandbox:
+            self._settle_earlier_attempt(attachment, request)
+            try:
+                netdev_move.require_free(sandbox.pod, request.ifname)
+            except NameTaken as taken:
+                raise CNIError(
+                    Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"
+                ) from None
+            if ipam_type in (OURS, TAKEN_OVER):
+                self._require_store()
+            yield sandbox
+
+    def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
+        """Undo what a killed ADD of this attachment left; CNIError 103 if that ADD completed.
+
+        Also if it completed for this very call, in an agent that died before it answered: the
+        runtime does not know of it.
+        """
+        try:
+            entry = self.journal.read(attachment)
+        except JournalDamaged as damage:
+            raise CNIError(
+                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
+            ) from None
+        if entry is None:
+            return
+        living = entry.phase is Phase.ATTACHED and lives(entry, self.paths.boot_id())
+        if living and not _was_made_for(entry, request):
+            raise CNIError(
+                Code.ALREADY_ATTACHED,
+                f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
+                f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
+            )
+        self._remove(attachment, entry.delete_request())
+
+    def _require_store(self) -> None:
+        """Refuse to start a new store where one was lost: it would repeat living pods' addresses.
+
+        Raises CNIError.
+        """
+        if any(self.paths.ipam.glob("*.db")):
+            return
+        for entry in self.journal.entries():
+            if isinstance(entry, JournalEntry) and entry.addresses:
+                note(f"the journal has {entry.addresses[0]} of {entry.attachment}")
+                raise CNIError(
+                    Code.STORE_DAMAGED,
+                    f"the address store in {self.paths.ipam} is gone, but the journal has "
+                    "addresses of attachments (the agent's log names one): no address was handed "
+                    "out; run `podfabric ipam fsck`",
+                )
+
+    def _remove(self, attachment: Attachment, request: Request) -> None:
+        """Undo everything of an attachment whose lock the caller has. Raises CNIError 104."""
+        failures = Failures()
+        entry, damage = self._read(attachment)
+        # No kernel state outlives a boot.
+        if entry is None or entry.boot_id == self.paths.boot_id():
+            failures.of(lambda: self.detach(attachment, request, entry))
+        if not failures:  # an address that an interface still has must not go to another pod
+            failures.of(lambda: self._release_addresses(request, entry, damage))
+        if not failures:
+            failures.of(lambda: self._forget(attachment, damage))
+        if failures:
+            raise CNIError(
+                Code.CLEANUP_INCOMPLETE,
+                f"{attachment} is not wholly removed, DEL again: {failures}",
+            )
+
+    def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
+        """`_remove` from the journal alone, unless another call has changed the entry meanwhile."""
+        with self.journal.locked(entry.attachment, timeout):
+            if self.journal.read(entry.attachment) == entry:
+                self._remove(entry.attachment, entry.delete_request())
+
+    def _read(self, attachment: Attachment) -> tuple[JournalEntry | None, JournalDamaged | None]:
+        try:
+            return self.journal.read(attachment), None
+        except JournalDamaged as damage:
+            note(f"{damage}: going by the request and the interface's mark")
+            return None, damage
+
+    def _release_addresses(
+        self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
+    ) -> None:
+        # The entry knows which IPAM plugin the ADD ran, also if the request names another by now.
+        if entry is not None and request.config.ipam != entry.ipam:
+            request = entry.delete_request()
+        added = None if damage is not None else entry is not None
+        ipam = self._ipam.of_removal(request, added)
+        if ipam is not None:
+            ipam.delete()
+
+    def _forget(self, attachment: Attachment, damage: JournalDamaged | None) -> None:
+        if damage is not None:
+            aside = self.journal.set_aside(attachment)
+            note(f"the damaged journal file is kept as {aside}")
+        self.journal.remove(attachment)
+
+    def _recorded_ipam(self, attachment: Attachment) -> IpamConfig:
+        """The IPAM plugin that the ADD ran; none where the journal cannot tell."""
+        try:
+            entry = self.journal.read(attachment)
+        except JournalDamaged:
+            return IpamConfig()
+        return entry.ipam if entry is not None else IpamConfig()
+
+
+def _was_made_for(entry: JournalEntry, request: Request) -> bool:
+    """Whether an agent made the attachment for this very call, and died before it answered."""
+    since = request.unanswered_since
+    return since is not None and datetime.fromisoformat(entry.since).timestamp() >= since

@@ -1,0 +1,124 @@
+"""Which HCA of its pod each attachment took, so that a second ADD takes the same one.
+
+One file per pod. It stays when an attachment goes, and is removed when the kubelet no longer knows
+the pod:
+
+    {"version": 1, "namespace": "ml", "name": "worker-0", "uid": "...",
+     "claims": {"fabric/net1": "0000:3b:00.0", "fabric/net2": "0000:af:00.0"}}
+"""
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from base import files
+from base.paths import Paths
+from base.pod import Pod
+
+VERSION = 1
+YOUNG = 600.0  # seconds in which the kubelet may not list a new pod yet
+
+
+class ChoicesFile(msgspec.Struct, kw_only=True):
+    """The file of one pod."""
+
+    version: int = VERSION
+    namespace: str
+    name: str
+    uid: str
+    claims: dict[str, str] = {}  # the HCA by "network/interface"
+
+
+class PodChoices:
+    """The choices of one pod, read when this is made. The caller has locked `lock_of` the pod."""
+
+    def __init__(self, paths: Paths, pod: Pod) -> None:
+        self._path = _path(paths, pod)
+        self._pod = pod
+        file = _read(self._path)
+        self._hcas = file.claims if file is not None else {}
+
+    def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
+        """The candidates in the order in which this attachment tries them.
+
+        First the one that it had before, then those that no other attachment of the pod has, then
+        those that the fewest have. Equals stay in the order of `candidates`.
+        """
+        own = self._hcas.get(attachment)
+        taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)
+        position = {hca: number for number, hca in enumerate(candidates)}
+        return sorted(position, key=lambda hca: (hca != own, taken[hca], position[hca]))
+
+    def record(self, attachment: str, hca: str) -> None:
+        """Write down that the attachment has the HCA. Raises OSError."""
+        if self._hcas.get(attachment) == hca:
+            return
+        self._hcas[attachment] = hca
+        file = ChoicesFile(
+            namespace=self._pod.namespace,
+            name=self._pod.name,
+            uid=self._pod.uid,
+            claims=self._hcas,
+        )
+        # If a power cut loses the file, no pod is left either, and any HCA will do.
+        files.write_atomically(self._path, msgspec.json.encode(file), durable=False)
+
+
+def lock_of(paths: Paths, pod: Pod) -> Path:
+    """The lock file that lets one attachment of the pod choose at a time."""
+    return paths.locks / f"pod-{_path(paths, pod).stem}"
+
+
+def every(paths: Paths) -> Iterator[ChoicesFile]:
+    """The files of all pods that can be read, the latest last."""
+    for _, path in sorted((written, path) for path, written in _files(paths).items()):
+        file = _read(path)
+        if file is not None:
+            yield file
+
+
+def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
+    """Remove the files of pods that the kubelet knows neither by UID nor by (namespace, name).
+
+    A name does not count once another file has a known UID and that name: a StatefulSet's new pod
+    has the name of the old one.
+    """
+    written = _files(paths)
+    files_ = {path: _read(path) or ChoicesFile(namespace="", name="", uid="") for path in written}
+    reused = {(file.namespace, file.name) for file in files_.values() if file.uid in uids}
+    removed = []
+    for path, file in files_.items():
+        name = file.namespace, file.name
+        is_known = file.uid in uids or (name in names and name not in reused)
+        if not is_known and time.time() - written[path] >= YOUNG:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _files(paths: Paths) -> dict[Path, float]:
+    """The files of all pods, and when each was written."""
+    times = {}
+    for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
+        with suppress(OSError):
+            times[path] = path.stat().st_mtime
+    return times
+
+
+def _path(paths: Paths, pod: Pod) -> Path:
+    # A UID from CNI_ARGS can be any text; a file name cannot.
+    text = pod.uid or f"{pod.namespace}/{pod.name}"
+    return paths.devices / "pods" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> ChoicesFile | None:
+    """A file; None if it is missing or damaged, since it only keeps choices stable."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ChoicesFile)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

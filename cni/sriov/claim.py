@@ -1,0 +1,182 @@
+"""Claiming a device: choosing one and writing down that it is this attachment's.
+
+Nothing else is changed, except that a device of a dead attachment is released first.
+"""
+
+import time
+
+import msgspec
+
+from base import interrupts, locks
+from base.locks import Busy
+from base.paths import Paths
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.attachments.matching import Match
+from cni.attachments.sandbox import lives
+from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError, Code
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.sriov import devices, release, restore_without_journal
+from cni.sriov.options import SriovOptions
+from cni.sriov.plan import DevicePlan, plan_of
+from cni.sriov.record import DeviceRecord, record_of
+from host.errors import HostError
+from host.namespaces import NetworkNamespace
+from host.netlink import Rtnetlink
+
+
+class ClaimedDevice(msgspec.Struct, frozen=True):
+    """A device that is the attachment's from now on."""
+
+    entry: JournalEntry
+    record: DeviceRecord
+    plan: DevicePlan
+
+
+class _InUse(Exception):
+    """Another attachment has the device. `settling`: a call for that attachment is running.
+
+    The text is for the tenant; only the note for the administrator names the other attachment.
+    """
+
+    def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
+        super().__init__(
+            f"device {owner.device} is already allocated: another attachment has it since "
+            f"{owner.since} (the agent's log says which): try again, or name another device"
+        )
+        self.owner = owner
+        self.settling = settling
+
+    def note(self) -> None:
+        """Name the other attachment in the log."""
+        owner = self.owner
+        pod = f"{owner.pod_namespace}/{owner.pod_name}, " if owner.pod_name else ""
+        note(
+            f"device {owner.device} is allocated to {pod}container {owner.container_id}, "
+            f'interface "{owner.ifname}" of network "{owner.network}", since {owner.since}'
+        )
+
+
+class Claimer:
+    """Claims devices of one node for attachments."""
+
+    def __init__(self, journal: Journal, paths: Paths) -> None:
+        self._journal = journal
+        self._paths = paths
+
+    def claim(
+        self,
+        request: Request,
+        wanted: SriovOptions,
+        namespace: NetworkNamespace,
+        host: Rtnetlink,
+        match: Match,
+    ) -> ClaimedDevice:
+        """The first candidate that will do. Raises CNIError with the reason for each other one.
+
+        If none is free, but a call for an attachment that has one is running, wait for that call.
+        Other attachments of the pod may choose meanwhile.
+        """
+        deadline = time.monotonic() + locks.TIMEOUT
+        pause = 0.05
+        while True:
+            refusals: list[CNIError] = []
+            owners: dict[Attachment, _InUse] = {}
+            settling = False
+            with match.choosing():
+                for address in devices.candidates(self._paths, wanted, match):
+                    try:
+                        devices.require_entitled(self._paths, address, wanted, match)
+                        return self._claim(address, request, wanted, namespace, host, match)
+                    except _InUse as in_use:
+                        settling = settling or in_use.settling
+                        owners[in_use.owner.attachment] = in_use
+                        refusals.append(CNIError(Code.TRY_AGAIN, str(in_use)))
+                    except Busy as busy:
+                        settling = True
+                        refusals.append(CNIError(Code.TRY_AGAIN, str(busy)))
+                    except HostError as error:
+                        refusals.append(CNIError(Code.KERNEL, str(error)))
+                    except CNIError as refusal:
+                        refusals.append(refusal)
+            if not settling or time.monotonic() >= deadline:
+                for refused in owners.values():
+                    refused.note()
+                raise _joined(refusals)
+            interrupts.checkpoint()
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _claim(
+        self,
+        address: str,
+        request: Request,
+        wanted: SriovOptions,
+        namespace: NetworkNamespace,
+        host: Rtnetlink,
+        match: Match,
+    ) -> ClaimedDevice:
+        with self._journal.device_locked(address, timeout=0.0):
+            self._release_from_the_dead(address)
+            if wanted.device or wanted.device_id:
+                restore_without_journal.fetch_from_dead_pod(host, self._paths, address)
+            plan = plan_of(host, self._paths, address, wanted)
+            devices.require_match(self._paths, plan.function, wanted, match)
+            record = record_of(plan, wanted)
+            boot_id = self._paths.boot_id()
+            entry = JournalEntry.begun(
+                "sriov", request, namespace, boot_id, record, wanted.pod, address
+            )
+            self._journal.write(entry)
+            match.take(devices.hca_of(self._paths, plan.function, match))
+        return ClaimedDevice(entry, record, plan)
+
+    def _release_from_the_dead(self, address: str) -> None:
+        """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
+        for owner in self._journal.holders(address):
+            if isinstance(owner, JournalDamaged):
+                note(f"{owner}, and it names device {address}: run DEL for its attachment")
+                raise CNIError(
+                    Code.JOURNAL_DAMAGED,
+                    f"device {address} may be another attachment's, whose journal file is damaged: "
+                    "the agent's log names the file; run DEL for its attachment",
+                )
+            try:
+                with self._journal.locked(owner.attachment, timeout=0.0):
+                    self._release_if_dead(owner)
+            except Busy:
+                raise _InUse(owner, settling=True) from None
+
+    def _release_if_dead(self, owner: JournalEntry) -> None:
+        try:
+            unchanged = self._journal.read(owner.attachment) == owner
+        except JournalDamaged:
+            unchanged = False
+        if not unchanged:
+            raise _InUse(owner, settling=True)  # another call was faster: look again
+        boot_id = self._paths.boot_id()
+        if owner.phase is Phase.ATTACHED and lives(owner, boot_id):
+            raise _InUse(owner, settling=False)
+        note(f"device {owner.device} is released from {owner.attachment}, whose sandbox is gone")
+        if owner.boot_id != boot_id:  # no kernel state outlives a boot
+            self._journal.write(owner.without_device())
+            return
+        try:
+            request = owner.delete_request()
+            release.release_locked(self._journal, self._paths, owner.attachment, request, owner)
+        except HostError as error:
+            note(f"{owner.attachment}: {error}")
+            raise HostError(
+                f"device {owner.device} cannot be released from an attachment whose sandbox is "
+                "gone (the agent's log says which, and why): try again later"
+            ) from None
+
+
+def _joined(refusals: list[CNIError]) -> CNIError:
+    """One error for all candidates: with code 11 if that is the code of any."""
+    if len(refusals) == 1:
+        return refusals[0]
+    codes = [refusal.code for refusal in refusals]
+    code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else codes[0]
+    return CNIError(code, "; ".join(dict.fromkeys(refusal.message for refusal in refusals)))

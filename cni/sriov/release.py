@@ -1,0 +1,223 @@
+"""Releasing a device: its RDMA devices, its interface, then the settings of its PF are restored.
+
+In this order, because a VF that is still in a pod must not lose its VLAN: the pod would be in
+another network. A released device may be another pod's at once, so the journal's entry forgets it
+in the same lock, and from then on no call for this attachment touches it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from base.paths import Paths
+from base.waiting import wait_until
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.attachments.lifecycle import Failures
+from cni.attachments.sandbox import await_return
+from cni.spec.attachment import Attachment
+from cni.spec.notes import note
+from cni.spec.request import Request
+from cni.sriov import guids, rdma_devices, restore_without_journal, settings, soft_roce
+from cni.sriov.binding import bind
+from cni.sriov.record import DeviceRecord
+from host import netdev_move, pci, vfs
+from host.errors import HostError, NamespaceGone
+from host.namespaces import NetworkNamespace
+from host.netdev_move import Mark, Origin
+from host.netlink import Rtnetlink, netlink
+
+RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
+
+
+def release(
+    journal: Journal,
+    paths: Paths,
+    attachment: Attachment,
+    request: Request,
+    entry: JournalEntry | None,
+) -> None:
+    """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
+    if entry is None:
+        restore_without_journal.restore(journal, paths, attachment, request)
+    elif entry.device:
+        with journal.device_locked(entry.device):
+            release_locked(journal, paths, attachment, request, entry)
+
+
+def release_locked(
+    journal: Journal, paths: Paths, attachment: Attachment, request: Request, entry: JournalEntry
+) -> None:
+    """As `release`, for a caller that has the device's lock."""
+    try:
+        record = entry.undo_as(DeviceRecord)
+    except JournalDamaged as damage:
+        note(f"{damage}: going by what the device itself shows")
+        restore_without_journal.restore_locked(journal, paths, attachment, request, entry.device)
+    else:
+        _restore(journal, paths, request, entry, record)
+    journal.write(entry.without_device())
+
+
+def _restore(
+    journal: Journal, paths: Paths, request: Request, entry: JournalEntry, record: DeviceRecord
+) -> None:
+    """Restore a device. Every step is tried, except that a VF still in a pod keeps its settings."""
+    if pci.find(paths, record.device) is None:
+        note(f"device {record.device} of {entry.attachment} is not on this node any more")
+        return
+    mark, origin = Mark(entry.attachment.key), record.origin
+    failures = Failures()
+    with (
+        soft_roce.exclusively(paths, record),
+        namespaces_of(request, entry) as namespaces,
+        netlink() as host,
+    ):
+        if record.rdma:
+            failures.of(lambda: _restore_rdma_devices(journal, paths, namespaces, entry, record))
+        if origin is not None:
+            if _address_was_set(record):
+                # While the PF's setting is there the VF can have no other address.
+                failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
+            netdevs = (entry.ifname, origin.name)
+            failures.of(lambda: soft_roce.delete(paths, record, netdevs))
+            failures.of(
+                lambda: _restore_netdev(journal, paths, host, namespaces, entry, record, origin)
+            )
+        if failures and _is_away(paths, record):
+            failures.report()
+        failures.of(lambda: _restore_driver(paths, record))
+        failures.of(lambda: restore_settings(paths, host, record))
+        failures.of(lambda: guids.restore(host, paths, record, mark))
+        if origin is not None:
+            failures.of(lambda: soft_roce.restore(record, origin.name))
+        failures.report()
+
+
+def _restore_rdma_devices(
+    journal: Journal,
+    paths: Paths,
+    namespaces: Sequence[NetworkNamespace],
+    entry: JournalEntry,
+    record: DeviceRecord,
+) -> None:
+    """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
+    if rdma_devices.restore(paths, record, namespaces, RETURN_TIME):
+        return
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            rdma_devices.move_out(paths, record, namespace)
+    if rdma_devices.restore(paths, record, (), 0.0):
+        return
+    await_return(journal, entry, f"RDMA device of {record.device}")
+    # It is in no namespace that we see: binding the driver makes a new one on the host.
+    note(f"device {record.device} has no RDMA device: its driver is bound again")
+    bind(paths, record.device, record.driver)
+
+
+def _restore_netdev(
+    journal: Journal,
+    paths: Paths,
+    host: Rtnetlink,
+    namespaces: Sequence[NetworkNamespace],
+    entry: JournalEntry,
+    record: DeviceRecord,
+    origin: Origin,
+) -> None:
+    """Raises HostError while a dying namespace has the interface, or for any failure."""
+    mark = Mark(entry.attachment.key)
+    for namespace in namespaces:
+        if _moved_out(host, namespace, entry.ifname, origin, mark):
+            return
+    # An IPoIB interface is made again when its RDMA device returns; a dead namespace takes time.
+    seconds = RETURN_TIME if record.infiniband or not namespaces else 0.0
+    if wait_until(
+        lambda: netdev_move.restore(host, None, entry.ifname, origin, mark), seconds, 0.05
+    ):
+        return
+    for namespace in NetworkNamespace.every():
+        with namespace:
+            if _moved_out(host, namespace, entry.ifname, origin, mark):
+                return
+    function = pci.find(paths, record.device)
+    if function is None:
+        return
+    if function.driver == record.driver:
+        await_return(journal, entry, f'"{entry.ifname}"')
+    # It is in no namespace that we see: binding the driver makes a new one on the host.
+    note(f"device {record.device} has no interface: its driver is bound again")
+    bind(paths, record.device, record.driver)
+    if not netdev_move.restore(host, None, entry.ifname, origin, mark):
+        raise HostError(f"device {record.device} has no interface, though its driver is bound")
+
+
+@contextmanager
+def namespaces_of(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
+    """The namespaces that may have an attachment's device: by path, or by a process in it."""
+    with ExitStack() as opened:
+        namespaces = []
+        for path in dict.fromkeys((request.netns, entry.netns)):
+            if not path:
+                continue
+            descriptor = request.netns_descriptor if path == request.netns else None
+            try:
+                namespaces.append(opened.enter_context(NetworkNamespace.open(path, descriptor)))
+            except NamespaceGone:
+                continue
+        if all(namespace.identity != entry.netns_identity for namespace in namespaces):
+            nameless = NetworkNamespace.find(entry.netns_identity)
+            if nameless is not None:
+                namespaces.append(opened.enter_context(nameless))
+        yield namespaces
+
+
+def _moved_out(
+    host: Rtnetlink, namespace: NetworkNamespace, ifname: str, origin: Origin, mark: Mark
+) -> bool:
+    """Move the interface to the host if the namespace has it."""
+    with netlink(namespace) as pod:
+        if netdev_move.find(pod, (ifname,), origin, mark) is None:
+            return False
+        return netdev_move.restore(host, pod, ifname, origin, mark)
+
+
+def _is_away(paths: Paths, record: DeviceRecord) -> bool:
+    """Whether the interface is in another namespace than the host's."""
+    function = pci.find(paths, record.device)
+    return record.origin is not None and function is not None and not function.netdevs
+
+
+def _address_was_set(record: DeviceRecord) -> bool:
+    before, applied = record.before, record.applied
+    return before is not None and applied is not None and before.mac != applied.mac
+
+
+def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
+    """A runtime binds a device to vfio-pci for a virtual machine, and may die before it restores
+    the driver.
+    """
+    function = pci.find(paths, record.device)
+    if function is not None and record.driver and function.driver != record.driver:
+        note(f'device {record.device} has driver "{function.driver}": back to {record.driver}')
+        bind(paths, record.device, record.driver)
+
+
+def restore_settings(
+    paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
+) -> None:
+    """Restore what differs from the settings that the PF had for the VF."""
+    if record.before is None or record.applied is None:
+        return
+    function = pci.find(paths, record.device)
+    if function is None or function.index is None or function.pf != record.pf:
+        note(f"device {record.device} is not a VF of {record.pf} any more: its settings are gone")
+        return
+    # VFs that were created again meanwhile may have other numbers.
+    before = msgspec.structs.replace(record.before, index=function.index)
+    applied = msgspec.structs.replace(record.applied, index=function.index)
+    with settings.pf_of(paths, host, record.pf) as pf:
+        now = vfs.read(host, pf, function.index)
+        target = settings.restored(now, before, applied)
+        if only:
+            target = msgspec.structs.replace(now, **{name: getattr(target, name) for name in only})
+        settings.apply(host, pf, now, target, all_of_it=True)

@@ -1,0 +1,63 @@
+"""Whether a container's uverbs nodes are still those of the HCA that it was given.
+
+The kernel numbers uverbs devices in the order of their registration. After an HCA's driver was
+loaded again its number may be another one, and the old number may be another HCA's: the container
+still has the old node. This is the only place that decides it.
+"""
+
+from collections.abc import Mapping
+
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice
+from host.discovery import HCA
+
+Uverbs = tuple[str, int, int]
+"""A uverbs device: name, major, minor, as in ("uverbs0", 231, 192)."""
+
+
+def is_current(allocated: AllocatedHCA, now: Mapping[str, Uverbs]) -> bool:
+    """Whether the holder's nodes are the HCA's. See `outdated`."""
+    return outdated(allocated, now) is None
+
+
+def outdated(
+    allocated: AllocatedHCA, now: Mapping[str, Uverbs], *, complete: bool = True
+) -> AllocatedRdmaDevice | None:
+    """The first RDMA device whose uverbs node, as the holder has it, is not the HCA's any more.
+
+    `now` has the HCA's uverbs devices by the names of their RDMA devices, all of them if
+    `complete`. None if all nodes are current, or if `now` is empty: then nothing can be said.
+    """
+    if not now:
+        return None
+    given = [rdma for rdma in allocated.rdma if rdma.uverbs is not None]
+    compared = [rdma for rdma in given if rdma.name in now]
+    for rdma in compared:
+        if uverbs_of(rdma) != now[rdma.name]:
+            return rdma
+    # The RDMA device may have another name by now: then its number must be one of the HCA's.
+    numbers = set(now.values())
+    lost = [rdma for rdma in given if rdma.name not in now and uverbs_of(rdma) not in numbers]
+    if lost and (complete or lost == given):
+        return lost[0]
+    return None
+
+
+def uverbs_of(rdma: AllocatedRdmaDevice) -> Uverbs | None:
+    """The uverbs device of a checkpoint's RDMA device; None if the holder was given none."""
+    node = rdma.uverbs
+    return None if node is None else (node.path.rpartition("/")[2], node.major, node.minor)
+
+
+def uverbs_now(hca: HCA) -> dict[str, Uverbs]:
+    """The uverbs devices of an HCA of the inventory, by the names of its RDMA devices."""
+    return {
+        rdma.name: (rdma.uverbs.name, rdma.uverbs.major, rdma.uverbs.minor)
+        for rdma in hca.rdma
+        if rdma.uverbs is not None
+    }
+
+
+def is_as_recorded(allocated: AllocatedHCA, hca: HCA) -> bool:
+    """Whether the HCA has every uverbs device that the checkpoint's entry names, by its number."""
+    now = set(uverbs_now(hca).values())
+    return all(uverbs_of(rdma) in now for rdma in allocated.rdma if rdma.uverbs is not None)
