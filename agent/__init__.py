@@ -1,8 +1,10 @@
-"""The resident process of a node: serves the launchers, so that nobody pays an interpreter's start.
+"""The resident process of a node. It serves the launchers, so that no call starts an interpreter.
 
-`framing` is what launcher and agent say to each other, `server` the socket, `connections` one
-client each, `room` the memory that large requests share, `workers` the threads, `calls` one call
-from a request's bytes to its answer. `settings` is /etc/podfabric/config.yaml, `logs`, `metrics`
-and `http` what an operator sees, `systemd` how it is started and watched, `main` puts the parts
-together. What a plugin does is none of its business.
+- `main` connects the parts, `settings` reads the configuration, `systemd` talks to systemd.
+- `server` owns the socket, `connections` has a client's connection, `framing` the wire format,
+  `room` the memory that large requests share.
+- `workers` are the threads, `calls` runs a call from the request's bytes to the answer.
+- `logs`, `metrics`, `exposition` and `http` are what an operator sees.
+
+The agent does not know what a plugin does.
 """

@@ -1,4 +1,4 @@
-"""One call: from a request to the plugin that it names, and to the answer's frame."""
+"""A call, from the request to the plugin that it names and to the answer's frame."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 
 Loader = Callable[[Mapping[str, str]], Plugin]
-"""The plugin for a call with that environment."""
+"""Returns the plugin for a call with that environment."""
 
 MAX_LINES = 50  # of a call's notes, in the log
 MAX_TEXT = 4096
@@ -26,21 +26,21 @@ _log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Who counts calls."""
+    """Counts calls."""
 
     def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
-        """One call came to its end with that CNI code, 0 for success."""
+        """Count a call that ended with this CNI code, 0 for success."""
 
 
 class Calls:
-    """Does the calls for the plugins of this agent, by the names their executables have."""
+    """Runs calls of the agent's plugins, which have the names of their executables."""
 
     def __init__(self, plugins: Mapping[str, Loader], observer: Observer) -> None:
         self._plugins = plugins
         self._observer = observer
 
     def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
-        """The answer's frame. Whatever happens, it is a result or a CNI error."""
+        """The answer's frame: always a result or a CNI error."""
         verb = request.environ.get("CNI_COMMAND", "")
         started = time.monotonic()
         with collected() as notes, interrupts.serving(call):
@@ -54,11 +54,11 @@ class Calls:
     def _answer(self, request: framing.LauncherRequest, netns: int | None) -> Answer:
         load = self._plugins.get(request.name)
         if load is None:
-            known = ", ".join(sorted(self._plugins))
+            names = ", ".join(sorted(self._plugins))
             error = CNIError(
                 Code.INVALID_ENVIRONMENT,
-                f'the agent has no plugin "{request.name}" (it has {known}): put its executables '
-                "in place with `podfabric install`",
+                f'the agent has no plugin "{request.name}" (it has {names}): install its '
+                "executables with `podfabric install`",
             )
             return Answer(error_document(error), 1)
 
@@ -70,7 +70,7 @@ class Calls:
         return answer(lambda: load(request.environ), request.environ, read_config, netns)
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
-        """Write the call's line, and what it noted. Answers its CNI code."""
+        """Log the call and its notes; its CNI code."""
         lines = [line for line in notes.splitlines() if line.strip()]
         for line in lines[:MAX_LINES]:
             _log.warning("%s", line)
@@ -88,7 +88,7 @@ class Calls:
 
 
 def _short_enough(reply: Answer) -> Answer:
-    """An answer that a launcher takes; a runtime could not do anything with 16 MiB either."""
+    """The answer, or an error if it is longer than a launcher accepts."""
     if len(reply.document) <= framing.MAX_STDOUT:
         return reply
     error = CNIError(

@@ -1,10 +1,10 @@
-"""One launcher's connection: its request as it comes in, its one answer, its end.
+"""A launcher's connection: it sends a request and gets one answer.
 
-The server's thread reads and closes; a worker answers. Whoever comes first answers, and only
-once: a call that ends after its deadline finds the answer given.
+The server's thread reads and closes the connection, a worker answers. After a deadline the server
+answers, and the worker's later answer is dropped.
 
-A small request is read at once. For a large one the server must first have room: then its buffer
-is made, and the rest is read.
+A small request is read at once. For a large request the server first needs room in memory; then
+its buffer is made and the rest is read.
 """
 
 import os
@@ -22,29 +22,29 @@ from agent.framing import HEADER, BadFrame, LauncherRequest, RequestHeader
 from base.interrupts import Call
 
 SMALL = 8 << 10  # bytes; nearly every request is smaller
-CLEANING_UP = ("DEL", "GC")  # what an ADD of any size left behind, and beside it what it answered
+CLEANING_UP = ("DEL", "GC")  # they carry an ADD's configuration of any size, and its result
 _UCRED = struct.Struct("3i")
 
 
 class Lost(Exception):
-    """A part of a request did not come through. The text says which."""
+    """A part of a request was lost. The text says which."""
 
 
 class TooLarge(Exception):
-    """A configuration that is larger than its verb allows. The text is for the client."""
+    """A configuration that is too large for its verb. The text is for the client."""
 
 
 class ConnectionState(Enum):
-    """How far a connection is."""
+    """The states of a connection."""
 
     READING = 1
     WAITING = 2  # for room for the rest of the request
-    CALLED = 3  # the request is whole, and a worker has it or will have it
+    CALLED = 3  # the request is complete, and a worker has it or will get it
     ANSWERED = 4
 
 
 class LauncherConnection:
-    """A launcher that has connected. `deadline` (monotonic) is when its present state ends."""
+    """A launcher that has connected. Its present state ends at `deadline` (monotonic)."""
 
     def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
         peer.setblocking(False)
@@ -54,9 +54,7 @@ class LauncherConnection:
         self.deadline = deadline
         self.call: Call | None = None
         self.begun = False  # by a worker
-        self._request: LauncherRequest | None = (
-            None  # from when it is whole until a worker takes it
-        )
+        self._request: LauncherRequest | None = None  # complete, and no worker has it yet
         self.overtime = False
         self._peer = peer
         self._lock = threading.Lock()
@@ -72,16 +70,17 @@ class LauncherConnection:
 
     @property
     def peer_uid(self) -> int:
-        """Who connected, as the kernel says (unix(7), SO_PEERCRED)."""
+        """The client's uid from the kernel (unix(7), SO_PEERCRED)."""
         ucred = self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         uid: int = _UCRED.unpack(ucred)[1]
         return uid
 
     def receive(self, max_config: int) -> LauncherRequest | None:
-        """Read what is there. The request once it is whole; EOFError if the peer is gone.
+        """Read the bytes that have come; the request once it is complete.
 
-        Raises BadFrame for what no launcher sends, Lost for what did not come through, TooLarge
-        for a configuration above `max_config` bytes that is not to clean up.
+        Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
+        the kernel dropped the descriptor, TooLarge for a configuration above `max_config` bytes
+        unless the verb cleans up.
         """
         try:
             with memoryview(self._buffer) as buffer:
@@ -115,17 +114,17 @@ class LauncherConnection:
 
     @property
     def lacking(self) -> int:
-        """Bytes of the buffer that the request needs and does not have, 0 if it has one."""
+        """The size of the buffer that the request still needs, 0 if it has one."""
         if self._header is None or self._header.total < len(self._buffer):
             return 0
         return self._header.total + 1
 
     def wait(self, deadline: float) -> None:
-        """Until there is room for the request, nothing more of it is read."""
+        """Read no more of the request until there is room for it."""
         self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
-        """There is room for what is `lacking`: the whole request can be read."""
+        """Make a buffer for the whole request: there is room for what is `lacking`."""
         buffer = bytearray(self.lacking)
         buffer[: self._received] = self._buffer[: self._received]
         self._buffer = buffer
@@ -144,14 +143,14 @@ class LauncherConnection:
         self._buffer, self._received = bytearray(), 0
 
     def called(self, request: LauncherRequest, call: Call, deadline: float) -> None:
-        """The request is whole, and `call` is what becomes of it."""
+        """The request is complete; `call` can end it."""
         self._request = request
         self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
 
     def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
-        """A worker takes the call up, and its namespace, which is the worker's to close.
+        """Give the call to a worker, with the namespace, which the worker closes.
 
-        None if it has been answered or given up already, or if the client has gone.
+        None if it has been answered already, or if the client has gone.
         """
         with self._lock:
             request, self._request = self._request, None
@@ -167,9 +166,9 @@ class LauncherConnection:
             return request, self.call, netns
 
     def gone(self) -> bool:
-        """Whether the client has hung up, as the kernel says it now; from any thread.
+        """Ask the kernel whether the client has hung up; from any thread.
 
-        The server's thread may come to know it later.
+        The server's thread may notice it later.
         """
         with self._lock:
             return self._gone()
@@ -182,10 +181,13 @@ class LauncherConnection:
         *,
         unless_begun: bool = False,
     ) -> bool:
-        """Send the one answer; False if there was one, or `unless_begun` came too late.
+        """Send the answer; False if it has been answered before.
 
-        The peer has `patience` seconds to read it. `wait_for_room` is called if it does not fit
-        the socket's buffer: then `flush` sends more of it.
+        Args:
+            patience: seconds for the client to read it.
+            wait_for_room: called if the answer does not fit the socket's buffer; `flush` sends
+                the rest.
+            unless_begun: do nothing, and return False, if a worker has begun the call.
         """
         with self._lock:
             if (
@@ -203,26 +205,26 @@ class LauncherConnection:
             return True
 
     def flush(self) -> bool:
-        """Send more of an answer that did not fit. Whether all of it is on its way."""
+        """Send more of an answer that did not fit; whether all of it is sent."""
         with self._lock:
             self._send()
             return not self._unsent
 
     @property
     def unsent(self) -> bool:
-        """Whether a part of the answer did not fit the socket's buffer yet."""
+        """Whether a part of the answer still waits for the socket's buffer."""
         return bool(self._unsent)
 
     def stop_reading(self) -> None:
-        """What the peer still sends fails over there, and it turns to its answer."""
+        """Make the client's sending fail, so that it reads its answer."""
         self._drop_buffer()
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
     def close(self, unregister: Callable[["LauncherConnection"], object]) -> None:
-        """The server's thread is done with it: nothing of it is kept.
+        """Close the connection and free everything; for the server's thread.
 
-        `unregister` takes it out of the server's epoll set. close(2) does that only for the last
+        `unregister` removes it from the server's epoll set. close(2) does that only for the last
         copy of an open file, and an executable that a worker starts at this moment has a copy.
         """
         with self._lock:
@@ -239,7 +241,7 @@ class LauncherConnection:
         if self._closed:
             return True
         look = select.poll()
-        look.register(self._peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always told
+        look.register(self._peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
         return bool(look.poll(0))
 
     def _send(self) -> None:
@@ -249,7 +251,7 @@ class LauncherConnection:
                 self._unsent = self._unsent[sent:]
         except BlockingIOError:
             pass
-        except OSError:  # the peer has gone: nobody is left to tell
+        except OSError:  # the client has gone
             self._unsent = b""
 
     def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]]) -> None:

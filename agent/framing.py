@@ -1,4 +1,4 @@
-"""What launcher and agent say to each other over the socket: one request, one answer.
+"""The protocol between launcher and agent: one request and one answer on a unix socket.
 
 All integers are unsigned, 32 bits, most significant byte first. The launcher sends
 
@@ -6,16 +6,16 @@ All integers are unsigned, 32 bits, most significant byte first. The launcher se
     name    environment  configuration
 
 where `name` is what the executable was started as, the environment is `NAME=value` with a NUL
-behind each, and the configuration is all of standard input (errno 0), or what could be read of
-it. With the first byte comes at most one descriptor: CNI_NETNS, opened where the runtime sees it.
-The launcher keeps
-its side open until it has the answer: an end of file means that it is gone. The agent answers
+after each, and the configuration is all of standard input (errno 0), or what could be read of it.
+At most one descriptor comes with the first byte: CNI_NETNS, opened where the runtime sees it. The
+launcher keeps its side open until it has the answer: an end of file means that it is gone. The
+agent answers
 
     "pfa1"  status  exit code  standard error length  standard output length
     standard error  standard output
 
-with status 0; or 1 where the call was not begun and another process may do it instead, standard
-output then holding the CNI error. `cni/launcher/launcher.c` is the other side.
+with status 0; or with status 1 if the call was not begun and another process may do it instead:
+then standard output has the CNI error. `cni/launcher/launcher.c` is the other side.
 """
 
 import struct
@@ -33,7 +33,7 @@ ANSWERED, REFUSED = 0, 1
 
 
 class BadFrame(Exception):
-    """Bytes that no launcher sends. The text says which."""
+    """Bytes that no launcher sends. The text says what is wrong with them."""
 
 
 class RequestHeader(msgspec.Struct, frozen=True):
@@ -80,18 +80,18 @@ def read_header(head: bytes) -> RequestHeader:
 
 
 def read_environ(header: RequestHeader, body: bytes | memoryview) -> dict[str, str]:
-    """The environment, from what follows the header, once it is there up to the configuration."""
+    """The environment, from the bytes after the header; these must reach the configuration."""
     pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if equals and name not in environ:  # as getenv(3) has it: the first one counts
+        if equals and name not in environ:  # the first of two counts, as for getenv(3)
             environ[name] = value
     return environ
 
 
 def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherRequest:
-    """The request from all that follows its header. Undecodable bytes become surrogates."""
+    """The request from all bytes after its header. Undecodable bytes become surrogates."""
     return LauncherRequest(
         name=str(body[: header.name], "utf-8", "surrogateescape"),
         environ=read_environ(header, body),
@@ -101,7 +101,7 @@ def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherReq
 
 
 def write_request(request: LauncherRequest) -> bytes:
-    """The bytes that a launcher would send: for tests, and for callers in Python."""
+    """The bytes that a launcher would send, for tests and for callers in Python."""
     name = request.name.encode(errors="surrogateescape")
     environ = b"".join(
         f"{key}={value}\0".encode(errors="surrogateescape")
@@ -112,7 +112,7 @@ def write_request(request: LauncherRequest) -> bytes:
 
 
 def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
-    """The bytes of an answer; of a standard error that is too long, the end."""
+    """The bytes of an answer; only the end of a standard error that is too long."""
     stderr = stderr[-MAX_STDERR:]
     head = HEADER.pack(ANSWER_MAGIC, status, exit_code, len(stderr), len(stdout))
     return head + stderr + stdout

@@ -1,12 +1,12 @@
-"""The agent's log on standard error: one line an event, each with the call that it is about.
+"""The agent's log on standard error: a line for each event, with the call's fields.
 
     2026-01-02T03:04:05.678Z INFO done in 3.1 ms  plugin=ipoib verb=ADD attachment=net/cid/eth0
     {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
 
-Below systemd's journal, which has the time, a text line begins with its priority instead
-(sd-daemon(3)). What a pod or a client wrote cannot forge a line: characters that are not
-printable are escaped, and a traceback's lines are indented. Nor can it forge a field: of two spaces
-in a row, only those before the fields are left. All of it is cut to a sensible length.
+In systemd's journal, which has the time, a text line begins with its priority instead
+(sd-daemon(3)). Text from a pod or a client cannot forge a line: unprintable characters are escaped,
+and a traceback's lines are indented. It cannot forge a field either: two spaces in a row occur only
+before the fields. Long texts are cut.
 """
 
 import json
@@ -31,7 +31,7 @@ MAX_MESSAGE = 8_000
 MAX_TRACEBACK = 16_000
 
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-# At our level "debug" they would say how they do what we asked them.
+# At level "debug" these libraries log every step.
 _QUIET = ("asyncio", "concurrent", "filelock")
 _ATTACHMENT = ("network", "container_id", "ifname")
 
@@ -40,7 +40,7 @@ _fields: ContextVar[Mapping[str, object] | None] = ContextVar("fields", default=
 
 @contextmanager
 def fields(**values: object) -> Iterator[None]:
-    """What is logged in the block, in this thread, bears these; "" and None are left out."""
+    """Add fields to the lines that this thread logs in the block; "" and None are left out."""
     token = _fields.set({**(_fields.get() or {}), **values})
     try:
         yield
@@ -49,7 +49,7 @@ def fields(**values: object) -> Iterator[None]:
 
 
 def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
-    """The fields that name a call, for `fields`; each is what the client sent, cut short."""
+    """The fields of a call for `fields`, as the client sent them, cut to MAX_FIELD."""
     environ = request.environ
     return {
         "request": number,
@@ -62,11 +62,11 @@ def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
 
 
 def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
-    """Log in that format from that level on; again whenever the settings change."""
+    """Set format and level; to be called again when the settings change."""
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a log that cannot be written must not end a call
     root = logging.getLogger()
-    handler = next((one for one in root.handlers if isinstance(one, _Handler)), None)
+    handler = next((each for each in root.handlers if isinstance(each, _Handler)), None)
     if handler is None:
         handler = _Handler()
         root.addHandler(handler)
@@ -80,7 +80,7 @@ def configure(settings: Settings, environ: Mapping[str, str] = os.environ) -> No
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters at run time
-    """Ours among the handlers: to standard error."""
+    """Our handler, to standard error."""
 
 
 class _Text(logging.Formatter):
@@ -143,7 +143,7 @@ def _quoted(value: str) -> str:
 def _message(record: logging.LogRecord) -> str:
     try:
         message = record.getMessage().rstrip()
-    except (TypeError, ValueError):  # a library's mistake: what it meant to say is here
+    except (TypeError, ValueError):  # a library's mistake: log the parts
         message = f"{record.msg} {record.args}"
     return without_middle(message, MAX_MESSAGE)
 
@@ -165,7 +165,7 @@ class _NetworkName(msgspec.Struct):
 
 
 def _network(config: bytes) -> str:
-    """The network's name, as far as it can be read."""
+    """The network's name, "" if it cannot be read."""
     try:
         limits.require_readable(config)
         return msgspec.json.decode(config, type=_NetworkName).name
@@ -174,9 +174,9 @@ def _network(config: bytes) -> str:
 
 
 def _is_journal(stream: str) -> bool:
-    """Whether JOURNAL_STREAM is about our standard error (systemd.exec(5)), still."""
+    """Whether standard error is still the stream of JOURNAL_STREAM (systemd.exec(5))."""
     try:
-        found = os.fstat(2)
+        stderr = os.fstat(2)
     except OSError:
         return False
-    return stream == f"{found.st_dev}:{found.st_ino}"
+    return stream == f"{stderr.st_dev}:{stderr.st_ino}"

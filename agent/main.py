@@ -1,7 +1,8 @@
-"""The agent's life: one at a time on a node, serving until SIGTERM.
+"""The agent from its start to SIGTERM.
 
-In this order: settings and logs, the lock that makes it the only one, the socket, the plugins,
-ready; the sweep runs beside the first calls, each attachment under its own lock.
+It reads settings, sets up the log, takes the lock that makes it the only agent of the node, makes
+the plugins and the socket, and reports that it is ready. The sweep runs beside the first calls,
+each attachment under its own lock.
 """
 
 import errno
@@ -19,8 +20,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from types import FrameType
 
-from filelock import FileLock, Timeout
-
 from agent import logs, settings, systemd, unix_socket
 from agent.calls import Calls, Loader
 from agent.http import Endpoint
@@ -28,7 +27,7 @@ from agent.metrics import Lasting, Metrics
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
-from base import msgspec_warmup
+from base import locks, msgspec_warmup
 from base.paths import Paths
 from cni import installation
 from cni.attachments import pod_choices
@@ -40,7 +39,7 @@ from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
-from deviceplugin.pools import config as pools
+from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
@@ -48,7 +47,7 @@ from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
-"""Plugins by name, that may want the node's addresses."""
+"""More plugins by name, which may use the node's addresses."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,16 +60,16 @@ SWITCH = 0.0005  # seconds that a thread may keep the interpreter from others
 
 
 def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
-    """Serve until SIGTERM; the exit code. `extra` gives more plugins, before our own."""
+    """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins."""
     try:
-        given = settings.load(paths.config)
-        logs.configure(given)
+        loaded = settings.load(paths.config)
+        logs.configure(loaded)
         msgspec_warmup.build()
         _allow_descriptors()
         with ExitStack() as stack:
-            stack.enter_context(_only_one(paths))
+            stack.enter_context(_only_agent(paths))
             _claim(paths)
-            agent = Agent(paths, given, extra, stack)
+            agent = Agent(paths, loaded, extra, stack)
             agent.serve()
     except (Unable, SettingsError, systemd.Unsuitable) as error:
         _log.error("%s", error)
@@ -79,11 +78,11 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
 
 
 class Agent:
-    """The parts, wired. What must be given back is on `stack`."""
+    """All parts of the agent, connected. What must be closed is on `stack`."""
 
-    def __init__(self, paths: Paths, given: Settings, extra: Extra, stack: ExitStack) -> None:
+    def __init__(self, paths: Paths, loaded: Settings, extra: Extra, stack: ExitStack) -> None:
         self._paths = paths
-        self._settings = given
+        self._settings = loaded
         self._stack = stack
         store = Resident(paths.ipam)
         stack.callback(store.close)
@@ -93,26 +92,26 @@ class Agent:
         self._rdma = Rdma(paths)
         self._devices = Service(
             paths,
-            lambda: pools.load(paths.config),
+            lambda: formats.load(paths.config),
             paths.config,
             pods_known=partial(pod_choices.prune, paths),
         )
         stack.callback(self._devices.close)
-        self._workers = Workers(given.workers)
+        self._workers = Workers(loaded.workers)
         self._metrics = Metrics(
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=self._attachments,
             devices=self._devices.states,
             allocations=self._devices.held,
-            by_range=given.listen.startswith(UNIX),  # whose readers are root
+            by_range=loaded.listen.startswith(UNIX),  # only root can read there
         )
         listener = stack.enter_context(self._listener())
         self._server = Server(
             listener,
             Calls({**self._plugins(), **extra(self._addresses)}, self._metrics),
             self._workers,
-            given,
+            loaded,
             handed_over=self._activated,
             refused=self._metrics.refused,
         )
@@ -126,7 +125,7 @@ class Agent:
         self._open_endpoint()
 
     def serve(self) -> None:
-        """Until SIGTERM or SIGINT: then what runs is finished, and the rest refused."""
+        """Serve until SIGTERM or SIGINT; then finish running calls and refuse the others."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
@@ -137,7 +136,7 @@ class Agent:
         # A call asks for the interpreter some twenty times, after each step of the store's: it must
         # not wait for the usual 5 ms each time beside another that decodes a large configuration.
         sys.setswitchinterval(SWITCH)
-        gc.freeze()  # what is here now stays: no collection looks at it again
+        gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
@@ -162,12 +161,12 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """Systemd's socket, which stays when we go; or our own, which goes with us."""
-        given = systemd.listening_socket()
-        self._activated = given is not None
-        if given is not None:
-            with given:
-                yield given
+        """The socket of systemd, which keeps it, or our own, which is removed at the end."""
+        inherited = systemd.listening_socket()
+        self._activated = inherited is not None
+        if inherited is not None:
+            with inherited:
+                yield inherited
             return
         path = self._paths.agent_socket
         try:
@@ -196,11 +195,11 @@ class Agent:
 
     def _alive(self) -> tuple[bool, str]:
         if self._state != "starting" and not self._server.lively():
-            return False, "the serving thread has not come round for 5 seconds: restart the agent"
+            return False, "the serving thread has been stuck for 5 seconds: restart the agent"
         if not self._workers.able:
             return False, (
-                f"no worker can take a call, {self._workers.stuck} are stuck in calls that do not "
-                "end (the log names them): restart the agent"
+                f"no worker is free, {self._workers.stuck} are stuck in calls that do not end (the "
+                "log names them): restart the agent"
             )
         return True, self._state
 
@@ -211,8 +210,8 @@ class Agent:
         stuck, limit = self._workers.stuck, self._workers.limit
         if 2 * stuck >= limit:
             return False, (
-                f"{stuck} workers are stuck in calls that do not end, of {limit} that are set: "
-                "find in the log which calls, and end what they wait for, or restart the agent"
+                f"{stuck} of {limit} workers are stuck in calls that do not end: see the log "
+                "for the calls, and end what they wait for, or restart the agent"
             )
         return True, text
 
@@ -220,7 +219,7 @@ class Agent:
         return self._settings.policy
 
     def _take(self, new: Settings) -> None:
-        """New settings, as far as they can take effect in a running agent."""
+        """Apply new settings, as far as a running agent can."""
         logs.configure(new)
         self._workers.limit = new.workers
         self._server.limits = new
@@ -247,7 +246,7 @@ class Agent:
         _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
 
     def _attachments(self) -> Mapping[tuple[str, str], int]:
-        """How many journal entries there are, by plugin and phase."""
+        """The number of journal entries by plugin and phase."""
         counted: Counter[tuple[str, str]] = Counter()
         for entry in Journal(self._paths).entries():
             if isinstance(entry, JournalDamaged):
@@ -258,33 +257,29 @@ class Agent:
 
 
 def _allow_descriptors() -> None:
-    """As many as we may: a client has two or three, and the usual limit is 1024."""
+    """Raise the limit of descriptors: a client has two or three, and the usual limit is 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextmanager
-def _only_one(paths: Paths) -> Iterator[None]:
-    """The kernel drops the lock when its holder dies."""
+def _only_agent(paths: Paths) -> Iterator[None]:
+    """Hold the lock of the node's agent. Raises Unable if another agent has it."""
     path = paths.state / "agent.lock"
-    try:
-        paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=0, mode=0o600)
-        lock.acquire()
-    except Timeout:
-        raise Unable(f"another agent is running: it holds {path} (fuser {path})") from None
-    except OSError as error:
-        raise Unable(
-            f"cannot use {paths.state}: {error.strerror}: see that it can be written, by root"
-        ) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.locked(path, "the agent", timeout=0, keep=True))
+        except locks.Busy:
+            raise Unable(f"another agent is running: it holds {path} (fuser {path})") from None
+        except OSError as error:
+            raise Unable(
+                f"cannot use {paths.state}: {error.strerror}: make it writable for root"
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 def _claim(paths: Paths) -> None:
-    """The fallback works on this state directory too, or not at all."""
+    """Record the state directory of this boot: the fallback works on the same one or fails."""
     try:
         installation.claim(paths, installation.identify(paths.state))
     except OtherState as other:
@@ -294,6 +289,6 @@ def _claim(paths: Paths) -> None:
         ) from None
     except OSError as error:
         raise Unable(
-            f"cannot write down in {paths.run} which state directory is in use: "
-            f"{error.filename}: {error.strerror}: see that root can write there"
+            f"cannot record in {paths.run} which state directory is in use: {error.filename}: "
+            f"{error.strerror}: make it writable for root"
         ) from None

@@ -1,4 +1,4 @@
-"""How much memory large requests may take together. The others wait, in the order they came."""
+"""Limits the memory of large requests together. Requests without room wait in their order."""
 
 import threading
 import time
@@ -6,23 +6,23 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-SETTLE = 1.0  # seconds for the calls' threads to drop what they made of the bytes
+SETTLE = 1.0  # seconds for the calls' threads to free their objects
 
 Who = TypeVar("Who", bound=Hashable)
 
 
 class Room(Generic[Who]):
-    """`size` bytes for requests, from any thread. A request may ask for at most all of them."""
+    """Gives `size` bytes to requests, from any thread. No request may ask for more than `size`."""
 
     def __init__(self, size: int) -> None:
         self._free = size
         self._lock = threading.Lock()
         self._held: dict[Who, int] = {}
-        self._left: float | None = None  # when the last one gave back its bytes
+        self._left: float | None = None  # when the last request returned its bytes
         self._waiting: deque[tuple[Who, int]] = deque()
 
     def take(self, who: Who, size: int) -> bool:
-        """Whether `who` has its bytes now. If not, it waits until `admitted` answers it."""
+        """Whether `who` gets its bytes now. If not, it waits until `admitted` returns it."""
         with self._lock:
             if self._waiting or size > self._free:
                 self._waiting.append((who, size))
@@ -31,7 +31,7 @@ class Room(Generic[Who]):
             return True
 
     def admitted(self) -> list[Who]:
-        """Those that have waited and have their bytes from now on."""
+        """The waiting requests that get their bytes now."""
         admitted = []
         with self._lock:
             while self._waiting and self._waiting[0][1] <= self._free:
@@ -41,17 +41,17 @@ class Room(Generic[Who]):
         return admitted
 
     def give_back(self, who: Who) -> bool:
-        """Take back the bytes that `who` has or waits for. Answers whether others wait."""
+        """Return the bytes that `who` has or waits for; whether other requests wait."""
         with self._lock:
             if who in self._held:
                 self._free += self._held.pop(who)
                 self._left = None if self._held else time.monotonic()
-            if any(one is who for one, _ in self._waiting):
+            if any(waiting is who for waiting, _ in self._waiting):
                 self._waiting = deque(entry for entry in self._waiting if entry[0] is not who)
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """True once, SETTLE seconds after the last bytes came back."""
+        """True once, SETTLE seconds after the last request returned its bytes."""
         with self._lock:
             left = self._left is not None and time.monotonic() >= self._left + SETTLE
             if left:

@@ -1,8 +1,8 @@
-"""The socket: one thread accepts, reads, watches deadlines and closes; workers call and answer.
+"""The launchers' socket. One thread accepts, reads, watches deadlines and closes; workers answer.
 
-Nothing that a client does or leaves undone costs a worker: one gets a request when it is whole,
-and an answer that a client does not read waits here. A client that goes away, or a deadline
-that passes, ends its call where it may end (`base.interrupts`).
+No client can occupy a worker: a worker gets a request when it is complete, and an answer that the
+client does not read waits here. When a client goes away or its deadline passes, its call ends at
+the next point where it may end (`base.interrupts`).
 """
 
 import gc
@@ -25,26 +25,26 @@ from base.interrupts import Call
 from cni.spec.dispatch import error_document
 from cni.spec.errors import CNIError, Code
 
-RECEIVE_TIME = 10.0  # seconds for a whole request: a launcher has read its input before
+RECEIVE_TIME = 10.0  # seconds for a whole request, whose input the launcher has read before
 READ_TIME = 10.0  # seconds for the client to read its answer and close
-OVERTIME = 5.0  # seconds for a call that is past its deadline and will end by itself
-TICK = 0.25  # seconds between two looks at the deadlines
+OVERTIME = 5.0  # seconds for a call past its deadline to end
+TICK = 0.25  # seconds between two checks of the deadlines
 BACKLOG = 1024
-STOPPING = "stopping", "the agent is stopping"  # a reason for the metrics, one for the client
-ROOM = 48 << 20  # bytes for large requests, from their reading to the end of their calls
+STOPPING = "stopping", "the agent is stopping"  # the reason for the metrics, and for the client
+ROOM = 48 << 20  # bytes for large requests, until their calls have ended
 
 _log = logging.getLogger(__name__)
 
 
 class Caller(Protocol):
-    """What does the calls."""
+    """Runs the calls."""
 
     def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
         """The answer's frame."""
 
 
 class Limits(Protocol):
-    """The settings that the server looks at, which may change while it runs."""
+    """The settings that the server reads. They may change while it runs."""
 
     @property
     def deadline(self) -> float: ...
@@ -57,10 +57,10 @@ class Limits(Protocol):
 
 
 class Server:
-    """Serves `listener`, a bound and listening unix socket, until `stop` is called.
+    """Serves `listener`, a listening unix socket, until `stop` is called.
 
-    `refused` is told the reason of each refusal. With `handed_over` set the listener belongs to
-    somebody who keeps it when we end (systemd): while ending, new clients are left to the next.
+    `refused` gets the reason of each refusal. `handed_over` says that systemd keeps the listener:
+    then clients that connect while this server stops wait for the next agent.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many clients there are."""
+        """The number of connected clients."""
         return len(self._connections)
 
     def lively(self, within: float = 5.0) -> bool:
-        """Whether the serving thread has come round lately."""
+        """Whether the serving thread has worked in the last `within` seconds."""
         return time.monotonic() - self._last_tick < within
 
     def stop(self) -> None:
-        """Finish what runs, refuse the rest, return from `serve`. Safe in a signal handler."""
+        """Finish running calls, refuse the others, end `serve`. Safe in a signal handler."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
@@ -128,7 +128,7 @@ class Server:
         while (self._workers.busy or self._unsent()) and time.monotonic() < end:
             self._round()
         for connection in list(self._connections.values()):
-            if connection.begun:  # no end of file, which a launcher takes for "nobody is at work"
+            if connection.begun:  # an end of file would tell the launcher that no call runs
                 text = "the agent stopped before the call was done: call DEL, or this again"
                 self._fail(connection, Code.TRY_AGAIN, text)
             self._close(connection)
@@ -137,7 +137,7 @@ class Server:
         return any(connection.unsent for connection in self._connections.values())
 
     def _round(self) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for events, and handle them."""
         for descriptor, events in self._epoll.poll(TICK):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
@@ -165,7 +165,7 @@ class Server:
             peer, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):  # gone already
             return
-        except OSError as error:  # no descriptor or memory is left: until the next tick
+        except OSError as error:  # no descriptor or memory is left: accept again after a tick
             _log.warning("accepting a connection: %s", error.strerror)
             self._epoll.unregister(self._listener)
             self._accepting = False
@@ -186,7 +186,7 @@ class Server:
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Past the limit, clients wait in the socket's backlog; or for the next agent."""
+        """Accept clients up to the limit; the others wait in the backlog, or for the next agent."""
         leaving = self._stopping and self._handed_over
         room = len(self._connections) < self.limits.connections and not leaving
         if room and not self._accepting:
@@ -201,7 +201,7 @@ class Server:
             return
         if events & select.EPOLLOUT and connection.unsent and connection.flush():
             self._epoll.modify(connection, select.EPOLLRDHUP)
-        # The kernel is asked again: the event may be of a connection that had this number before.
+        # Ask the kernel: the event may be about an earlier connection with this descriptor.
         gone = events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
         if gone and connection.gone():
             self._hang_up(connection)
@@ -239,13 +239,13 @@ class Server:
             Job(
                 lambda job: self._work(connection, job),
                 deadline + OVERTIME,
-                # It may never end, and others need the room.
+                # It may never end, and other requests need the room.
                 stuck=lambda: self._give_back(connection),
             )
         )
 
     def _find_room(self, connection: LauncherConnection) -> None:
-        """For the rest of a large request; until there is some, nothing more is read."""
+        """Make room for a large request, or stop reading it until there is room."""
         if self._room.take(connection, _cost(connection.lacking)):
             connection.make_buffer(time.monotonic() + RECEIVE_TIME)
         else:
@@ -253,12 +253,12 @@ class Server:
             self._epoll.modify(connection, select.EPOLLRDHUP)
 
     def _give_back(self, connection: LauncherConnection) -> None:
-        """From any thread: the request is not needed any more, and others may have its room."""
+        """Free the room of a request, from any thread."""
         if self._room.give_back(connection):
             os.eventfd_write(self._wake, 1)
 
     def _work(self, connection: LauncherConnection, job: Job) -> None:
-        """In a worker: the call, and its answer."""
+        """Run the call and send its answer, in a worker."""
         begun = connection.begin()
         if begun is None:
             return
@@ -268,7 +268,7 @@ class Server:
             try:
                 frame = self._caller.call(request, netns, call)
             except Exception as error:  # noqa: BLE001 - the outermost edge: a client gets an answer
-                _log.exception("a call was not answered by what does the calls")
+                _log.exception("a call ended without an answer")
                 text = f"internal error of the agent: {type(error).__name__} (see its log)"
                 failure = CNIError(Code.INTERNAL, text)
                 frame = framing.write_answer(ANSWERED, 1, b"", error_document(failure))
@@ -279,7 +279,7 @@ class Server:
         self._answer(connection, frame)
 
     def _hang_up(self, connection: LauncherConnection) -> None:
-        """The client has gone: what it wanted is not wanted any more, if it can still end."""
+        """The client has gone: end its call, if it can still end."""
         if connection.state is ConnectionState.CALLED and connection.call is not None:
             connection.call.end()
         self._close(connection)
@@ -289,7 +289,7 @@ class Server:
             text = "the agent had no room for a request of this size within the deadline"
             self._refuse(connection, "no_room", text)
         elif connection.state is not ConnectionState.CALLED or connection.call is None:
-            self._close(connection)  # a request that does not come, an answer that nobody reads
+            self._close(connection)  # a request that does not come, or an answer that is not read
         elif not connection.begun:
             self._refuse(connection, "no_worker", "no worker was free within the deadline")
         elif connection.call.end():
@@ -304,7 +304,7 @@ class Server:
         return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
     def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
-        """Nothing was begun: the launcher may go another way."""
+        """Refuse a call that was not begun: the launcher may use its fallback."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
         frame = framing.write_answer(REFUSED, 1, b"", error_document(error))
@@ -319,7 +319,7 @@ class Server:
             self._answer(connection, frame)
 
     def _answer_early(self, connection: LauncherConnection, frame: bytes) -> None:
-        """Before a worker has begun, and perhaps before all of the request has come."""
+        """Answer before a worker has begun, possibly before the whole request has come."""
         if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
             connection.stop_reading()
             self._give_back(connection)
@@ -329,7 +329,7 @@ class Server:
     def _answer(
         self, connection: LauncherConnection, frame: bytes, *, unless_begun: bool = False
     ) -> None:
-        """From any thread. The epoll set may be changed from any thread, too."""
+        """Send the answer, from any thread; epoll sets are thread-safe."""
 
         def wait_for_room() -> None:
             self._epoll.modify(connection, select.EPOLLRDHUP | select.EPOLLOUT)
@@ -345,9 +345,9 @@ class Server:
 
 
 def _cost(size: int) -> int:
-    """Bytes of memory that a request of that size may take until its call has ended.
+    """Bytes of memory that a request of that size may need until its call has ended.
 
-    Its configuration is copied and decoded, and the values that it holds are objects: a size
-    that was measured with the worst of shapes.
+    Its configuration is copied and decoded into objects. The factor was measured with the most
+    expensive configurations.
     """
     return min(3 * size + (2 << 20), ROOM)

@@ -1,4 +1,4 @@
-"""/etc/podfabric/config.yaml: what it may say, reading it, and seeing it change.
+"""The agent's part of /etc/podfabric/config.yaml: its keys, reading it, and watching for changes.
 
     agent:
       workers: 32
@@ -6,8 +6,8 @@
       whole_pfs: true   # what network configurations may ask for (cni.policy.rules)
     pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
 
-YAML or JSON. A file that is not there says nothing, and everything has a default. Every other
-mistake is an error that names the file, the key and what to do.
+The file is YAML or JSON and may be missing: every key has a default. A mistake is an error that
+names the file, the key and the remedy.
 """
 
 import ipaddress
@@ -34,7 +34,7 @@ _MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7)
 
 
 class SettingsError(Exception):
-    """A configuration that cannot be used. The text names file and key and says what to do."""
+    """A configuration that cannot be used. The text names the file, the key and the remedy."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +53,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AT_START_ONLY = frozenset(("listen", "sweep"))
-"""Keys that a running agent does not take over."""
+"""Keys that take effect only when the agent starts."""
 
 
 def load(path: Path) -> Settings:
-    """The settings in that file; the defaults where there is none. Raises SettingsError."""
+    """The settings in that file, the defaults if it is missing. Raises SettingsError."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -70,7 +70,7 @@ def load(path: Path) -> Settings:
 
 
 def parse(content: bytes, name: str) -> Settings:
-    """The settings that a file of this content has; `name` is for the errors (SettingsError)."""
+    """The settings in a file's content. `name` is for the texts of SettingsError."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
@@ -83,9 +83,9 @@ def parse(content: bytes, name: str) -> Settings:
 
 
 def listen_address(listen: str) -> Path | tuple[str, int] | None:
-    """What `listen` means: a unix socket's path, address and port, or nothing.
+    """The unix socket's path, or address and port, in `listen`; None if it is empty.
 
-    ValueError if it is neither, or reaches beyond this machine: the text says what to write.
+    ValueError if it is wrong or not local to this machine: the text says what to write.
     """
     if not listen:
         return None
@@ -102,17 +102,16 @@ def listen_address(listen: str) -> Path | tuple[str, int] | None:
         raise ValueError('write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for none')
     if not address.is_loopback:
         raise ValueError(
-            "the endpoint knows no clients from strangers, so only loopback addresses (127.0.0.1, "
-            "[::1]) and unix sockets are allowed: put a proxy in front"
+            "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
+            "[::1]) and unix sockets are allowed: use a proxy for others"
         )
     return str(address), number
 
 
 class WatchedSettings:
-    """Calls `changed` with new settings whenever the file says something else than before.
+    """Calls `changed` with new settings when the file has changed, until `close`.
 
-    `base.watching.Watched` looks, until `close`. A file that is wrong is logged, and the
-    settings before it stay in force.
+    A mistake in the file is logged, and the previous settings stay in force.
     """
 
     def __init__(
@@ -125,24 +124,24 @@ class WatchedSettings:
         self._path = path
         self._current = current
         self._changed = changed
-        self._wrong = ""
+        self._mistake: str | None = None
         self._watched = watching.WatchedFile(path, self._take, look_every)
 
     def close(self) -> None:
-        """No call of `changed` begins after this."""
+        """Stop watching: no call of `changed` begins after this."""
         self._watched.close()
 
     def _take(self) -> None:
         try:
             new = load(self._path)
         except SettingsError as error:
-            if str(error) != self._wrong:
-                _log.error("%s (the settings before it stay in force)", error)
-            self._wrong = str(error)
+            if str(error) != self._mistake:
+                _log.error("%s (the previous settings stay in force)", error)
+            self._mistake = str(error)
             return
-        if self._wrong:
+        if self._mistake:
             _log.info("%s: can be used again", self._path)
-        self._wrong = ""
+        self._mistake = None
         if new == self._current:
             return
         _log.info("%s: %s", self._path, _difference(self._current, new))
@@ -155,7 +154,7 @@ def _difference(old: Settings, new: Settings) -> str:
     for key in Settings.__struct_fields__:
         before, after = getattr(old, key), getattr(new, key)
         if before != after:
-            later = " (from the agent's next start on)" if key in AT_START_ONLY else ""
+            later = " (when the agent starts again)" if key in AT_START_ONLY else ""
             changes.append(f"{key} was {before!r}, is {after!r}{later}")
     return "; ".join(changes)
 
@@ -170,7 +169,7 @@ def _socket_path(text: str) -> Path:
 
 def _settings(given: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
-    del shapes["policy"]  # a part of its own
+    del shapes["policy"]  # a part of the file, not of `agent`
     values = documents.fields(given, shapes, f"{name}: agent")
     if "listen" in values:
         try:

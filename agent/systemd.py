@@ -1,6 +1,6 @@
-"""What systemd and the agent tell each other: sd_notify(3), sd_watchdog_enabled(3), its sockets.
+"""systemd's protocols: sd_notify(3), sd_watchdog_enabled(3) and socket activation.
 
-Nothing here needs systemd: without its variables in the environment, nothing happens.
+Without systemd's environment variables, the functions here do nothing.
 """
 
 import logging
@@ -12,50 +12,52 @@ from contextlib import ExitStack
 
 FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 NAME = "agent"  # the socket unit's FileDescriptorName=
-NOTIFY_TIME = 1.0  # seconds; a manager that does not read must not hold us up
+NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
 
 _log = logging.getLogger(__name__)
 
 
 class Unsuitable(Exception):
-    """What systemd handed over is no socket that launchers could use. The text says why."""
+    """systemd's socket cannot be used for launchers. The text says why."""
 
 
 def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell the service manager, "READY=1" for example; whether it was told.
+    """Send states such as "READY=1" to the service manager; whether they were sent.
 
-    A signal handler may do so.
+    Safe in a signal handler.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
-    if address.startswith("@"):  # an abstract one
+    if address.startswith("@"):  # an abstract address
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.settimeout(NOTIFY_TIME)
             manager.sendto("\n".join(states).encode(), address)
-    except OSError:  # nothing that an agent could do about it
+    except OSError:  # the agent cannot help it
         return False
     return True
 
 
 def notify_stopping(within: float) -> bool:
-    """The end has begun, and may take that many seconds, whatever the unit's TimeoutStopSec=."""
+    """Report that the agent stops, and ask for that many seconds in place of TimeoutStopSec=."""
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
 
 
 def listening_socket(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
-    """The socket that systemd listens on for us, if it does. Raises Unsuitable.
+    """The listening socket from systemd, None without one. Raises Unsuitable.
 
-    Its variables are gone afterwards, since a delegate that inherits them would take the
-    descriptors for its own.
+    Removes systemd's variables: a delegate that inherits them would take the descriptors for its
+    own.
     """
-    given = {name: environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES")}
-    if given["PID"] != str(os.getpid()) or not given["FDS"].isdecimal() or given["FDS"] == "0":
+    process, fds, fdnames = (
+        environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES")
+    )
+    if process != str(os.getpid()) or not fds.isdecimal() or fds == "0":
         return None
-    count = int(given["FDS"])
-    names = given["FDNAMES"].split(":") if given["FDNAMES"] else []
+    count = int(fds)
+    names = fdnames.split(":") if fdnames else []
     with ExitStack() as stack:
         sockets = [stack.enter_context(_adopted(FIRST_DESCRIPTOR + n)) for n in range(count)]
         if count == 1:
@@ -65,7 +67,7 @@ def listening_socket(environ: MutableMapping[str, str] = os.environ) -> socket.s
         else:
             raise Unsuitable(
                 f"systemd handed over {count} sockets, named {', '.join(names) or 'nothing'}: set "
-                f"FileDescriptorName={NAME} in the unit of the one that launchers use"
+                f"FileDescriptorName={NAME} in the unit of the launchers' socket"
             )
         _require_listening(chosen)
         return chosen.dup()
@@ -77,21 +79,21 @@ def _adopted(descriptor: int) -> socket.socket:
         return socket.socket(fileno=descriptor)
     except OSError as error:
         raise Unsuitable(
-            f"descriptor {descriptor}, handed over by systemd, is no socket: {error.strerror}"
+            f"descriptor {descriptor}, handed over by systemd, is not a socket: {error.strerror}"
         ) from None
 
 
-def _require_listening(given: socket.socket) -> None:
-    unix_stream = given.family == socket.AF_UNIX and given.type == socket.SOCK_STREAM
-    if not unix_stream or not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+def _require_listening(inherited: socket.socket) -> None:
+    unix_stream = inherited.family == socket.AF_UNIX and inherited.type == socket.SOCK_STREAM
+    if not unix_stream or not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise Unsuitable(
-            f"systemd handed over {given.getsockname()!r}, which is no unix stream socket that "
-            "listens: the unit needs ListenStream= with a path, and Accept=no"
+            f"systemd handed over {inherited.getsockname()!r}, which is not a listening unix "
+            "stream socket: the unit needs ListenStream= with a path, and Accept=no"
         )
 
 
 class Watchdog:
-    """Tells systemd that the agent lives, for as long as `alive` says so, until `close`.
+    """Sends systemd signs of life while `alive` returns true, until `close`.
 
     Does nothing if the unit has no WatchdogSec=.
     """
@@ -107,7 +109,7 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Send no more signs of life."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -125,10 +127,10 @@ class Watchdog:
                 return
 
 
-def _watchdog_interval(environ: Mapping[str, str]) -> float:
-    """Seconds between two signs of life, half of what is allowed; 0 for none."""
+def _watchdog_interval(environ: Mapping[str, str]) -> float | None:
+    """Seconds between two signs of life, half of what is allowed; None without a watchdog."""
     allowed = environ.get("WATCHDOG_USEC", "")
     process = environ.get("WATCHDOG_PID", "")
     if not allowed.isdecimal() or (process and process != str(os.getpid())):
-        return 0.0
+        return None
     return int(allowed) / 2e6

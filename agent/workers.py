@@ -1,8 +1,8 @@
-"""The threads that do the calls, made when they are needed and kept for a while.
+"""The threads that run the calls. They start on demand and end after a while without work.
 
-Each may enter a pod's network namespace, and must be home again for the next call: one that
-cannot be brought back ends, and another takes its place. A thread cannot be ended from outside:
-one whose job does not end in time counts as stuck, and another takes its place until it does.
+A thread may enter a pod's network namespace and must be back in the host's for the next call; a
+thread that cannot return ends, and another replaces it. A thread cannot be ended from outside: if
+its job does not end in time, the thread counts as stuck, and another one works in its stead.
 """
 
 import logging
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """What a worker does. `does` handles its own failures.
+    """Work for a thread. `does` handles its own failures.
 
-    A worker that is still at it when `due` (monotonic) has passed is stuck, and `stuck` is
-    called. `about` tells the log whose call it is.
+    A worker whose job runs after `due` (monotonic) is stuck, and `stuck` is called. `about` has
+    the log's fields.
     """
 
     does: Callable[["Job"], object]
@@ -38,9 +38,9 @@ class Job:
 
 
 class Workers:
-    """At most `limit` threads, and one more for each that is stuck, up to twice the limit.
+    """At most `limit` threads, and another for each stuck thread, up to twice the limit.
 
-    Jobs beyond that wait in the order they came.
+    Other jobs wait in the order in which they came.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,7 +56,7 @@ class Workers:
 
     @property
     def limit(self) -> int:
-        """How many threads there may be while none is stuck; more or fewer from now on."""
+        """The largest number of threads while none is stuck. It can be changed."""
         return self._limit
 
     @limit.setter
@@ -66,14 +66,14 @@ class Workers:
             self._changed.notify_all()
 
     def tend(self) -> None:
-        """See which workers are stuck, and start the threads that waiting jobs lack.
+        """Find stuck workers, and start the threads that waiting jobs need.
 
-        To be called now and then where `submit` is called. Not in a worker: a thread begins in
-        its maker's namespace, wherever that is.
+        Call it regularly in the thread that calls `submit`, and not in a worker: a new thread
+        begins in the namespace of the thread that starts it.
         """
         now = time.monotonic()
         with self._changed:
-            late = [one for one in self._doing - self._stuck if one.due <= now]
+            late = [job for job in self._doing - self._stuck if job.due <= now]
             self._stuck.update(late)
             count = len(self._stuck)
             lacking = min(len(self._jobs) - self._idle, self._most - len(self._threads))
@@ -84,14 +84,14 @@ class Workers:
             with fields(**job.about):
                 _log.error(
                     "the call is still running after %.0f s and cannot be ended: another worker "
-                    "takes the place of its worker (%d stuck workers): find what the call waits "
-                    "for, or restart the agent",
+                    "replaces its worker (%d stuck workers): find what the call waits for, or "
+                    "restart the agent",
                     now - job.begun,
                     count,
                 )
 
     def submit(self, job: Job) -> None:
-        """Have a thread do the job."""
+        """Give the job to a thread."""
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
@@ -101,37 +101,37 @@ class Workers:
 
     @property
     def running(self) -> int:
-        """How many jobs are being done, those of stuck workers too."""
+        """The number of running jobs, including those of stuck workers."""
         with self._changed:
             return len(self._doing)
 
     @property
     def busy(self) -> int:
-        """How many jobs are being done and are expected to end."""
+        """The number of running jobs without those of stuck workers."""
         with self._changed:
             return len(self._doing) - len(self._stuck)
 
     @property
     def stuck(self) -> int:
-        """How many workers are stuck."""
+        """The number of stuck workers."""
         with self._changed:
             return len(self._stuck)
 
     @property
     def able(self) -> bool:
-        """Whether there is a worker that can take a job, now or when its present one has ended."""
+        """Whether a worker can take a job, now or when its present job has ended."""
         with self._changed:
             most = self._most if self._startable else len(self._threads)
             return len(self._stuck) < most
 
     @property
     def waiting(self) -> int:
-        """How many jobs no thread has begun."""
+        """The number of jobs that wait for a thread."""
         with self._changed:
             return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """Let the threads end once no job is left. Whether they did within `timeout` seconds."""
+        """End the threads once no job is left; whether they ended within `timeout` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -148,7 +148,7 @@ class Workers:
     def _start(self) -> None:
         try:
             self._make_thread()
-        except RuntimeError:  # no memory or no pid is left: what waits is looked at again (tend)
+        except RuntimeError:  # no memory or no pid is left: `tend` tries again
             self._startable = False
             if not self._threads:
                 _log.error("no thread can be started: calls wait")
@@ -158,7 +158,7 @@ class Workers:
     def _make_thread(self) -> None:
         before = threading.stack_size(STACK)
         try:
-            # A daemon, so that one that hangs in the kernel does not keep the process.
+            # A daemon thread that hangs in the kernel does not keep the process.
             thread = threading.Thread(target=self._work, name="worker", daemon=True)
             thread.start()
         finally:
@@ -169,12 +169,12 @@ class Workers:
         while job := self._next():
             try:
                 job.does(job)
-            except BaseException:  # noqa: BLE001 - the pool must not shrink by a job's mistake
+            except BaseException:  # noqa: BLE001 - a job's failure must not shrink the pool
                 _log.exception("a worker's job failed")
             home = self._home.restore()
             self._done(job, keep=home)
             if not home:
-                _log.error("a worker is lost in a pod's network namespace: it is replaced")
+                _log.error("a worker cannot leave a pod's network namespace: it is replaced")
                 return
 
     def _next(self) -> Job | None:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 def write_atomically(
     path: Path, content: bytes, mode: int = 0o600, *, durable: bool = True
@@ -28,24 +31,27 @@ def replacing(path: Path, mode: int = 0o600, *, durable: bool = True) -> Iterato
     writer overwrites what a killed one left. Raises OSError, which names the file.
     """
     temporary = _temporary(path)
-    with ExitStack() as opened:
-        try:
-            descriptor = _create_temporary(temporary, mode)
-            opened.callback(os.close, descriptor)
-            # Opened before the rename, so that running out of descriptors changes nothing.
-            directory = _open_directory(path.parent, opened) if durable else -1
-            os.fchmod(descriptor, mode)
-            yield descriptor
-            os.fsync(descriptor)
-            os.replace(temporary, path)  # noqa: PTH105 - Path.replace costs more than the call
-        except BaseException as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:  # a call on a descriptor
-                error.filename = str(path)
-            raise
+    descriptor = directory = -1
+    try:
+        descriptor = _create_temporary(temporary, mode)
+        # Opened before the rename, so that running out of descriptors changes nothing.
+        directory = os.open(path.parent, _DIRECTORY) if durable else -1
+        os.fchmod(descriptor, mode)
+        yield descriptor
+        os.fsync(descriptor)
+        os.replace(temporary, path)  # noqa: PTH105 - Path.replace costs more than the call
         if durable:
             os.fsync(directory)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        if isinstance(error, OSError) and error.filename is None:  # of a descriptor
+            error.filename = str(path)
+        raise
+    finally:
+        for opened in (descriptor, directory):
+            if opened >= 0:
+                os.close(opened)
 
 
 def create(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -99,12 +105,11 @@ def remove(path: Path, *, durable: bool = True) -> None:
 
 
 def _create_temporary(path: Path, mode: int) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, mode)
+        return os.open(path, _NEW, mode)
     except FileNotFoundError:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, flags, mode)
+        return os.open(path, _NEW, mode)
 
 
 def _temporary(path: Path) -> Path:
@@ -119,6 +124,6 @@ def sync_directory(path: Path) -> None:
 
 def _open_directory(path: Path, opened: ExitStack) -> int:
     """A descriptor of the directory for fsync(2); `opened` closes it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, _DIRECTORY)
     opened.callback(os.close, descriptor)
     return descriptor

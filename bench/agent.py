@@ -19,8 +19,8 @@ from base.paths import Paths
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LAUNCHER = CHECKOUT / "build/cni/launcher"
-NAMES = ("podfabric-ipam", "moved", "sriov")
-START_TIME = 30.0
+NAMES = ("podfabric-ipam", "moved", "ipoib", "sriov")
+START_TIME = 300.0  # seconds: an emulated CPU needs 10 to 60
 
 
 class Agent:

@@ -1,17 +1,22 @@
-"""CPU time of the agent for each call, natively: of user code and of the kernel.
+"""CPU time of the agent for each call, beside the call's wall time and the floor's.
 
-Run as root: `python -m bench.cpu`; in the virtual machine `python -m bench.vm_cpu`.
+Natively, as root: `python -m bench.cpu`. In the virtual machine, with an IPoIB child and a VF:
+
+    .venv/bin/python -m tests.kernel.vm run -- .venv/bin/python -m bench.cpu --vm --calls 20
 """
 
 import argparse
+import json
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from bench import floor
 from bench.agent import Agent
 from bench.attach import cable_calls, cables, environ, ipam_config
 from bench.processes import Call, run
@@ -19,7 +24,9 @@ from bench.processes import Call, run
 CALLS = 200
 WARM = 5  # calls before the first that counts
 TICKS = os.sysconf("SC_CLK_TCK")
-MICROSECONDS = 1e6
+BARE = 30  # calls of the floor's program
+Kind = tuple[str, Callable[[str, int], Call], Callable[[str, int], Call] | None]
+"""A label, and by verb and number a call of ours, and one of the floor's."""
 
 
 class Usage(NamedTuple):
@@ -42,57 +49,107 @@ class Usage(NamedTuple):
         # The clock of a process: clock_getcpuclockid(3), CPUCLOCK_SCHED in linux/posix-timers.h
         return cls(time.clock_gettime(~pid << 3 | 2), int(fields[11]) / TICKS, switches)
 
-    def per_call(self, before: Self, calls: int) -> "Usage":
-        """The mean of so many calls that were made since `before`."""
-        return Usage(*((now - then) / calls for now, then in zip(self, before, strict=True)))
+    def since(self, before: Self) -> "Usage":
+        """What was used since `before`."""
+        return Usage(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=CALLS)
-    measure(parser.parse_args().calls)
-
-
-def measure(calls: int = CALLS) -> None:
-    """Print the table."""
+    parser.add_argument("--vm", action="store_true", help="in the virtual machine")
+    arguments = parser.parse_args()
     header()
     with ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp")
-        agent = stack.enter_context(Agent(Path(stack.enter_context(directory)) / "agent"))
-        ours = agent.executables / "podfabric-ipam"
-        config = ipam_config(ours, Path())
+        root = Path(stack.enter_context(directory))
+        agent = stack.enter_context(Agent(root / "agent"))
+        kinds = in_the_machine if arguments.vm else natively
+        for label, call, bare in kinds(stack, agent, floor.build(root)):
+            rows(label, agent, arguments.calls, call, bare)
 
-        def address(command: str, number: int) -> Call:
-            return Call(ours, environ(ours, agent, command, f"c{number}"), config)
 
-        rows("an address", agent, calls, address)
-        pair = stack.enter_context(cables(1))
-        moved = agent.executables / "moved"
+def natively(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
+    """An address alone, and one with an interface that exists."""
+    ours = agent.executables / "podfabric-ipam"
+    config = ipam_config(ours, Path())
 
-        def interface(command: str, number: int) -> Call:
-            return cable_calls(moved, agent, Path(), pair, command, number)[0]
+    def address(verb: str, number: int) -> Call:
+        return Call(ours, environ(ours, agent, verb, f"c{number}"), config)
 
-        rows("an interface and an address", agent, calls, interface)
+    yield "an address", address, None
+    (cable,) = stack.enter_context(cables(1))
+    moved = agent.executables / "moved"
+
+    def interface(verb: str, number: int) -> Call:
+        return cable_calls(moved, agent, Path(), [cable], verb, number)[0]
+
+    def bare(verb: str, number: int) -> Call:
+        return floor.call(program, verb, floor.MOVED, cable.netns, cable.name)
+
+    yield "an interface and an address", interface, bare
+
+
+def in_the_machine(stack: ExitStack, agent: Agent, program: Path) -> Iterator[Kind]:
+    """A child of an IPoIB interface, and a VF of igb's."""
+    from tests.kernel import cards, igb
+    from tests.kernel.pods import pod
+
+    netns = f"/var/run/netns/{stack.enter_context(pod('cpu-bench'))}"
+
+    def calls(plugin: str, **more: str) -> Callable[[str, int], Call]:
+        executable = agent.executables / plugin
+        ipam = json.loads(ipam_config(executable, Path()))["ipam"]
+        document = {"cniVersion": "1.0.0", "name": "n1", "type": plugin, "ipam": ipam, **more}
+        config = json.dumps(document).encode()
+        return lambda verb, number: Call(
+            executable, environ(executable, agent, verb, f"c{number}", netns), config
+        )
+
+    def child(verb: str, number: int) -> Call:
+        return floor.call(program, verb, floor.IPOIB, netns, "ib0", "0x8001")
+
+    yield "an IPoIB child", calls("ipoib", master="ib0", pkey="0x8001"), child
+    card = stack.enter_context(igb.with_addressed_vfs(cards.cards()[0], 1))
+    netdev = card.netdev(0)
+
+    def vf(verb: str, number: int) -> Call:
+        return floor.call(program, verb, floor.MOVED, netns, netdev)
+
+    yield "a VF", calls("sriov", deviceID=card.vfs[0]), vf
 
 
 def header() -> None:
     """Print what the columns are."""
-    print(f"{'CPU of the agent for one call':44}{'all':>12}{'user':>12}{'waits':>8}")
+    print(f"{'':34}{'CPU':>10}{'user':>10}{'waits':>7}{'wall':>11}{'floor: CPU':>13}{'wall':>11}")
 
 
-def rows(label: str, agent: Agent, calls: int, call: Callable[[str, int], Call]) -> None:
-    """Make ADDs and DELs in turns, and print the mean of each."""
+def rows(
+    label: str,
+    agent: Agent,
+    calls: int,
+    call: Callable[[str, int], Call],
+    bare: Callable[[str, int], Call] | None,
+) -> None:
+    """Make ADDs and DELs in turns, ours and the floor's, and print what each took."""
     used: dict[str, list[Usage]] = {"ADD": [], "DEL": []}
+    wall: dict[str, list[float]] = {"ADD": [], "DEL": []}
+    least: dict[str, list[dict[str, float]]] = {"ADD": [], "DEL": []}
     for number in range(-WARM, calls):
-        for command in ("ADD", "DEL"):
+        for verb in ("ADD", "DEL"):
+            made = call(verb, number + WARM)
             before = Usage.of(agent.pid)
-            run(call(command, number + WARM))
+            run(made)
             after = Usage.of(agent.pid)
             if number >= 0:
-                used[command].append(after.per_call(before, 1))
-    for command, usages in used.items():
-        row(f"{label}, {command}", mean(usages))
+                used[verb].append(after.since(before))
+                wall[verb].append(made.seconds)
+        if bare is not None and 0 <= number < BARE:
+            for verb in ("ADD", "DEL"):
+                least[verb].append(run(bare(verb, number)))
+    for verb in ("ADD", "DEL"):
+        row(f"{label}, {verb}", mean(used[verb]), statistics.median(wall[verb]), least[verb])
 
 
 def mean(usages: Sequence[Usage]) -> Usage:
@@ -100,10 +157,17 @@ def mean(usages: Sequence[Usage]) -> Usage:
     return Usage(*(sum(column) / len(usages) for column in zip(*usages, strict=True)))
 
 
-def row(label: str, usage: Usage) -> None:
-    """Print one row."""
-    cpu, user = usage.cpu * MICROSECONDS, usage.user * MICROSECONDS
-    print(f"{label:44}{cpu:9.0f} µs{user:9.0f} µs{usage.switches:8.1f}", flush=True)
+def row(label: str, usage: Usage, wall: float, least: Sequence[Mapping[str, float]]) -> None:
+    """Print one row; `least` is what the floor's program answered."""
+    bare = ""
+    if least:
+        cpu, seconds = (statistics.median(one[key] for one in least) for key in ("cpu", "wall"))
+        bare = f"{cpu / 1e3:10.0f} µs{seconds / 1e6:8.2f} ms"
+    print(
+        f"{label:34}{usage.cpu * 1e6:7.0f} µs{usage.user * 1e6:7.0f} µs{usage.switches:7.1f}"
+        f"{wall * 1e3:8.2f} ms{bare}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

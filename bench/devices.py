@@ -1,10 +1,13 @@
-"""The device plugin under a thousand ids: a made-up server of 8 HCAs with 125 slots each.
+"""The device plugin with a thousand ids: a made-up server of 8 HCAs with 125 slots each.
 
-Plugin and kubelet stand-in are processes of their own; what is timed are gRPC calls of a raw
-client. The empty method of the same server is what a call costs at least, so its row says what the
-machine adds: a virtual CPU that is woken late, or taken away, is in every row. Such spells last
-seconds, so calls are made in rounds, the methods in turn, and of each row is told in how many
-rounds the 99th percentile was what it is to be. Run as root: `python -m bench.devices`.
+Plugin and kubelet stand-in are processes of their own; the client makes plain gRPC calls. Each row
+is also given as a multiple of an empty call of the same server, which shows what the machine adds:
+on a virtual machine, CPUs that wake up late or are taken away slow down every row. Such phases last
+seconds, so the methods take turns in rounds, and each target says in how many rounds it was met.
+
+Allocate waits for the disk twice. The row below it writes a file of the same size in the same way,
+without the plugin: a disk that is busy with others shows there, too.
+Run as root: `python -m bench.devices`.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from typing import TypeVar
 import grpc
 import msgspec
 
+from base import files
 from base.paths import Paths
 from bench.processes import quantile
 from deviceplugin import checkpoint
@@ -38,7 +42,8 @@ RESOURCE = "rdma/hca"
 SLOTS = 125
 IDS = SLOTS * len(servers.DGX_HCAS)
 ROUNDS = 10
-LISTS, CALLS, RESTARTS = 100, 500, 10  # of a round; restarts in all
+LISTS, CALLS, WRITES, RESTARTS = 100, 500, 100, 10  # of a round; restarts in all
+MOST_ALLOCATE = 3.5  # times the empty call, in the median
 
 T = TypeVar("T")
 
@@ -57,18 +62,21 @@ def measure() -> None:
         _calls(stub, paths)
         _restarts(kubelet)
     with _serving("/dev/shm") as (paths, _, stub):
-        empty, allocated = [], []
+        empty, allocated, written = [], [], []
         for _ in range(ROUNDS):
             empty.append(_empty(stub))
             allocated.append(_allocations(stub, paths))
-        _row("Allocate, the state in memory", allocated, _median(empty), 0.003)
+            written.append(_writes(paths))
+        base = _median(empty)
+        _allocate_row("Allocate, the checkpoint in memory", allocated, empty)
+        _row("  writing that file, without the plugin", written, base)
 
 
 @contextmanager
 def _serving(directory: str) -> Iterator[tuple[Paths, Kubelet, v1beta1_pb2_grpc.DevicePluginStub]]:
-    """The server with plugin and kubelet, the state below that directory.
+    """The server with plugin and kubelet, its state below that directory.
 
-    What a node has in memory is in memory here: /sys, /run, and so on.
+    Directories that a node has in memory, such as /sys and /run, are in memory here.
     """
     with (
         tempfile.TemporaryDirectory(prefix="pfb", dir="/dev/shm") as memory,  # short, for sockets
@@ -98,6 +106,7 @@ def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
     near: list[list[float]] = []
     alone: list[list[float]] = []
     allocated: list[list[float]] = []
+    written: list[list[float]] = []
     gpus = paths.proc / "driver"
     hidden = gpus.with_name("no-driver")
     for _ in range(ROUNDS):
@@ -108,12 +117,14 @@ def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
         alone.append(_times(CALLS, lambda _: stub.GetPreferredAllocation(choose)))
         hidden.rename(gpus)
         allocated.append(_allocations(stub, paths))
+        written.append(_writes(paths))
     base = _median(empty)
     _row("empty method (GetDevicePluginOptions)", empty, base)
     _row(f"first ListAndWatch of {IDS}", lists, base, 0.050)
     _row("GetPreferredAllocation, 8 of 64, 8 GPUs", near, base, 0.005)
     _row("  no GPUs, so the kubelet is not asked", alone, base, 0.005)
-    _row(f"Allocate, {CALLS} one after another", allocated, base, 0.003)
+    _allocate_row("Allocate, the checkpoint on disk", allocated, empty)
+    _row("  writing that file, without the plugin", written, base)
 
 
 def _empty(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
@@ -132,7 +143,7 @@ def _lists(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
 
 
 def _allocations(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> list[float]:
-    """The seconds of each; an id that is held is given to somebody else."""
+    """The seconds of each. An id that is allocated already gets another holder."""
     requests = [
         v1beta1_pb2.AllocateRequest(
             container_requests=[v1beta1_pb2.ContainerAllocateRequest(devices_ids=[id_])]
@@ -141,12 +152,21 @@ def _allocations(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> list[
     ]
     seconds = _each(requests, stub.Allocate)
     held = checkpoint.read(paths).allocations
-    assert {one.id for one in held} == set(_ids(SLOTS)[:CALLS])
+    assert {allocation.id for allocation in held} == set(_ids(SLOTS)[:CALLS])
+    return seconds
+
+
+def _writes(paths: Paths) -> list[float]:
+    """The seconds of writing a file like the checkpoint beside it, until it is on disk."""
+    content = paths.checkpoint.read_bytes()
+    file = paths.devices / "bench"
+    seconds = _times(WRITES, lambda _: files.write_atomically(file, content))
+    files.remove(file)
     return seconds
 
 
 def _restarts(kubelet: Kubelet) -> None:
-    """From the begin of the kubelet's start to the resource being allocatable again."""
+    """From the kubelet's start until the resource is allocatable again."""
 
     def once() -> None:
         kubelet.start()
@@ -155,7 +175,7 @@ def _restarts(kubelet: Kubelet) -> None:
     seconds = []
     for number in range(RESTARTS):
         kubelet.stop()
-        # Either it has noticed that the kubelet is gone, or not yet.
+        # The plugin may or may not have noticed yet that the kubelet is gone.
         time.sleep(0.3 * (number % 3))
         seconds.append(_timed(once))
     _row("kubelet.sock again, until allocatable", [seconds], None, 1.0)
@@ -173,12 +193,12 @@ def _times(rounds: int, call: Callable[[int], object]) -> list[float]:
     return _each(range(rounds), call)
 
 
-def _each(given: Iterable[T], call: Callable[[T], object]) -> list[float]:
-    """The seconds of each call. This process collects its garbage before, not meanwhile."""
+def _each(arguments: Iterable[T], call: Callable[[T], object]) -> list[float]:
+    """The seconds of each call. Garbage is collected before them, not meanwhile."""
     gc.collect()
     gc.disable()
     try:
-        return [_timed(partial(call, one)) for one in given]
+        return [_timed(partial(call, argument)) for argument in arguments]
     finally:
         gc.enable()
 
@@ -194,16 +214,29 @@ def _row(
     rounds: Sequence[Sequence[float]],
     base: float | None,
     target: float | None = None,
+    comment: str = "",
 ) -> None:
-    """Median and 99th percentile of all rounds, the ratio of the medians; the rounds on target."""
+    """Print median and p99 of all rounds, the ratio of the medians, and the rounds on target."""
     seconds = list(chain.from_iterable(rounds))
     median, p99 = statistics.median(seconds), quantile(seconds, 0.99)
     ratio = f"{median / base:9.1f}" if base is not None else f"{'':9}"
-    told = ""
     if target is not None:
-        met = sum(quantile(one, 0.99) < target for one in rounds)
-        told = f"   p99 < {target * 1e3:.0f} ms in {met} of {len(rounds)}"
-    print(f"{label:42}{median * 1e3:9.2f} ms{p99 * 1e3:9.2f} ms{ratio}{told}", flush=True)
+        met = sum(quantile(of_round, 0.99) < target for of_round in rounds)
+        comment = f"p99 < {target * 1e3:.0f} ms in {met} of {len(rounds)} rounds"
+    note = f"   {comment}" if comment else ""
+    print(f"{label:42}{median * 1e3:9.2f} ms{p99 * 1e3:9.2f} ms{ratio}{note}", flush=True)
+
+
+def _allocate_row(
+    label: str, rounds: Sequence[Sequence[float]], empty: Sequence[Sequence[float]]
+) -> None:
+    """Print a row whose target is a multiple of the empty call in the same round."""
+    met = sum(
+        statistics.median(allocated) <= MOST_ALLOCATE * statistics.median(of_round)
+        for allocated, of_round in zip(rounds, empty, strict=True)
+    )
+    comment = f"median <= {MOST_ALLOCATE} x empty in {met} of {len(rounds)} rounds"
+    _row(label, rounds, _median(empty), comment=comment)
 
 
 def _median(rounds: Iterable[Sequence[float]]) -> float:

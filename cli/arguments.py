@@ -1,25 +1,25 @@
-"""Types of arguments, for argparse: a text that is none of them is said to be wrong, and how."""
+"""Argument types for argparse, with errors that say what was expected."""
 
 from argparse import ArgumentTypeError
 from pathlib import Path
 
 
 def count(text: str) -> int:
-    """A number from 1 on."""
+    """A positive number."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r}: expected a number from 1 on")
+        raise ArgumentTypeError(f"{text!r}: expected a positive number")
     return int(text)
 
 
 def file_name(text: str) -> str:
-    """What may be a file's name: anything but nothing, as a script's unset variable leaves it."""
+    """A file's name; not the empty text of a script's unset variable."""
     if not text:
-        raise ArgumentTypeError("it is empty: name one, or leave the option out")
+        raise ArgumentTypeError("it is empty: name a file, or leave the option out")
     return text
 
 
 def file(text: str) -> Path:
-    """The same as a path."""
+    """A file's path."""
     return Path(file_name(text))
 
 

@@ -21,27 +21,27 @@ from host.discovery import HCA
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """What a pool makes of an HCA."""
+    """How a pool offers an HCA."""
 
     resource: str
-    ids: int  # device ids that its holders get this HCA by
-    held: int  # of these, by the checkpoint
-    unfit: dict[str, int]  # of these, those that may not be handed out, by the reason
+    ids: int  # device ids that give a container this HCA
+    held: int  # how many of these containers hold, by the checkpoint
+    unfit: dict[str, int]  # how many of these cannot be allocated, by reason
 
 
 class NotOffered(msgspec.Struct, frozen=True):
-    """That a pool does not take an HCA."""
+    """Why a pool does not offer an HCA."""
 
     resource: str
     why: str
 
 
 class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA with what the pools make of it."""
+    """An HCA, and which pools offer it."""
 
     hca: HCA
-    present: bool  # false of one that a container holds and that is gone
-    fault: str  # "" of one that is well, as far as the pools that offer it need that
+    present: bool  # false if the HCA is gone and a container holds it
+    fault: str  # what is wrong with it for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
 
@@ -57,49 +57,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what `arguments` ask for; the exit code."""
+    """Print the HCAs; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ), arguments.config)
     try:
-        found = devices(node)
+        hcas = devices(node)
     except (ConfigError, CheckpointDamaged) as error:
         sys.stderr.write(f"podfabric devices: {error}\n")
         return 1
     resources = [pool.config.resource for pool in node.pools]
     if arguments.pool is not None and arguments.pool not in resources:
-        known = ", ".join(resources) or "none"
-        sys.stderr.write(f"podfabric devices: there is no pool {arguments.pool}: {known}\n")
+        names = ", ".join(resources) or "none"
+        sys.stderr.write(f"podfabric devices: no pool {arguments.pool}: the pools are {names}\n")
         return 1
     if arguments.pool is not None:
-        found = [_narrowed(one, arguments.pool) for one in found]
+        hcas = [_narrowed(device, arguments.pool) for device in hcas]
     if arguments.output != "table":
-        output.document(found, arguments.output)
-    elif found:
-        output.show(_offered(found), _unfit(found), _others(found), _problems(node))
+        output.document(hcas, arguments.output)
+    elif hcas:
+        output.show(_offered(hcas), _unfit(hcas), _others(hcas), _problems(node))
     else:
         output.show(
-            f"no HCA was found below {node.paths.sys}: is it in `lspci`, and this the host's /sys?"
+            f"no HCA was found below {node.paths.sys}: does `lspci` show it, and is this the "
+            "host's /sys?"
         )
     return 0
 
 
 def devices(node: ThisNode) -> list[ListedHCA]:
-    """Every HCA by id, and those that are gone and held. Raises ConfigError, Damaged."""
+    """Every HCA of the node, and those that are gone while a container holds them, by id.
+
+    Raises ConfigError or CheckpointDamaged.
+    """
     held = Counter((one.resource, device.id) for one in node.allocations for device in one.devices)
     offered: dict[str, list[Offered]] = {}
     faults = dict(node.reports)
     for pool in node.pools:
         resource = pool.config.resource
-        ids = Counter(known for slot in pool.slots for known in slot.hcas)
-        of_pool = {one.id: availability.fault(pool, one, node.reports) for one in pool.hcas}
+        ids = Counter(hca_id for slot in pool.slots for hca_id in slot.hcas)
+        of_pool = {hca.id: availability.fault(pool, hca, node.reports) for hca in pool.hcas}
         unfit = _reasons(pool, of_pool, node.unfit[resource])
         for hca in pool.hcas:
-            known = hca.id
-            has = Offered(resource, ids[known], held[resource, known], unfit.get(known, {}))
-            faults[known] = of_pool[known] or (faults[known] if known in offered else None)
-            offered.setdefault(known, []).append(has)
+            hca_id = hca.id
+            has = Offered(resource, ids[hca_id], held[resource, hca_id], unfit.get(hca_id, {}))
+            faults[hca_id] = of_pool[hca_id] or (faults[hca_id] if hca_id in offered else None)
+            offered.setdefault(hca_id, []).append(has)
     left: dict[str, list[NotOffered]] = {}
-    for one in node.left_out:
-        left.setdefault(one.hca, []).append(NotOffered(one.resource, one.why))
+    for refusal in node.left_out:
+        left.setdefault(refusal.hca, []).append(NotOffered(refusal.resource, refusal.why))
     gone = {hca.id for hca in node.gone}
     return [
         ListedHCA(
@@ -116,30 +120,32 @@ def devices(node: ThisNode) -> list[ListedHCA]:
 def _reasons(
     pool: Pool, faults: Mapping[str, str | None], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """By HCA, how many of its ids cannot be handed out, or not with it, for which reason."""
-    found: dict[str, dict[str, int]] = {}
+    """By HCA and reason, how many of its ids cannot be allocated."""
+    by_hca: dict[str, dict[str, int]] = {}
     for slot in pool.slots:
-        for known in slot.hcas:
-            if why := faults[known] or unfit.get(slot.id, ""):
-                reasons = found.setdefault(known, {})
+        for hca_id in slot.hcas:
+            if why := faults[hca_id] or unfit.get(slot.id, ""):
+                reasons = by_hca.setdefault(hca_id, {})
                 reasons[why] = reasons.get(why, 0) + 1
-    return found
+    return by_hca
 
 
 def _narrowed(device: ListedHCA, resource: str) -> ListedHCA:
     return msgspec.structs.replace(
         device,
-        offered=tuple(one for one in device.offered if one.resource == resource),
-        not_offered=tuple(one for one in device.not_offered if one.resource == resource),
+        offered=tuple(offer for offer in device.offered if offer.resource == resource),
+        not_offered=tuple(
+            refusal for refusal in device.not_offered if refusal.resource == resource
+        ),
     )
 
 
-def _offered(found: list[ListedHCA]) -> Table | str:
-    rows = [_row(device) for device in found if device.offered]
+def _offered(hcas: list[ListedHCA]) -> Table | str:
+    rows = [_row(device) for device in hcas if device.offered]
     if not rows:
         return "no pool offers any HCA"
     headers = (
-        "ADAPTER", "RDMA", "UVERBS", "NETDEVS", "DRIVER", "NUMA", "LINK", "STATE", "RATE",
+        "HCA", "RDMA", "UVERBS", "NETDEVS", "DRIVER", "NUMA", "LINK", "STATE", "RATE",
         "HEALTH", "POOL", "IDS", "HELD",
     )  # fmt: skip
     return Table(headers, rows)
@@ -150,31 +156,31 @@ def _row(device: ListedHCA) -> tuple[str | Cell, ...]:
     return (
         *_hardware(hca),
         Cell(
-            "\n".join(_health(one) for one in device.offered),
-            "red" if any(one.unfit for one in device.offered) else "green",
+            "\n".join(_health(offer) for offer in device.offered),
+            "red" if any(offer.unfit for offer in device.offered) else "green",
         ),
-        "\n".join(one.resource for one in device.offered),
-        "\n".join(str(one.ids) for one in device.offered),
-        "\n".join(str(one.held) for one in device.offered),
+        "\n".join(offer.resource for offer in device.offered),
+        "\n".join(str(offer.ids) for offer in device.offered),
+        "\n".join(str(offer.held) for offer in device.offered),
     )
 
 
-def _health(one: Offered) -> str:
-    unfit = sum(one.unfit.values())
+def _health(offer: Offered) -> str:
+    unfit = sum(offer.unfit.values())
     if not unfit:
-        return "well"
-    return "not well" if unfit == one.ids else f"{unfit} of {one.ids} not well"
+        return "healthy"
+    return "unhealthy" if unfit == offer.ids else f"{unfit} of {offer.ids} unhealthy"
 
 
-def _unfit(found: list[ListedHCA]) -> Table | str:
-    """Why ids are not handed out."""
+def _unfit(hcas: list[ListedHCA]) -> Table | str:
+    """Why ids cannot be allocated."""
     rows = [
-        (device.hca.id, one.resource, str(ids), why)
-        for device in found
-        for one in device.offered
-        for why, ids in one.unfit.items()
+        (device.hca.id, offer.resource, str(ids), why)
+        for device in hcas
+        for offer in device.offered
+        for why, ids in offer.unfit.items()
     ]
-    return Table(("NOT WELL", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
+    return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
 
 
 def _hardware(hca: HCA) -> tuple[str, ...]:
@@ -185,9 +191,9 @@ def _hardware(hca: HCA) -> tuple[str, ...]:
         hca.id,
         _rdma(hca),
         "\n".join(
-            f"{one.uverbs.name} {one.uverbs.major}:{one.uverbs.minor}"
-            for one in hca.rdma
-            if one.uverbs is not None
+            f"{rdma.uverbs.name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
+            for rdma in hca.rdma
+            if rdma.uverbs is not None
         ),
         ",".join(hca.netdevs),
         hca.driver,
@@ -205,20 +211,20 @@ def _hardware(hca: HCA) -> tuple[str, ...]:
 
 
 def _rdma(hca: HCA) -> str:
-    visible = [one.name for one in hca.rdma]
+    visible = [rdma.name for rdma in hca.rdma]
     return "\n".join(visible or [f"{name} (in a pod)" for name in hca.rdma_names])
 
 
-def _others(found: list[ListedHCA]) -> Table | str:
-    """Those that no pool offers; of a node with one pool, or of one pool, its reasons alone."""
-    left = [device for device in found if not device.offered]
+def _others(hcas: list[ListedHCA]) -> Table | str:
+    """The HCAs that no pool offers, with the reasons of each pool."""
+    left = [device for device in hcas if not device.offered]
     if not left:
         return ""
     rows = []
     for device in left:
         reasons: dict[str, list[str]] = {}
-        for one in device.not_offered:
-            reasons.setdefault(one.why, []).append(one.resource)
+        for refusal in device.not_offered:
+            reasons.setdefault(refusal.why, []).append(refusal.resource)
         several = len(device.not_offered) > 1
         text = "\n".join(
             f"{', '.join(resources)}: {why}" if several else why

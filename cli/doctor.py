@@ -1,4 +1,4 @@
-"""`podfabric doctor`: everything that has to be in place, what was seen of it, and what to do."""
+"""`podfabric doctor`: checks of the node's setup, with what to do about failures."""
 
 import argparse
 import os
@@ -47,16 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if some check failed."""
-    found = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
+    findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
-        output.document(found, arguments.output)
+        output.document(findings, arguments.output)
     else:
-        _show(found)
-    return 1 if any(one.status == "failed" for one in found) else 0
+        _show(findings)
+    return 1 if any(finding.status == "failed" for finding in findings) else 0
 
 
 def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
-    """The findings of all checks, in their order. One that breaks off has failed."""
+    """The findings of all checks, in their order. A check that raises an error has failed."""
     return [finding for name, check in checks for finding in _findings(name, check, node)]
 
 
@@ -64,22 +64,28 @@ def _findings(name: str, check: Check, node: ThisNode) -> Iterator[Finding]:
     try:
         for status, seen, remedy in check(node):
             yield Finding(check=name, status=status, seen=seen, remedy=remedy)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are worth having
+    except Exception as error:  # noqa: BLE001 - the other checks must run
         text = str(error) or type(error).__name__
         yield Finding(
             check=name,
             status="failed",
-            seen=f"it could not be checked: {text}",
-            remedy="see to that first, and run doctor again",
+            seen=f"the check failed: {text}",
+            remedy="correct that first, and run doctor again",
         )
 
 
-def _show(found: list[Finding]) -> None:
+def _show(findings: list[Finding]) -> None:
     rows = []
-    for one in found:
-        remedy = f"\n-> {one.remedy}" if one.remedy else ""
-        rows.append((one.check, Cell(one.status, _STYLES[one.status]), f"{one.seen}{remedy}"))
-    counts = {status: sum(one.status == status for one in found) for status in _STYLES}
+    for finding in findings:
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        rows.append(
+            (
+                finding.check,
+                Cell(finding.status, _STYLES[finding.status]),
+                f"{finding.seen}{remedy}",
+            )
+        )
+    counts = {status: sum(finding.status == status for finding in findings) for status in _STYLES}
     output.show(
         Table(("CHECK", "STATUS", "SEEN, AND WHAT TO DO"), rows, folded=True),
         f"{counts['failed']} failed, {counts['warning']} warnings, {counts['ok']} ok, "

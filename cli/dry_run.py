@@ -1,4 +1,4 @@
-"""What GetPreferredAllocation would answer now, and why."""
+"""What GetPreferredAllocation would answer now, and why: `podfabric explain --dry-run`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from host.errors import HostError
 from host.gpus import address_of
 from host.topology import Distance
 
-_TOLD = 4  # reasons why ids are not well
+_SHOWN = 4  # reasons why ids are unhealthy
 
 
 class Impossible(Exception):
-    """There is no answer. The text says why and what to do."""
+    """The question has no answer. The text says why and what to do."""
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """A device id; of the HCA behind it where it is, and how far from which GPU."""
+    """A device id, where its HCA is, and how far that is from the nearest GPU."""
 
     id: str
-    hca: str  # "" in mode "all", where an id is of every HCA
+    hca: str  # "" in mode "all", where an id stands for every HCA
     rdma: str
     numa: int | None
     switch: str
-    held: int  # allocations of the HCA before
-    gpu: str  # the nearest one of those that were named
+    held: int  # allocations that the HCA has already
+    gpu: str  # the nearest of the GPUs in question
     distance: str
     why: str
 
@@ -54,29 +54,29 @@ class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
 def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> PreferredIds:
     """The choice of `size` ids for a container with these GPUs. Raises Impossible."""
     try:
-        pool = next((one for one in node.pools if one.config.resource == resource), None)
+        pool = next((pool for pool in node.pools if pool.config.resource == resource), None)
         allocations, topology = node.allocations, node.topology
     except (ConfigError, CheckpointDamaged, HostError) as error:
         raise Impossible(str(error)) from None
     if pool is None:
-        known = ", ".join(one.config.resource for one in node.pools) or "none"
-        raise Impossible(f"there is no pool {resource}; {node.config_file} gives: {known}")
+        names = ", ".join(pool.config.resource for pool in node.pools) or "none"
+        raise Impossible(f"no pool {resource}: the pools of {node.config_file} are {names}")
     near = [_gpu(node, text) for text in gpus]
-    taken = {one.id for one in allocations if one.resource == resource}
+    taken = {allocation.id for allocation in allocations if allocation.resource == resource}
     unfit = node.unfit[resource]
     free = [slot.id for slot in pool.slots if slot.id not in taken and slot.id not in unfit]
     loads = node.loads()
     notes = [] if len(free) >= size else [f"{size} ids were asked for, {len(free)} are free"]
-    notes += _not_well(unfit)
+    notes += _unhealthy(unfit)
     chosen = []
-    for known in preferred(pool, free, (), size, loads, near, topology):
-        hca = pool.hca(_hca_of(pool, known))
+    for device_id in preferred(pool, free, (), size, loads, near, topology):
+        hca = pool.hca(_hca_of(pool, device_id))
         address = (hca.address or hca.id) if hca is not None else ""
         nearest = min(near, key=lambda gpu: topology.distance(address, gpu)) if near else ""
         distance = topology.distance(address, nearest) if near and address else None
         chosen.append(
             Chosen(
-                id=known,
+                id=device_id,
                 hca=hca.id if hca else "",
                 rdma=rdma_label(hca) if hca else "",
                 numa=hca.numa if hca else None,
@@ -87,7 +87,7 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
                 why=_why(pool, distance, loads[hca.id] if hca else 0),
             )
         )
-    notes += _out_of_reach(node, near, [pool.hca(one.hca) for one in chosen])
+    notes += _out_of_reach(node, near, [pool.hca(choice.hca) for choice in chosen])
     return PreferredIds(
         resource=resource,
         mode=pool.config.mode,
@@ -101,34 +101,34 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
     )
 
 
-def _not_well(unfit: Mapping[str, str]) -> list[str]:
+def _unhealthy(unfit: Mapping[str, str]) -> list[str]:
     reasons = Counter(unfit.values()).most_common()
-    told = [f"not well: {why} ({count} ids)" for why, count in reasons[:_TOLD]]
-    more = len(reasons) - _TOLD
-    return [*told, f"{more} more reasons: `podfabric devices`"] if more > 0 else told
+    shown = [f"unhealthy: {why} ({count} ids)" for why, count in reasons[:_SHOWN]]
+    more = len(reasons) - _SHOWN
+    return [*shown, f"{more} more reasons: see `podfabric devices`"] if more > 0 else shown
 
 
 def _gpu(node: ThisNode, text: str) -> str:
-    """The address of a GPU as somebody may call it. Raises Impossible."""
+    """The PCI address of a GPU from its address, UUID or label. Raises Impossible."""
     for gpu in node.gpus:
         if gpu_label(node.gpus, gpu.address).lower() == text.lower():
             return gpu.address
     address = pci.canonical(text) or address_of(node.gpus, text)
     if any(gpu.address == address for gpu in node.gpus):
         return address
-    known = ", ".join(f"{gpu_label(node.gpus, one.address)} {one.address}" for one in node.gpus)
-    raise Impossible(f"{text} is no GPU of this node: {known or 'it has none'}")
+    gpus = ", ".join(f"{gpu_label(node.gpus, gpu.address)} {gpu.address}" for gpu in node.gpus)
+    raise Impossible(f"{text} is not a GPU of this node: its GPUs are {gpus or 'none'}")
 
 
-def _hca_of(pool: Pool, known: str) -> str:
-    slot = pool.slot(known)
+def _hca_of(pool: Pool, device_id: str) -> str:
+    slot = pool.slot(device_id)
     return slot.hcas[0] if slot is not None and pool.config.mode != "all" else ""
 
 
 def _why(pool: Pool, distance: Distance | None, held: int) -> str:
     if pool.config.mode == "all":
-        return "each id is of every HCA"
-    loaded = {0: "nobody holds it", 1: "1 holder before"}.get(held, f"{held} holders before")
+        return "each id stands for every HCA"
+    loaded = {0: "no container holds it", 1: "1 holder"}.get(held, f"{held} holders")
     if distance is None:
         return loaded
     reach = "GPUDirect RDMA works" if distance <= Distance.PXB else "no GPUDirect RDMA"
@@ -137,22 +137,22 @@ def _why(pool: Pool, distance: Distance | None, held: int) -> str:
 
 def _rule(pool: Pool, near: Sequence[str]) -> str:
     if pool.config.mode == "all":
-        return "mode all: ids are alike, the lowest are taken"
+        return "mode all: all ids are alike, so the lowest ones"
     if pool.config.mode == "shared" and pool.config.placement == "pack":
-        return "placement pack: as few HCAs as can be, the most loaded of them first"
+        return "placement pack: as few HCAs as possible, the most loaded first"
     if near:
-        return "one HCA for each GPU, at the least sum of distances; then the least loaded"
+        return "an HCA for each GPU with the least sum of distances; then the least loaded HCAs"
     return (
-        "no GPU is named: every HCA once before any twice, the least loaded first, over the "
-        "switches in turn"
+        "no GPU is named: each HCA once before any HCA twice, the least loaded first, from each "
+        "switch in turn"
     )
 
 
 def _out_of_reach(node: ThisNode, near: Sequence[str], hcas: Sequence[HCA | None]) -> list[str]:
-    there = [one for one in hcas if one is not None]
+    present = [hca for hca in hcas if hca is not None]
     notes = []
     for gpu in near:
-        ways = [node.topology.distance(gpu, one.address) for one in there]
+        ways = [node.topology.distance(gpu, hca.address) for hca in present]
         if ways and min(ways) > Distance.PXB:
             notes.append(
                 f"GPUDirect RDMA would not work for {gpu_label(node.gpus, gpu)} ({gpu}): the "

@@ -1,7 +1,7 @@
-"""The CNI executables: which there are, how ours are known from others, how they are put in place.
+"""The CNI executables: their names, how to recognize ours, and how to install them.
 
-Under each plugin's name a directory holds the launcher, which hands the call to the agent, and
-below FALLBACK, for where there is no agent, a script that runs the plugin by this interpreter.
+A directory has the launcher under each plugin's name, which hands the call to the agent. Its
+subdirectory FALLBACK has scripts that run the plugins by this interpreter, without an agent.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from base.files import sync_directory
 from cni import installation
 
 PLUGINS = {
-    "ib-sriov": "cni.sriov",  # the name that InfiniBand's definitions have it by
+    "ib-sriov": "cni.sriov",  # the name in definitions for InfiniBand
     "ipoib": "cni.ipoib",
     "podfabric-ipam": "ipam",
     "rdma": "cni.rdma",
@@ -25,7 +25,7 @@ PLUGINS = {
 """The module of each plugin, by the name its executable has."""
 
 FALLBACK = ".podfabric"
-"""The directory of the scripts, beside the launchers; cni/launcher/launcher.c has its name."""
+"""The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""
 
 CODE = Path(__file__).resolve().parent.parent
 LAUNCHER = CODE / "build/cni/launcher"
@@ -34,7 +34,7 @@ LAUNCHER = CODE / "build/cni/launcher"
 _LAUNCHER_MARK = b"podfabric launcher 1"  # cni/launcher/launcher.c
 _SCRIPT_MARK = b"# podfabric: the CNI executable"
 _INSTALLATION_MARK = f'"{installation.MARK}"'.encode()
-_MAX_SIZE = 8 << 20  # no launcher is larger, and another plugin's 100 MB need not be read
+_MAX_SIZE = 8 << 20  # no launcher is larger, so another plugin's 100 MB are not read
 _TEMPORARY = ".podfabric-new"
 
 # Isolated from the caller's PYTHON* variables and working directory (-I), without the site
@@ -55,7 +55,7 @@ _DEVELOPMENT = (
 
 
 def script(name: str, *, development: bool = False) -> bytes:
-    """The executable that runs a plugin by this interpreter."""
+    """The script that runs a plugin with this interpreter."""
     return _SCRIPT.format(
         about=_DEVELOPMENT if development else _INSTALLED,
         argument=repr(installation.DEVELOPMENT) if development else "__file__",
@@ -68,12 +68,12 @@ def script(name: str, *, development: bool = False) -> bytes:
 
 
 def is_launcher(content: bytes) -> bool:
-    """Whether a file's content is a launcher's."""
+    """Whether it is the content of a launcher."""
     return content.startswith(b"\x7fELF") and _LAUNCHER_MARK in content
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file, or what a link leads to, is an executable or an installation of podfabric."""
+    """Whether a file, or a link's target, is an executable or installation file of podfabric."""
     if not path.is_file() or path.stat().st_size > _MAX_SIZE:
         return False
     content = path.read_bytes()
@@ -84,7 +84,7 @@ def is_ours(path: Path) -> bool:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """The block alone changes executables there; what a killed one left is removed."""
+    """Lock the directory for changes, and remove temporary files that a killed process left."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -96,11 +96,11 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def place(contents: Mapping[Path, bytes]) -> None:
-    """Put executables at these paths, whatever is there, in this order, for a caller in `locked`.
+def install(contents: Mapping[Path, bytes]) -> None:
+    """Write executables to these paths, in this order; the caller holds `locked`.
 
-    A runtime that starts one at the same time gets the old one or the new one. All of them are
-    on disk before the first is in place, so that only a rename can fail halfway.
+    Existing files are replaced. A runtime that starts an executable meanwhile gets the old or the
+    new file. All contents are on disk before the first rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:

@@ -1,4 +1,4 @@
-"""`podfabric explain`: what a pod was given and why it belongs together, or what one would get."""
+"""`podfabric explain`: a pod's devices and interfaces, or what a new container would get."""
 
 import argparse
 import os
@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
     parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
-    dry = parser.add_argument_group("what a container would get")
-    dry.add_argument("--dry-run", action="store_true", help="ask what would be chosen, for no pod")
+    dry = parser.add_argument_group("what a new container would get")
+    dry.add_argument("--dry-run", action="store_true", help="show the choice for a new container")
     dry.add_argument("--resource", metavar="NAME", help='such as "rdma/hca"')
     dry.add_argument("--size", type=count, metavar="N", help="default: 1")
     dry.add_argument(
         "--gpus",
-        type=lambda text: [one for one in text.split(",") if one],
+        type=lambda text: [gpu for gpu in text.split(",") if gpu],
         metavar="GPU,...",
         help="of the container: PCI addresses, UUIDs, or GPU0 as topo calls it",
     )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what `arguments` ask for; the exit code."""
+    """Print the explanation, or the choice for --dry-run; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
     if arguments.dry_run:
         return _dry_run(arguments, node)
@@ -51,27 +51,28 @@ def run(arguments: argparse.Namespace) -> int:
         _wrong(arguments, f"{arguments.pod} is not in namespace {arguments.namespace}")
     from cli.pods import explained
 
-    found = explained(node, of or arguments.namespace or "default", name)
-    if not found.known and not (found.notes and not found.answered):
+    explanation = explained(node, of or arguments.namespace or "default", name)
+    if not explanation.known and not (explanation.notes and not explanation.answered):
         sys.stderr.write(
-            f"podfabric explain: pod {found.pod}: this node's kubelet gave it no device, and no "
-            "attachment of it is known here: is it on this node, and named as namespace/name?\n"
+            f"podfabric explain: pod {explanation.pod}: this node's kubelet "
+            "gave it no device, and it has no attachment here: is it on this node, and is the "
+            "name namespace/name?\n"
         )
-        for note in found.notes:
+        for note in explanation.notes:
             sys.stderr.write(f"podfabric explain: {note}\n")
         return 1
     if arguments.output != "table":
-        output.document(found, arguments.output)
+        output.document(explanation, arguments.output)
     else:
-        _show(found)
-    return 0 if found.known else 1
+        _show(explanation)
+    return 0 if explanation.known else 1
 
 
 def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
     from cli.dry_run import Impossible, choose
 
     if arguments.pod is not None:
-        _wrong(arguments, "--dry-run is for no pod: leave the name out")
+        _wrong(arguments, "--dry-run takes no pod: leave the name out")
     if not arguments.resource:
         _wrong(arguments, "--dry-run needs --resource")
     try:
@@ -88,42 +89,44 @@ def _dry_run(arguments: argparse.Namespace, node: ThisNode) -> int:
 
 def _wrong(arguments: argparse.Namespace, text: str) -> NoReturn:
     arguments.wrong(text)
-    raise AssertionError  # argparse has ended the program
+    raise AssertionError  # unreachable: argparse exits
 
 
-def _show(found: "Explained") -> None:
-    uid = f" ({found.pod.uid})" if found.pod.uid else ""
-    notes = "\n".join(f"* {note}" for note in found.notes)
+def _show(explanation: "Explained") -> None:
+    uid = f" ({explanation.pod.uid})" if explanation.pod.uid else ""
+    notes = "\n".join(f"* {note}" for note in explanation.notes)
     output.show(
-        f"Pod {found.pod}{uid}",
-        _devices(found.devices) if found.answered else "what the kubelet gave to it is not known",
-        _attachments(found.attachments),
-        _kept(found),
-        _ways(found.ways),
+        f"Pod {explanation.pod}{uid}",
+        _devices(explanation.devices)
+        if explanation.answered
+        else "its devices are unknown: the kubelet could not be asked",
+        _attachments(explanation.attachments),
+        _kept(explanation),
+        _ways(explanation.ways),
         notes,
     )
 
 
 def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
     if not devices:
-        return "the kubelet gave no device to it"
-    headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "VERBS", "NETDEVS", "SINCE")
+        return "the kubelet gave it no device"
+    headers = ("CONTAINER", "RESOURCE", "DEVICE ID", "DEVICE", "RDMA", "UVERBS", "NETDEVS", "SINCE")
     rows = []
-    for one in devices:
+    for device in devices:
         verbs = (
-            f"{each.uverbs} {each.major}:{each.minor}" if each.uverbs else _DASH
-            for each in one.verbs
+            f"{rdma.uverbs} {rdma.major}:{rdma.minor}" if rdma.uverbs else _DASH
+            for rdma in device.verbs
         )
         rows.append(
             (
-                one.container,
-                one.resource,
-                one.id,
-                one.gpu or one.hca,
-                "\n".join(each.rdma for each in one.verbs),
+                device.container,
+                device.resource,
+                device.id,
+                device.gpu or device.hca,
+                "\n".join(rdma.rdma for rdma in device.verbs),
                 "\n".join(verbs),
-                ",".join(one.netdevs),
-                one.since,
+                ",".join(device.netdevs),
+                device.since,
             )
         )
     return Table(headers, rows)
@@ -131,51 +134,51 @@ def _devices(devices: "tuple[HeldDevice, ...]") -> Table | str:
 
 def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
     if not attachments:
-        return "no attachment of it is known here"
+        return "it has no attachment on this node"
     headers = ("INTERFACE", "NETWORK", "PLUGIN", "ON", "HCA", "RDMA", "ADDRESSES", "STATE", "MATCH")
     styles = {True: "green", False: "red", None: ""}
     rows = [
         (
-            one.ifname,
-            one.network,
-            one.plugin,
-            f"{one.on} {one.pkey}".strip(),
-            one.hca,
-            one.rdma,
-            "\n".join(one.addresses),
-            one.phase,
+            interface.ifname,
+            interface.network,
+            interface.plugin,
+            f"{interface.on} {interface.pkey}".strip(),
+            interface.hca,
+            interface.rdma,
+            "\n".join(interface.addresses),
+            interface.phase,
             Cell(
-                {True: "yes: ", False: "NO: ", None: ""}[one.matches] + one.verdict,
-                styles[one.matches],
+                {True: "yes: ", False: "NO: ", None: ""}[interface.matches] + interface.verdict,
+                styles[interface.matches],
             ),
         )
-        for one in attachments
+        for interface in attachments
     ]
     return Table(headers, rows)
 
 
-def _kept(found: "Explained") -> Table | str:
-    """Claims of attachments that are not there now."""
-    there = {f"{one.network}/{one.ifname}" for one in found.attachments}
-    rows = [(key, hca) for key, hca in sorted(found.claims.items()) if key not in there]
+def _kept(explanation: "Explained") -> Table | str:
+    """HCAs that are kept for attachments which do not exist now."""
+    present = {f"{interface.network}/{interface.ifname}" for interface in explanation.attachments}
+    rows = [(key, hca) for key, hca in sorted(explanation.claims.items()) if key not in present]
     return Table(("KEPT FOR A NEXT ADD", "HCA"), rows) if rows else ""
 
 
 def _ways(ways: "tuple[Way, ...]") -> Table | str:
-    """GPUs by HCAs, in the matrix' classes."""
+    """The distance of each GPU to each HCA."""
     if not ways:
         return ""
-    hcas = dict.fromkeys(one.rdma for one in ways)
+    hcas = dict.fromkeys(way.rdma for way in ways)
     rows: list[tuple[str | Cell, ...]] = [
         (
             gpu,
             *(
-                Cell(one.distance, "green" if one.gpudirect else "red")
-                for one in ways
-                if one.gpu == gpu
+                Cell(way.distance, "green" if way.gpudirect else "red")
+                for way in ways
+                if way.gpu == gpu
             ),
         )
-        for gpu in dict.fromkeys(one.gpu for one in ways)
+        for gpu in dict.fromkeys(way.gpu for way in ways)
     ]
     return Table(("GPU", *hcas), rows)
 
@@ -184,22 +187,22 @@ def _show_choice(choice: "PreferredIds") -> None:
     headers = ("DEVICE ID", "HCA", "RDMA", "NUMA", "SWITCH", "HELD", "GPU", "DISTANCE", "WHY")
     rows = [
         (
-            one.id,
-            one.hca,
-            one.rdma,
-            "" if one.numa is None else str(one.numa),
-            one.switch,
-            str(one.held),
-            one.gpu,
-            one.distance,
-            one.why,
+            chosen.id,
+            chosen.hca,
+            chosen.rdma,
+            "" if chosen.numa is None else str(chosen.numa),
+            chosen.switch,
+            str(chosen.held),
+            chosen.gpu,
+            chosen.distance,
+            chosen.why,
         )
-        for one in choice.chosen
+        for chosen in choice.chosen
     ]
     output.show(
         f"{choice.resource}: {len(choice.chosen)} of {choice.available} free ids, "
-        f"{choice.held} held, {choice.unhealthy} not well",
-        Table(headers, rows) if rows else "nothing is left to choose",
+        f"{choice.held} held, {choice.unhealthy} unhealthy",
+        Table(headers, rows) if rows else "no id is free",
         choice.rule,
         "\n".join(f"* {note}" for note in choice.notes),
     )

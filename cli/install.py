@@ -1,6 +1,6 @@
-"""`podfabric install` and `uninstall`: the CNI executables in the directory of a runtime.
+"""`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-Nothing of anybody else is overwritten or removed, and nothing is changed before all is checked.
+Both leave the files of other software alone, and check everything before they change anything.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
 
 class InstallRefused(Exception):
-    """It cannot be done. The text names the file and says what to do."""
+    """The command cannot run. The text names the file and says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         sys.stderr.write(
             f"podfabric {name}: {error.filename}: {error.strerror}: run it as root, on a "
-            "directory that can be written\n"
+            "writable directory\n"
         )
         return 1
     for line in lines:
@@ -81,15 +81,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _install(arguments: argparse.Namespace) -> Iterator[str]:
     launcher = _read_launcher(arguments.launcher)
     bin_dir: Path = arguments.bin_dir
-    if bin_dir == DEFAULT_BIN_DIR:  # where every runtime looks, whoever comes first
+    if bin_dir == DEFAULT_BIN_DIR:  # the usual directory, which may not exist yet
         bin_dir.mkdir(parents=True, exist_ok=True)
     if not bin_dir.is_dir():
         raise InstallRefused(
-            f"{bin_dir}: is no directory: make it, or name the runtime's by --bin-dir"
+            f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
         )
     fallback = bin_dir / FALLBACK
     contents: dict[Path, bytes] = {}
-    if arguments.fallback:  # first: no launcher of this run is without its fallback
+    if arguments.fallback:  # first, so that no launcher lacks its fallback
         contents = {fallback / installation.NAME: b""}
         contents |= {fallback / name: executables.script(name) for name in arguments.plugins}
     contents |= {bin_dir / name: launcher for name in arguments.plugins}
@@ -99,7 +99,7 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         if arguments.fallback:
             contents[fallback / installation.NAME] = _describe(bin_dir)
             fallback.mkdir(mode=0o755, exist_ok=True)
-        executables.place(contents)
+        executables.install(contents)
         yield from (f"installed {path}" for path in contents)
         if not arguments.fallback:
             yield from _remove_fallback(fallback)
@@ -108,7 +108,7 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
 def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
     bin_dir: Path = arguments.bin_dir
     if not bin_dir.is_dir():
-        raise InstallRefused(f"{bin_dir}: is no directory: name the runtime's by --bin-dir")
+        raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):
         yield from _remove(bin_dir / name for name in PLUGINS)
         yield from _remove_fallback(bin_dir / FALLBACK)
@@ -116,7 +116,7 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _describe(bin_dir: Path) -> bytes:
-    """The node's files, as this command's environment says; the fallback goes by nothing else."""
+    """The installation file for the fallback, from this command's environment."""
     paths = msgspec.structs.replace(Paths.from_environ(os.environ), cni_bin=bin_dir)
     try:
         return installation.describe(paths)
@@ -126,24 +126,24 @@ def _describe(bin_dir: Path) -> bytes:
         ) from None
 
 
-def _plugins(given: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(given.split(",")))
+def _plugins(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in PLUGINS:
-            known = ", ".join(PLUGINS)
-            raise argparse.ArgumentTypeError(f'there is no plugin "{name}": choose of {known}')
+            plugins = ", ".join(PLUGINS)
+            raise argparse.ArgumentTypeError(f'no plugin "{name}": choose from {plugins}')
     return names
 
 
 def _read_launcher(path: Path) -> bytes:
     if not path.is_file():
         raise InstallRefused(
-            f"{path}: there is no launcher: run `make cni`, or name one by --launcher"
+            f"{path}: this launcher does not exist: run `make cni`, or use --launcher"
         )
     content = path.read_bytes()
     if not executables.is_launcher(content):
         raise InstallRefused(
-            f"{path}: is no launcher of podfabric: run `make cni` and name what it made"
+            f"{path}: is not a launcher of podfabric: run `make cni` and name its result"
         )
     return content
 
@@ -151,20 +151,20 @@ def _read_launcher(path: Path) -> bytes:
 def _refuse_foreign(fallback: Path, contents: dict[Path, bytes], *, force: bool) -> None:
     if _exists(fallback) and (fallback.is_symlink() or not fallback.is_dir()):
         raise InstallRefused(f"{fallback}: is not a directory of podfabric: remove it")
-    there = [path for path in contents if _exists(path)]
-    for path in there:
+    existing = [path for path in contents if _exists(path)]
+    for path in existing:
         if path.is_dir() and not path.is_symlink():
             raise InstallRefused(f"{path}: is a directory: remove it")
-    foreign = [str(path) for path in there if not executables.is_ours(path)]
+    foreign = [str(path) for path in existing if not executables.is_ours(path)]
     if foreign and not force:
         raise InstallRefused(
-            f"{', '.join(foreign)}: not podfabric's, nothing was changed: remove what is there, "
-            "or write over it by --force"
+            f"{', '.join(foreign)}: not podfabric's, so nothing was changed: remove them, or "
+            "overwrite them with --force"
         )
 
 
 def _remove_fallback(fallback: Path) -> Iterator[str]:
-    """Remove the directory of scripts, as far as what is in it is ours."""
+    """Remove our scripts, and their directory if it is empty then."""
     if fallback.is_symlink() or not fallback.is_dir():
         return
     yield from _remove(sorted(fallback.iterdir()))
@@ -183,5 +183,5 @@ def _remove(paths: "Iterator[Path] | list[Path]") -> Iterator[str]:
 
 
 def _exists(path: Path) -> bool:
-    """Also a link that leads nowhere."""
+    """Whether the path exists, also as a broken link."""
     return path.is_symlink() or path.exists()

@@ -35,16 +35,16 @@ def reservations(paths: Paths) -> tuple[Reservation, ...]:
 
     Entries that cannot be read are left out and named on standard error.
     """
-    found: list[Reservation] = []
+    recorded: list[Reservation] = []
     for entry in Journal(paths).entries():
         if isinstance(entry, JournalDamaged):
             sys.stderr.write(f"{entry}\n")
             continue
         try:
-            found += _of(entry)
+            recorded += _of(entry)
         except (CNIError, ValueError) as error:
             sys.stderr.write(f"journal of {entry.attachment}: {error}\n")
-    return tuple(found)
+    return tuple(recorded)
 
 
 def _of(entry: JournalEntry) -> Iterator[Reservation]:

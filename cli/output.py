@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON or YAML for programs.
+"""The output of commands: tables for people, JSON or YAML for programs.
 
-Tenants name interfaces and networks. A table escapes what is not printable, so that no name can
-command a terminal or turn the direction of writing.
+Tenants name interfaces and networks. Tables escape unprintable characters, so that no name can
+control a terminal or change the direction of writing.
 """
 
 import argparse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 FORMS = ("table", "json", "yaml")
-_WIDE = 4000  # columns: a row is one line, if nothing folds it
+_WIDE = 4000  # columns: rows are not folded
 
 
 class Cell(NamedTuple):
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 class Table(msgspec.Struct, frozen=True):
     """Rows of as many cells as there are headers; an empty cell is shown as "-".
 
-    `folded` is for sentences: on a terminal they are broken into lines of its width.
+    `folded` is for sentences: on a terminal they are folded to its width.
     """
 
     headers: Sequence[str]
@@ -41,14 +41,14 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """`--output`, as all commands have it."""
+    """Add the option `--output`."""
     parser.add_argument(
         "-o", "--output", choices=FORMS, default="table", help="json and yaml are for programs"
     )
 
 
 def document(value: object, form: str) -> None:
-    """Print what a program is to read, in "json" or "yaml"."""
+    """Print a value for programs, as "json" or "yaml"."""
     if form == "yaml":
         sys.stdout.write(msgspec.yaml.encode(value).decode())
     else:
@@ -56,7 +56,7 @@ def document(value: object, form: str) -> None:
 
 
 def show(*parts: Table | str) -> None:
-    """Print tables and paragraphs with a line between them; an empty paragraph is left out."""
+    """Print tables and paragraphs, separated by empty lines. Empty paragraphs are left out."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The devices of one pod: what the kubelet, the checkpoint and sysfs say of its device ids."""
+"""The devices of a pod, from the kubelet, the checkpoint and sysfs."""
 
 from collections.abc import Iterator
 
@@ -14,21 +14,21 @@ from host.gpus import address_of
 
 
 class HeldRdmaDevice(msgspec.Struct, frozen=True):
-    """A verbs device that a container was given, with the numbers of that time."""
+    """An RDMA device of a container, with the uverbs numbers from its allocation."""
 
     rdma: str
-    uverbs: str  # "uverbs0"; "" if there was none
+    uverbs: str  # "uverbs0"; "" if it had none
     major: int
     minor: int
 
 
 class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device id that a container holds, once for each HCA behind it."""
+    """A device id that a container holds, and an HCA that it stands for."""
 
     container: str
     resource: str
     id: str
-    hca: str = ""  # id of the HCA; "" if it is none of ours
+    hca: str = ""  # id of the HCA; "" if the id is another device plugin's
     gpu: str = ""  # "GPU0 0000:1a:00.0"
     verbs: tuple[HeldRdmaDevice, ...] = ()
     netdevs: tuple[str, ...] = ()
@@ -36,35 +36,37 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """What is behind the device ids of the kubelet's rows; what is amiss is added to `notes`."""
+    """The devices that the kubelet's rows name; problems are added to `notes`."""
     try:
-        allocations = {one.key: one for one in node.allocations}
+        allocations = {allocation.key: allocation for allocation in node.allocations}
     except checkpoint.CheckpointDamaged as damage:
         notes.append(str(damage))
         allocations = {}
     ours = _our_pools(node, notes)
     for row in rows:
-        for known in row.ids:
-            allocation = allocations.get((row.resource, known))
+        for device_id in row.ids:
+            allocation = allocations.get((row.resource, device_id))
             if allocation is None or not allocation.devices:
                 if allocation is not None:
-                    notes.append(f"nothing tells which HCA {row.resource} {known} is: {NOT_TOLD}")
+                    notes.append(
+                        f"it is unknown which HCA {row.resource} {device_id} is: {NOT_TOLD}"
+                    )
                 elif row.resource in ours:
                     notes.append(
-                        f"{row.resource} {known} is not in {node.paths.checkpoint}: the agent "
+                        f"{row.resource} {device_id} is not in {node.paths.checkpoint}: the agent "
                         "takes it over within a minute, if it runs"
                     )
-                yield _unrecorded(node, row, known, ours.get(row.resource))
+                yield _unrecorded(node, row, device_id, ours.get(row.resource))
                 continue
             for device in allocation.devices:
-                face = PodDevice(row.resource, known, device)
-                notes += _staleness(node, face)
+                device_of_pod = PodDevice(row.resource, device_id, device)
+                notes += _staleness(node, device_of_pod)
                 yield HeldDevice(
                     container=row.container,
                     resource=row.resource,
-                    id=known,
+                    id=device_id,
                     hca=device.id,
-                    verbs=tuple(_verbs(one) for one in device.rdma),
+                    verbs=tuple(_verbs(rdma) for rdma in device.rdma),
                     netdevs=device.netdevs,
                     since=allocation.time,
                 )
@@ -76,21 +78,21 @@ def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
     except ConfigError as error:
         notes.append(str(error))
     except checkpoint.CheckpointDamaged:
-        pass  # told already
+        pass  # in the notes already
     return {}
 
 
-def _unrecorded(node: ThisNode, row: PodDevices, known: str, pool: Pool | None) -> HeldDevice:
-    """An id that the checkpoint does not have: a GPU's, another plugin's, or one to be adopted."""
-    address = address_of(node.gpus, known)
-    slot = pool.slot(known) if pool is not None else None
-    hca = node.hca(pod_devices.hca_of(known)) if slot is None else None
+def _unrecorded(node: ThisNode, row: PodDevices, device_id: str, pool: Pool | None) -> HeldDevice:
+    """An id that the checkpoint lacks: a GPU's, another plugin's, or a very new allocation's."""
+    address = address_of(node.gpus, device_id)
+    slot = pool.slot(device_id) if pool is not None else None
+    hca = node.hca(pod_devices.hca_of(device_id)) if slot is None else None
     if slot is not None and len(slot.hcas) == 1:
         hca = node.hca(slot.hcas[0])
     return HeldDevice(
         container=row.container,
         resource=row.resource,
-        id=known,
+        id=device_id,
         hca=hca.id if hca is not None else "",
         gpu=f"{gpu_label(node.gpus, address)} {address}" if address else "",
         netdevs=hca.netdevs if hca is not None else (),
@@ -104,13 +106,13 @@ def _verbs(rdma: checkpoint.AllocatedRdmaDevice) -> HeldRdmaDevice:
     return HeldRdmaDevice(rdma.name, name, rdma.uverbs.major, rdma.uverbs.minor)
 
 
-def _staleness(node: ThisNode, face: PodDevice) -> list[str]:
-    hca = node.hca(face.device.id)
+def _staleness(node: ThisNode, device: PodDevice) -> list[str]:
+    hca = node.hca(device.device.id)
     if hca is None:
-        return [f"HCA {face.device.id} of {face.resource} is gone from this node"]
+        return [f"HCA {device.device.id} of {device.resource} is gone from this node"]
     names = {*(rdma.name for rdma in hca.rdma), *hca.rdma_names}
     try:
-        pod_devices.require_current(node.paths, face, names)
+        pod_devices.require_current(node.paths, device, names)
     except Stale as stale:
         return [str(stale)]
     return []

@@ -1,4 +1,4 @@
-"""What is known of one pod: its devices, its attachments, and whether the two belong together."""
+"""A pod's devices and attachments, and whether they use the same HCAs."""
 
 from collections.abc import Iterator
 
@@ -29,12 +29,12 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     hca: str
     rdma: str
     addresses: tuple[str, ...]
-    matches: bool | None  # None if the pod was given no HCA, or it cannot be told
+    matches: bool | None  # None if the pod has no HCA, or if it is unknown
     verdict: str
 
 
 class Way(msgspec.Struct, frozen=True):
-    """How far a GPU of the pod is from an HCA of it."""
+    """How far a GPU of the pod is from an HCA of the pod."""
 
     gpu: str
     hca: str
@@ -44,7 +44,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `notes` say what could not be asked, and what is wrong."""
+    """The whole answer. `notes` say which sources could not be read, and what is wrong."""
 
     pod: Pod
     devices: tuple[HeldDevice, ...]
@@ -52,16 +52,16 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     claims: dict[str, str]  # the HCA that an attachment keeps, by "network/interface"
     ways: tuple[Way, ...]
     notes: tuple[str, ...]
-    answered: bool  # the kubelet told what the pod holds
+    answered: bool  # the kubelet said what the pod holds
 
     @property
     def known(self) -> bool:
-        """Anything at all is known of the pod."""
+        """Whether anything is known about the pod."""
         return bool(self.devices or self.attachments or self.claims)
 
 
 class _RecordedOrigin(msgspec.Struct):
-    """What the records of the plugins have that says where an interface came from."""
+    """The fields of the plugins' records that say where an interface came from."""
 
     parent: str = ""
     pkey: int | None = None
@@ -69,31 +69,31 @@ class _RecordedOrigin(msgspec.Struct):
 
 
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
-    """What there is to say of a pod; whatever cannot be read becomes a note."""
+    """Everything about a pod; a source that cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
     claims = {
-        one.uid: one.claims
-        for one in pod_choices.every(node.paths)
-        if (one.namespace, one.name) == (namespace, name)
+        pod_claims.uid: pod_claims.claims
+        for pod_claims in pod_choices.every(node.paths)
+        if (pod_claims.namespace, pod_claims.name) == (namespace, name)
     }
     told = _told(node, notes)
-    # A name is a new pod's once its former bearer is gone; what is last is the youngest.
-    uids = [uid for uid in (*claims, *(one.pod_uid for one in entries)) if uid] or [""]
+    # A new pod may have the name of a pod that is gone; the youngest is the last.
+    uids = [uid for uid in (*claims, *(entry.pod_uid for entry in entries)) if uid] or [""]
     pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
     rows = _rows(node, pod, notes, asked=told is not None)
     devices = tuple(devices_of(node, rows or [], notes))
-    given = tuple(dict.fromkeys(one.hca for one in devices if one.hca))
+    hcas = tuple(dict.fromkeys(device.hca for device in devices if device.hca))
     attachments = tuple(
-        _attachment(node, one, claims.get(one.pod_uid, {}), devices, asked=rows is not None)
-        for one in entries
+        _attachment(node, entry, claims.get(entry.pod_uid, {}), devices, asked=rows is not None)
+        for entry in entries
     )
-    ways = tuple(_ways(node, devices, given, notes))
+    ways = tuple(_ways(node, devices, hcas, notes))
     return Explained(
         pod=pod,
         devices=devices,
         attachments=attachments,
-        claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime tells the UID
+        claims=claims.get(pod.uid) or claims.get("", {}),  # not every runtime passes the UID
         ways=ways,
         notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
         answered=rows is not None,
@@ -101,17 +101,17 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
 
 
 def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:
-    found = []
+    entries = []
     for entry in Journal(node.paths).entries():
         if isinstance(entry, JournalDamaged):
-            notes.append(f"{entry}: it may be an attachment of this pod")
+            notes.append(f"{entry}: it may belong to this pod")
         elif (entry.pod_namespace, entry.pod_name) == (namespace, name):
-            found.append(entry)
-    return sorted(found, key=lambda one: (one.since, one.ifname))
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: (entry.since, entry.ifname))
 
 
 def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
-    """What PodResources has, None if it could not be asked."""
+    """All pods' devices from PodResources; None if it could not be asked."""
     try:
         return records.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
@@ -120,21 +120,21 @@ def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
 
 
 def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> str:
-    """The UID of the pod that has the name now, by a device that it holds; "" if none tells."""
-    own = [one for one in told if (one.namespace, one.name) == (namespace, name)]
-    held = {(one.resource, known) for one in own for known in one.ids}
+    """The UID of the pod that has the name now, found by a device that it holds; "" if unknown."""
+    own = [row for row in told if (row.namespace, row.name) == (namespace, name)]
+    held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:
         noted = records.from_checkpoint(node.paths)
     except KubeletUnreadable:
         return ""
     return next(
-        (row.uid for row in noted for known in row.ids if (row.resource, known) in held), ""
+        (row.uid for row in noted for device_id in row.ids if (row.resource, device_id) in held), ""
     )
 
 
 def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
-    """What the kubelet says; None if it could not be asked at all."""
-    if not asked and not pod.uid:  # by which alone its checkpoint knows pods
+    """The pod's devices from the kubelet; None if it could not be asked."""
+    if not asked and not pod.uid:  # its checkpoint knows pods by UID only
         return None
     try:
         return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
@@ -155,7 +155,7 @@ def _attachment(
         undo = entry.undo_as(_RecordedOrigin)
     except JournalDamaged:
         undo = _RecordedOrigin()
-    # The parent says where the interface is; the claim only helps where that is gone.
+    # The parent tells the HCA; the claim is for a parent that is gone.
     hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
     hca_id = hca.id if hca else claims.get(f"{entry.network}/{entry.ifname}", entry.device)
     matches, verdict = _verdict(node, hca_id, devices, asked=asked)
@@ -182,52 +182,52 @@ def _has_rdma(hca: HCA) -> bool:
 def _verdict(
     node: ThisNode, hca: str, devices: tuple[HeldDevice, ...], *, asked: bool
 ) -> tuple[bool | None, str]:
-    given = [one for one in devices if one.hca]
+    with_hca = [device for device in devices if device.hca]
     if not hca:
-        return None, "its HCA cannot be told: its parent is gone"
+        return None, "unknown: its parent is gone, so its HCA is unknown"
     if not asked:
-        return None, "cannot be told: the kubelet was not asked"
-    if not given:
-        return None, "the pod was given no HCA"
-    holders = dict.fromkeys(one.container for one in given if one.hca == hca)
+        return None, "unknown: the kubelet could not be asked"
+    if not with_hca:
+        return None, "the pod has no HCA from the kubelet"
+    holders = dict.fromkeys(device.container for device in with_hca if device.hca == hca)
     if holders:
-        return True, f"on the HCA that {', '.join(holders)} was given"
-    others = dict.fromkeys(one.hca for one in given)
-    shown = ", ".join(_shown(node, known) for known in others)
-    return False, f"on {_shown(node, hca)}, but the pod was given {shown}"
+        return True, f"on the HCA of {', '.join(holders)}"
+    others = dict.fromkeys(device.hca for device in with_hca)
+    shown = ", ".join(_shown(node, hca_id) for hca_id in others)
+    return False, f"on {_shown(node, hca)}, but the pod has {shown}"
 
 
-def _shown(node: ThisNode, known: str) -> str:
-    hca = node.hca(known)
-    return f"{known} ({rdma_label(hca)})" if hca and _has_rdma(hca) else known
+def _shown(node: ThisNode, hca_id: str) -> str:
+    hca = node.hca(hca_id)
+    return f"{hca_id} ({rdma_label(hca)})" if hca and _has_rdma(hca) else hca_id
 
 
 def _ways(
     node: ThisNode, devices: tuple[HeldDevice, ...], hcas: tuple[str, ...], notes: list[str]
 ) -> Iterator[Way]:
-    held = dict.fromkeys(one.gpu for one in devices if one.gpu)
+    held = dict.fromkeys(device.gpu for device in devices if device.gpu)
     if not held or not hcas:
         return
     try:
         topology = node.topology
     except HostError as error:
-        notes.append(f"{error}: distances are not known")
+        notes.append(f"{error}: distances are unknown")
         return
     for gpu in held:
-        for known in hcas:
-            hca = node.hca(known)
+        for hca_id in hcas:
+            hca = node.hca(hca_id)
             distance = topology.distance(gpu.rpartition(" ")[2], hca.address if hca else "")
-            rdma = rdma_label(hca) if hca else known
-            yield Way(gpu, known, rdma, distance.name, distance <= Distance.PXB)
+            rdma = rdma_label(hca) if hca else hca_id
+            yield Way(gpu, hca_id, rdma, distance.name, distance <= Distance.PXB)
 
 
 def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
-    """A sentence for each GPU that no HCA of the pod can reach directly."""
-    for gpu in dict.fromkeys(one.gpu for one in ways):
-        own = [one for one in ways if one.gpu == gpu]
-        if any(one.gpudirect for one in own):
+    """A sentence for each GPU that no HCA of the pod reaches directly."""
+    for gpu in dict.fromkeys(way.gpu for way in ways):
+        own = [way for way in ways if way.gpu == gpu]
+        if any(way.gpudirect for way in own):
             continue
-        near = min(own, key=lambda one: (Distance[one.distance], one.hca))
+        near = min(own, key=lambda way: (Distance[way.distance], way.hca))
         yield (
             f"GPUDirect RDMA will not work for {gpu}: no HCA of the pod is at PXB or nearer, the "
             f"nearest is {near.rdma} at {near.distance}; NCCL copies through the host's memory"
@@ -235,9 +235,10 @@ def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
 
 
 def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
-    for one in attachments:
-        if one.matches is False:
+    for interface in attachments:
+        if interface.matches is False:
             yield (
-                f"{one.ifname} is {one.verdict}: verbs and the interface go different ways; "
-                'choose the parent by "master": "auto", or see why "match_device" is false'
+                f"{interface.ifname} is {interface.verdict}: the pod's RDMA devices and this "
+                'interface use different HCAs; set "master": "auto", or check why '
+                '"match_device" is false'
             )

@@ -1,4 +1,4 @@
-"""What the commands show of a node: read from sysfs and files, whether or not the agent runs."""
+"""The state of a node for the commands, read from sysfs and files: the agent need not run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,8 @@ from deviceplugin import availability, checkpoint
 from deviceplugin.checkpoint import Allocation, CheckpointDamaged
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, load
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig
+from deviceplugin.pools.formats import load
 from deviceplugin.pools.pool import Left, Pool, left_out, pools, used_netdevs
 from host.discovery import HCA
 from host.gpus import GPU, gpus
@@ -18,10 +19,10 @@ from host.topology import Topology
 
 
 class ThisNode:
-    """The node as it is now. Each part is read when it is first asked for, and kept.
+    """The node as it is now. Each part is read on first use, and kept.
 
-    The errors are those of the modules that read: ConfigError, checkpoint.Damaged, HostError. If
-    it is `tolerant`, a configuration or checkpoint that cannot be read says nothing.
+    Raises the errors of the modules that read: ConfigError, CheckpointDamaged, HostError. If
+    `tolerant` is set, a configuration or checkpoint that cannot be read counts as empty.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class ThisNode:
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
-        """What containers hold, by the checkpoint."""
+        """The allocations of containers, from the checkpoint."""
         try:
             return checkpoint.read(self.paths).allocations
         except CheckpointDamaged:
@@ -59,37 +60,37 @@ class ThisNode:
 
     @property
     def hcas(self) -> list[HCA]:
-        """What is there, by id."""
+        """The HCAs of this node, by id."""
         return self._inventory[0]
 
     @cached_property
     def gone(self) -> list[HCA]:
-        """What containers hold and is not there."""
-        held = (device for one in self.allocations for device in one.devices)
+        """The HCAs that containers hold and that are gone."""
+        held = (device for allocation in self.allocations for device in allocation.devices)
         return self._inventory[1].missing(held)
 
     @cached_property
     def pools(self) -> list[Pool]:
-        """The pools as a device plugin that starts now would offer them."""
-        found, kept, used = self._for_pools()
-        return pools(self.config, found, kept, used)
+        """The pools that a device plugin would offer if it started now."""
+        hcas, kept, used = self._for_pools()
+        return pools(self.config, hcas, kept, used)
 
     @cached_property
     def left_out(self) -> list[Left]:
-        """What each pool does not offer, and why."""
-        found, kept, used = self._for_pools()
-        return left_out(self.config, found, kept, used)
+        """The HCAs that each pool does not offer, and why."""
+        hcas, kept, used = self._for_pools()
+        return left_out(self.config, hcas, kept, used)
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
-        """What is wrong with each HCA's ports, by its id; None for healthy ones."""
+        """What is wrong with the ports of each HCA, None if nothing, by HCA id."""
         health = Health()
-        health.observe(self.hcas, [one.id for one in self.gone], 0.0)
+        health.observe(self.hcas, [hca.id for hca in self.gone], 0.0)
         return health.reports()
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource, the HCAs that another one's holders keep from it, and the reasons."""
+        """By resource and HCA, why containers of another resource keep the HCA from it."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
@@ -97,13 +98,17 @@ class ThisNode:
 
     @cached_property
     def unfit(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource, the ids that may not be handed out now, and the reasons."""
-        found = {}
+        """By resource and device id, why the id cannot be allocated now."""
+        reasons = {}
         for pool in self.pools:
             name = pool.config.resource
-            held = {one.id: one for one in self.allocations if one.resource == name}
-            found[name] = availability.unavailable(pool, self.reports, held, self.elsewhere[name])
-        return found
+            held = {
+                allocation.id: allocation
+                for allocation in self.allocations
+                if allocation.resource == name
+            }
+            reasons[name] = availability.unavailable(pool, self.reports, held, self.elsewhere[name])
+        return reasons
 
     @cached_property
     def gpus(self) -> list[GPU]:
@@ -112,45 +117,49 @@ class ThisNode:
 
     @cached_property
     def topology(self) -> Topology:
-        """The places of all HCAs and GPUs."""
-        addresses = [one.address for one in self.hcas]
-        addresses += [one.address for one in self.gpus]
+        """Where all HCAs and GPUs are."""
+        addresses = [hca.address for hca in self.hcas]
+        addresses += [gpu.address for gpu in self.gpus]
         return Topology.read(self.paths, [address for address in addresses if address])
 
-    def hca(self, known: str) -> HCA | None:
-        """The HCA with that id, if it is there."""
-        return next((one for one in self.hcas if one.id == known), None)
+    def hca(self, hca_id: str) -> HCA | None:
+        """The HCA with that id; None if the node has none."""
+        return next((hca for hca in self.hcas if hca.id == hca_id), None)
 
     def on_netdev(self, netdev: str) -> HCA | None:
-        """The HCA that an interface of the host is of."""
-        for one in self.hcas:
-            ports = (port for rdma in one.rdma for port in rdma.ports)
-            if netdev in one.netdevs or any(netdev in port.netdevs for port in ports):
-                return one
+        """The HCA of an interface of the host; None if it is another device's."""
+        for hca in self.hcas:
+            ports = (port for rdma in hca.rdma for port in rdma.ports)
+            if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):
+                return hca
         return None
 
     def loads(self) -> Counter[str]:
         """How many allocations each HCA has, over all resources."""
-        return Counter(device.id for one in self.allocations for device in one.devices)
+        return Counter(
+            device.id for allocation in self.allocations for device in allocation.devices
+        )
 
     def _for_pools(self) -> tuple[list[HCA], dict[str, set[str]], frozenset[str]]:
         kept: dict[str, set[str]] = {}
-        for one in self.allocations:
-            kept.setdefault(one.resource, set()).update(device.id for device in one.devices)
+        for allocation in self.allocations:
+            kept.setdefault(allocation.resource, set()).update(
+                device.id for device in allocation.devices
+            )
         return [*self.hcas, *self.gone], kept, used_netdevs(self.paths)
 
 
-def gpu_label(found: Iterable[GPU], address: str) -> str:
-    """What topo calls the GPU at that address, "GPU0": they count by address, as nvidia-smi has it.
+def gpu_label(gpus: Iterable[GPU], address: str) -> str:
+    """The label of the GPU at that address, "GPU0": numbered by address as in nvidia-smi.
 
-    The address itself if it is no GPU's.
+    The address itself if no GPU has it.
     """
-    addresses = [gpu.address for gpu in found]
+    addresses = [gpu.address for gpu in gpus]
     return f"GPU{addresses.index(address)}" if address in addresses else address
 
 
 def rdma_label(hca: HCA) -> str:
-    """The RDMA devices of an HCA, also those that are in a pod; its id if it has none."""
+    """The RDMA devices of an HCA, including those in a pod; the HCA's id if it has none."""
     names = dict.fromkeys([*(rdma.name for rdma in hca.rdma), *hca.rdma_names])
     return ",".join(names) or hca.id
 

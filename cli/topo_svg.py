@@ -6,12 +6,10 @@ The same topology gives the same bytes.
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from cli.topo import Picture, TopologyDevice
+from cli.topo_picture import Picture, TopologyDevice
 
 # Pixels.
 _CHARACTER = 7.3  # of the 12 px monospace font, at most
@@ -32,7 +30,7 @@ rect { stroke-width: 1.2 }
 
 
 class _Box(msgspec.Struct):
-    """A box with a title line, or lines alone if nothing is in it."""
+    """A box with a title line and boxes inside, or with lines of text only."""
 
     style: str
     lines: tuple[str, ...]
@@ -42,7 +40,7 @@ class _Box(msgspec.Struct):
     height: float = 0.0
 
 
-def drawing(picture: "Picture") -> str:
+def drawing(picture: Picture) -> str:
     """The whole SVG document."""
     gpus = sum(device.kind == "gpu" for device in picture.devices)
     head = f"PCIe topology: {gpus} GPUs, {len(picture.devices) - gpus} HCAs"
@@ -75,37 +73,37 @@ def _key() -> Iterator[str]:
         x += 17 + len(text) * _CHARACTER + 16
 
 
-def _numa_nodes(devices: Sequence["TopologyDevice"]) -> list[_Box]:
-    found: dict[int | None, list[TopologyDevice]] = {}
+def _numa_nodes(devices: Sequence[TopologyDevice]) -> list[_Box]:
+    by_numa: dict[int | None, list[TopologyDevice]] = {}
     for device in devices:
-        found.setdefault(device.numa, []).append(device)
-    order = sorted(found, key=lambda numa: (numa is None, numa or 0))
+        by_numa.setdefault(device.numa, []).append(device)
+    order = sorted(by_numa, key=lambda numa: (numa is None, numa or 0))
     return [
         _Box(
             "numa",
-            (f"NUMA node {numa}" if numa is not None else "NUMA node not known",),
-            _bridges(found[numa]),
+            (f"NUMA node {numa}" if numa is not None else "NUMA node unknown",),
+            _bridges(by_numa[numa]),
         )
         for numa in order
     ]
 
 
-def _bridges(devices: Sequence["TopologyDevice"]) -> list[_Box]:
-    found: dict[str, list[TopologyDevice]] = {}
+def _bridges(devices: Sequence[TopologyDevice]) -> list[_Box]:
+    by_bridge: dict[str, list[TopologyDevice]] = {}
     for device in devices:
-        found.setdefault(device.bridge, []).append(device)
+        by_bridge.setdefault(device.bridge, []).append(device)
     return [
         _Box(
             "bridge",
-            (f"host bridge {bridge}" if bridge else "place not known",),
-            _below(found[bridge], 0),
+            (f"host bridge {bridge}" if bridge else "position unknown",),
+            _below(by_bridge[bridge], 0),
         )
-        for bridge in sorted(found)
+        for bridge in sorted(by_bridge)
     ]
 
 
-def _below(devices: Sequence["TopologyDevice"], level: int) -> list[_Box]:
-    """The switches at that level with what is below them, then the devices on none."""
+def _below(devices: Sequence[TopologyDevice], level: int) -> list[_Box]:
+    """The switches at that level with everything below them, then the devices without one."""
     switches: dict[str, list[TopologyDevice]] = {}
     here: list[TopologyDevice] = []
     for device in devices:
@@ -117,13 +115,13 @@ def _below(devices: Sequence["TopologyDevice"], level: int) -> list[_Box]:
         _Box("switch", (f"switch {switch}",), _below(switches[switch], level + 1))
         for switch in sorted(switches)
     ]
-    gpus = [_device(one) for one in here if one.kind == "gpu"]
-    hcas = [_device(one) for one in here if one.kind == "hca"]
-    rows = zip_longest(gpus, hcas)  # a GPU and an HCA side by side, while there are both
+    gpus = [_device(device) for device in here if device.kind == "gpu"]
+    hcas = [_device(device) for device in here if device.kind == "hca"]
+    rows = zip_longest(gpus, hcas)  # a GPU and an HCA side by side as long as there are both
     return [*boxes, *(box for row in rows for box in row if box is not None)]
 
 
-def _device(device: "TopologyDevice") -> _Box:
+def _device(device: TopologyDevice) -> _Box:
     style = device.kind if device.working else "down"
     netdevs = ", ".join(device.netdevs)
     lines = (device.label, device.address, netdevs if device.kind == "hca" else device.uuid[:12])
@@ -136,8 +134,8 @@ def _measure(box: _Box) -> None:
         box.width = max(text, 130)
         box.height = len(box.lines) * _LINE + _PAD
         return
-    for one in box.inside:
-        _measure(one)
+    for inner in box.inside:
+        _measure(inner)
     widths, heights = _grid(box)
     title = _TITLE if box.lines else 0
     box.width = max(text, sum(widths) + _GAP * (len(widths) - 1) + 2 * _PAD)
@@ -147,13 +145,13 @@ def _measure(box: _Box) -> None:
 def _grid(box: _Box) -> tuple[list[float], list[float]]:
     """Widths of the columns, heights of the rows."""
     columns = min(box.columns, len(box.inside))
-    widths = [max(one.width for one in box.inside[at::columns]) for at in range(columns)]
+    widths = [max(inner.width for inner in box.inside[at::columns]) for at in range(columns)]
     rows = [box.inside[at : at + columns] for at in range(0, len(box.inside), columns)]
-    return widths, [max(one.height for one in row) for row in rows]
+    return widths, [max(inner.height for inner in row) for row in rows]
 
 
 def _placed(box: _Box, x: float, y: float) -> Iterator[str]:
-    """The shapes of a box and all in it, the outer ones first."""
+    """The shapes of a box and of everything in it, the outer boxes first."""
     if box.lines:
         yield (
             f'<rect class="{box.style}" x="{x:g}" y="{y:g}" width="{box.width:g}" '
@@ -169,8 +167,8 @@ def _placed(box: _Box, x: float, y: float) -> Iterator[str]:
     top = y + _PAD + (_TITLE if box.lines else 0)
     for row, height in enumerate(heights):
         left = x + _PAD
-        for one, width in zip(box.inside[row * len(widths) :], widths, strict=False):
-            one.width, one.height = width, height  # boxes of a row and of a column are aligned
-            yield from _placed(one, left, top)
+        for inner, width in zip(box.inside[row * len(widths) :], widths, strict=False):
+            inner.width, inner.height = width, height  # align the boxes of a row and of a column
+            yield from _placed(inner, left, top)
             left += width + _GAP
         top += height + _GAP

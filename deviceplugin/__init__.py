@@ -1,13 +1,16 @@
-"""The RDMA device plugin: pools of HCAs for the kubelet, and a checkpoint of who got which.
+"""The RDMA device plugin: finds HCAs, offers them to the kubelet in pools, records allocations.
 
-`service` runs it, `manager` is its life: what `inventory` sees and `health` makes of it becomes
-the offers (`pools`, `fitness`, `offer`), which `kubelet` serves; what is handed out (`grants`) the
-`ledger` writes into the `checkpoint`; `comparison` holds it against the kubelet's own records.
-From there `match` tells the CNI plugins which HCAs a pod has.
+- `service` runs `plugin`, which ties the parts together.
+- `inventory` reads the HCAs, `health` judges their ports, `pools` assigns HCAs to pools.
+- `availability` and `startup_grace` decide which device ids may be allocated.
+- `pool_service` answers the kubelet's calls for one pool; the protocol is in `kubelet`.
+- `allocate` makes what a container gets; `ledger` records it in the `checkpoint`.
+- `reconcile` compares the ledger with the kubelet's records; `current` compares device numbers.
+- `pod_devices` and `assigned` tell the CNI plugins which HCAs pods have.
 """
 
 import os
 
-# gRPC's fork handlers start its threads anew in the child, which abort it if they run before exec:
-# the agent forks for every delegate, and none of its children calls gRPC. Read at its first use.
+# gRPC's fork handlers restart its threads in a forked child, which abort the child if they run
+# before exec. The agent forks for every delegate, and no child calls gRPC. gRPC reads this once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

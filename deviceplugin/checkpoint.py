@@ -6,7 +6,9 @@ time of the allocation: after a driver reload they may belong to another HCA.
 """
 
 import errno
+import hashlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -88,12 +90,39 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file."""
+    """What the file says."""
 
-    version: int = VERSION
     resources: tuple[str, ...] = ()  # of all pools, also those without an allocation
     allocations: tuple[Allocation, ...] = ()
     offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
+
+
+class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocation in the file. Many have the same devices, which are therefore stored once."""
+
+    resource: str
+    id: str
+    devices: tuple[str, ...]  # keys of CheckpointFile.hcas
+    time: str
+    boot_id: str
+    adopted: bool
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file."""
+
+    version: int
+    resources: tuple[str, ...]
+    hcas: dict[str, AllocatedHCA]
+    allocations: tuple[StoredAllocation, ...]
+    offered: dict[str, tuple[str, ...]]
+
+
+class EncodedAllocation(NamedTuple):
+    """An allocation as the file has it. Encoded once, since most do not change between writes."""
+
+    stored: msgspec.Raw
+    hcas: dict[str, msgspec.Raw]
 
 
 class _CheckpointVersion(msgspec.Struct):
@@ -101,8 +130,11 @@ class _CheckpointVersion(msgspec.Struct):
 
 
 class _Encoded(msgspec.Struct):
+    """A CheckpointFile of encoded parts."""
+
     version: int
     resources: Sequence[str]
+    hcas: Mapping[str, msgspec.Raw]
     allocations: Sequence[msgspec.Raw]
     offered: Mapping[str, Sequence[str]]
 
@@ -121,37 +153,78 @@ def read(paths: Paths) -> Checkpoint:
     try:
         version = msgspec.json.decode(content, type=_CheckpointVersion).version
         if version == VERSION:
-            return msgspec.json.decode(content, type=Checkpoint)
+            return _resolved(msgspec.json.decode(content, type=CheckpointFile))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_remedy(paths)}") from None
+    except KeyError as key:
+        raise CheckpointDamaged(
+            f'{paths.checkpoint}: "hcas" has no {key}: {_remedy(paths)}'
+        ) from None
     raise CheckpointDamaged(
         f"{paths.checkpoint}: has version {version}, this podfabric reads version {VERSION}: "
         f"{_remedy(paths)}"
     )
 
 
+def encode(allocation: Allocation) -> EncodedAllocation:
+    """An allocation for `write`."""
+    hcas = {}
+    for device in allocation.devices:
+        content = msgspec.json.encode(device)
+        digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+        hcas[f"{device.id}@{digest}"] = msgspec.Raw(content)
+    stored = StoredAllocation(
+        resource=allocation.resource,
+        id=allocation.id,
+        devices=tuple(hcas),
+        time=allocation.time,
+        boot_id=allocation.boot_id,
+        adopted=allocation.adopted,
+    )
+    return EncodedAllocation(msgspec.Raw(msgspec.json.encode(stored)), hcas)
+
+
 def write(
     paths: Paths,
     resources: Sequence[str],
-    allocations: Sequence[msgspec.Raw],
+    allocations: Sequence[EncodedAllocation],
     offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
     """Replace the file. It is on disk, under its name, when this returns.
 
-    `allocations` are encoded already, since most of them do not change between two writes.
     `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
     this. Raises OSError: then a reader finds the old file, or the new one if only the last step,
     the fsync of the directory, failed.
     """
+    hcas: dict[str, msgspec.Raw] = {}
+    for allocation in allocations:
+        hcas.update(allocation.hcas)
     content = msgspec.json.encode(
         _Encoded(
             version=VERSION,
             resources=resources,
-            allocations=allocations,
+            hcas=hcas,
+            allocations=[allocation.stored for allocation in allocations],
             offered=offered,
         )
     )
     files.write_atomically(paths.checkpoint, content)
+
+
+def _resolved(file: CheckpointFile) -> Checkpoint:
+    """The file's content with the devices in the allocations. Raises KeyError."""
+    allocations = tuple(
+        Allocation(
+            resource=stored.resource,
+            id=stored.id,
+            devices=tuple(file.hcas[key] for key in stored.devices),
+            time=stored.time,
+            boot_id=stored.boot_id,
+            adopted=stored.adopted,
+        )
+        for stored in file.allocations
+    )
+    return Checkpoint(resources=file.resources, allocations=allocations, offered=file.offered)
 
 
 def _remedy(paths: Paths) -> str:

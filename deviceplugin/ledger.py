@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import msgspec
-
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import (
@@ -26,6 +24,7 @@ from deviceplugin.checkpoint import (
     AllocationKey,
     CheckpointDamaged,
     CheckpointUnreadable,
+    EncodedAllocation,
 )
 
 YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
@@ -35,7 +34,7 @@ _NOTHING: Mapping[str, Allocation] = {}
 
 class _LedgerEntry(NamedTuple):
     allocation: Allocation
-    encoded: bytes  # as the file has it
+    encoded: EncodedAllocation
     made: float  # time.monotonic(): the time of day may be set, above all after a boot
 
 
@@ -66,7 +65,7 @@ class Ledger:
         now, today = time.monotonic(), datetime.now(UTC)
         self._entries: dict[AllocationKey, _LedgerEntry] = {
             allocation.key: _LedgerEntry(
-                allocation, msgspec.json.encode(allocation), now - _age(allocation, boot_id, today)
+                allocation, checkpoint.encode(allocation), now - _age(allocation, boot_id, today)
             )
             for allocation in allocations
         }
@@ -186,7 +185,7 @@ class Ledger:
     def _add(self, allocations: Iterable[Allocation]) -> None:
         made = time.monotonic()
         new = {
-            allocation.key: _LedgerEntry(allocation, msgspec.json.encode(allocation), made)
+            allocation.key: _LedgerEntry(allocation, checkpoint.encode(allocation), made)
             for allocation in allocations
         }
         if new:
@@ -195,7 +194,7 @@ class Ledger:
     def _replace(self, entries: dict[AllocationKey, _LedgerEntry]) -> None:
         """Write the file, and update memory only after that succeeded."""
         self._failed = True
-        encoded = [msgspec.Raw(entry.encoded) for entry in entries.values()]
+        encoded = [entry.encoded for entry in entries.values()]
         checkpoint.write(self._paths, list(self._offered), encoded, self._offered)
         self._entries, self._written = entries, self._offered
         self._has_file, self._failed = True, False

@@ -6,6 +6,7 @@ start. Nothing is changed here.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from deviceplugin.kubelet.records import KubeletUnreadable
 from host import pci
 
 KUBELET_TIMEOUT = 2.0  # seconds, of the kubelet's PodResources API
+_LONG = 256  # characters, which no id of a device has
 NOT_TOLD = (
     "it is not on this node now, or another device plugin gave it: delete the pod, so that it gets "
     "a new one"
@@ -119,6 +121,11 @@ def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> PodHoldings:
 
 def hca_of(device_id: str) -> str:
     """The HCA that a device id of a pool names: "0000:3b:00.0-3" is a slot of 0000:3b:00.0."""
+    return _hca_of(device_id) if len(device_id) < _LONG else _hca_of.__wrapped__(device_id)
+
+
+@lru_cache(8192)  # one ADD asks for every id that the node's device plugins offer
+def _hca_of(device_id: str) -> str:
     address = pci.canonical(device_id)
     if address is not None:
         return address

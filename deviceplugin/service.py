@@ -1,7 +1,7 @@
-"""The device plugin as the agent, or `podfabric device-plugin`, runs it.
+"""Runs the device plugin, in the agent or as `podfabric device-plugin`.
 
-It waits for a kubelet's directory to be there: a node without a kubelet pays for nothing, for
-gRPC is a third of an agent's memory. A configuration that is wrong is told and does not count.
+It waits until the kubelet's directory exists, and loads gRPC only then: on a node without a kubelet
+that saves a third of the agent's memory. A wrong configuration is logged and ignored.
 """
 
 import gc
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from deviceplugin.reconcile import PodsKnown
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
-TRY_AGAIN = 5.0  # seconds, after the pools could not be served
+TRY_AGAIN = 5.0  # seconds after the pools could not be served
 
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """Serves what `load` says, from `start` to `close`; again whenever `file` changes.
+    """Serves the configuration that `load` reads, from `start` to `close`.
 
-    `pods_known` is called with the pods that the kubelet knows, after each comparison with it.
+    It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
+    kubelet knows, after each comparison with it.
     """
 
     def __init__(
@@ -46,18 +47,18 @@ class Service:
         self._paths = paths
         self._load = load
         self._file = file
-        self._wrong = ""
-        self._failed = ""
+        self._wrong: str | None = None  # why the configuration cannot be used
+        self._failed: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
         self._plugin: DevicePlugin | None = None
         self._watched: WatchedFile | None = None
         self._ended = threading.Event()
-        self._only_one = FileLock(paths.devices / "plugin.lock", mode=0o600, thread_local=False)
+        self._node_lock = FileLock(paths.devices / "plugin.lock", mode=0o600, thread_local=False)
         self._thread = threading.Thread(target=self._run, name="device-plugin", daemon=True)
 
     def start(self) -> None:
-        """Begin, and come back at once."""
+        """Start the thread and return."""
         self._thread.start()
 
     def close(self) -> None:
@@ -71,10 +72,10 @@ class Service:
             plugin, self._plugin = self._plugin, None
         if plugin is not None:
             plugin.close()
-        self._only_one.release()
+        self._node_lock.release()
 
     def states(self) -> "list[PoolState]":
-        """How each pool stands with the kubelet; [] while there is none."""
+        """The state of each pool at the kubelet; [] before the plugin runs."""
         return self._plugin.states() if self._plugin is not None else []
 
     def held(self) -> Mapping[str, int]:
@@ -84,66 +85,66 @@ class Service:
     def _run(self) -> None:
         directory = self._paths.device_plugins
         if not directory.is_dir():
-            _log.info("device plugin: waiting for a kubelet: there is no %s", directory)
+            _log.info("device plugin: waiting for a kubelet: %s does not exist", directory)
         while not directory.is_dir():
             if self._ended.wait(LOOK_EVERY):
                 return
-        if not self._alone():
+        if not self._wait_for_lock():
             return
         if self._file is None:
-            self._take()
+            self._load_configuration()
         else:
-            self._watched = WatchedFile(self._file, self._take, name="pools")
+            self._watched = WatchedFile(self._file, self._load_configuration, name="pools")
         while not self._ended.wait(TRY_AGAIN):
-            if self._failed:
-                self._take()
+            if self._failed is not None:
+                self._load_configuration()
 
-    def _alone(self) -> bool:
-        """Wait until no other device plugin writes this node's checkpoint; False at the end."""
-        told = ""
+    def _wait_for_lock(self) -> bool:
+        """Wait until no other device plugin runs on this node; False if `close` comes first."""
+        logged: str | None = None
         while not self._ended.is_set():
             try:
                 self._paths.devices.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._only_one.acquire(timeout=0)
+                self._node_lock.acquire(timeout=0)
                 return True
             except Timeout:
-                problem = f"another one is running: it holds {self._only_one.lock_file}"
+                problem = f"another one is running: it has locked {self._node_lock.lock_file}"
             except OSError as error:
                 problem = f"cannot use {self._paths.devices}: {error.strerror}"
-            if problem != told:
+            if problem != logged:
                 _log.warning("device plugin: %s (waiting)", problem)
-            told = problem
+            logged = problem
             self._ended.wait(LOOK_EVERY)
         return False
 
-    def _take(self) -> None:
+    def _load_configuration(self) -> None:
         with self._lock:
-            self._take_locked()
+            self._load_locked()
 
-    def _take_locked(self) -> None:
-        """The configuration as it is now, if it is another one or could not be served."""
+    def _load_locked(self) -> None:
+        """Load the configuration; serve it if it has changed or could not be served before."""
         try:
             config = self._load()
         except ConfigError as error:
             if str(error) != self._wrong:
-                before = "what was before it stays" if self._config else "nothing is offered"
+                before = "the former one stays" if self._config else "nothing is offered"
                 _log.error("%s (%s)", error, before)
             self._wrong = str(error)
             return
-        self._wrong = ""
-        if self._ended.is_set() or (config == self._config and not self._failed):
+        self._wrong = None
+        if self._ended.is_set() or (config == self._config and self._failed is None):
             return
         self._config = config
         offered = ", ".join(f"{pool.resource} ({pool.mode})" for pool in config.pools)
         _log.info("device plugin: pools %s", offered or "none")
         try:
             self._apply(config)
-        except Exception as error:  # noqa: BLE001 - attachments are served all the same
+        except Exception as error:  # noqa: BLE001 - the agent must go on serving attachments
             if str(error) != self._failed:
                 _log.exception("device plugin: cannot serve the pools (tried again)")
             self._failed = str(error) or type(error).__name__
         else:
-            self._failed = ""
+            self._failed = None
 
     def _apply(self, config: DevicePluginConfig) -> None:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC
@@ -160,4 +161,4 @@ class Service:
             raise
         self._plugin = plugin
         gc.collect()
-        gc.freeze()  # gRPC and the pools are here to stay: no Allocate waits for a look at them
+        gc.freeze()  # gRPC and the pools stay: later collections need not visit them

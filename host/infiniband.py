@@ -4,6 +4,7 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp
 """
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -15,14 +16,33 @@ FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
 class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
-    """The port under an IPoIB interface. States are sysfs's: "ACTIVE"; "LinkUp", "Polling"."""
+    """The port under an IPoIB interface. Each property is read from sysfs when it is needed.
+
+    States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling".
+    """
 
     hca: str
     number: int
-    state: str
-    physical_state: str
-    sm_lid: int
-    pkeys: tuple[int, ...]
+    directory: str
+
+    @property
+    def state(self) -> str:
+        return sysfs.text(f"{self.directory}/state").partition(": ")[2]
+
+    @property
+    def physical_state(self) -> str:
+        return sysfs.text(f"{self.directory}/phys_state").partition(": ")[2]
+
+    @property
+    def sm_lid(self) -> int:
+        return _number(f"{self.directory}/sm_lid")
+
+    @property
+    def pkeys(self) -> Iterator[int]:
+        """The P_Keys of the table's slots in use, read one by one: there may be 128 slots."""
+        for slot in sorted(sysfs.names(f"{self.directory}/pkeys"), key=_decimal):
+            if pkey := _number(f"{self.directory}/pkeys/{slot}"):  # an empty one is 0x0000
+                yield pkey
 
     def has_pkey(self, pkey: int) -> bool:
         """Whether the port is a full or limited member of the partition."""
@@ -42,7 +62,7 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
             ports = f"{directory}/{hca}/ports"
             for number in sorted(sysfs.names(ports)):
                 if sysfs.text(f"{ports}/{number}/gids/0").replace(":", "")[-16:] == guid:
-                    return _port(hca, int(number), f"{ports}/{number}")
+                    return IpoibPort(hca=hca, number=int(number), directory=f"{ports}/{number}")
     return None
 
 
@@ -55,17 +75,9 @@ def bdf_of(paths: Paths, name: str) -> str:
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 
-def _port(hca: str, number: int, directory: str) -> IpoibPort:
-    slots = (f"{directory}/pkeys/{name}" for name in sorted(sysfs.names(f"{directory}/pkeys")))
-    return IpoibPort(
-        hca=hca,
-        number=number,
-        state=sysfs.text(f"{directory}/state").partition(": ")[2],
-        physical_state=sysfs.text(f"{directory}/phys_state").partition(": ")[2],
-        sm_lid=_number(f"{directory}/sm_lid"),
-        pkeys=tuple(pkey for slot in slots if (pkey := _number(slot))),  # an empty slot is 0x0000
-    )
-
-
 def _number(path: str) -> int:
     return int(sysfs.text(path) or "0", 0)
+
+
+def _decimal(name: str) -> int:
+    return int(name) if name.isdecimal() else 0

@@ -22,16 +22,20 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h, _IO(0xb7, 3)
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
+_OWN = "/proc/thread-self/ns/net"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkNamespace:
     """An open network namespace. As a context manager it closes the descriptor."""
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, seen_from: str | None = None) -> None:
         self.descriptor = descriptor
         self.path = path
-        self.seen_from = view() if self._path_leads_here() else ""
+        if seen_from is None:
+            seen_from = view() if self._path_leads_here() else ""
+        self.seen_from = seen_from
         """The mount namespace in which the path leads here; "" if it does not in ours."""
 
     @classmethod
@@ -63,6 +67,11 @@ class NetworkNamespace:
             raise NamespaceGone(f'failed to open netns "{path}": a namespace of another type')
         return cls(opened, path)
 
+    @classmethod
+    def own(cls) -> "NetworkNamespace":
+        """The one that the calling thread is in."""
+        return cls(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC), _OWN, seen_from="")
+
     @property
     def inode(self) -> NetnsInode:
         """Its inode number, unique while it is open. The kernel reuses numbers later."""
@@ -84,11 +93,10 @@ class NetworkNamespace:
 
     def _path_leads_here(self) -> bool:
         try:
-            at_path = Path(self.path).stat()
+            at_path = os.stat(self.path)  # noqa: PTH116 - a Path costs more than the call
         except OSError:
             return False
-        own = os.fstat(self.descriptor)
-        return (at_path.st_dev, at_path.st_ino) == (own.st_dev, own.st_ino)
+        return os.path.samestat(at_path, os.fstat(self.descriptor))
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
@@ -138,7 +146,7 @@ class NetworkNamespace:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """The calling thread is in the namespace during the block, and returns in any case."""
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
             setns(self.descriptor, f'cannot enter netns "{self.path}"')
             try:
@@ -168,20 +176,20 @@ def setns(descriptor: int, what: str) -> None:
 
 def view() -> str:
     """The calling thread's mount namespace: a path means the same in the same one."""
-    return str(Path("/proc/thread-self/ns/mnt").readlink())
+    return os.readlink("/proc/thread-self/ns/mnt")  # noqa: PTH115
 
 
 class Home:
     """The network namespace that a process works in, to which its threads return."""
 
     def __init__(self) -> None:
-        self._descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
 
     def restore(self) -> bool:
         """Move the calling thread back into it if it is elsewhere. False if that fails."""
         try:
-            if Path("/proc/thread-self/ns/net").stat().st_ino != self._inode:
+            if os.stat(_OWN).st_ino != self._inode:  # noqa: PTH116
                 setns(self._descriptor, "cannot return to the host's network namespace")
         except (OSError, HostError):
             return False

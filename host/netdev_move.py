@@ -238,7 +238,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
     _drop_clashing_altnames(pod, host, link, name)
     mtu = origin.mtu if link.mtu != origin.mtu else 0
     mac = _address_to_restore(link, origin)
-    with NetworkNamespace.open("/proc/thread-self/ns/net") as home, _moving:
+    with NetworkNamespace.own() as home, _moving:
         try:
             if free:
                 links.move(pod, link, home, name, origin.alias, mtu=mtu, mac=mac, up=origin.up)

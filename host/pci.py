@@ -12,6 +12,7 @@ drivers/base/bus.c.
 import errno
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,8 @@ _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 
 _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
+_last_index: dict[str, int] = {}  # by a VF's address: never believed without a look
+_NAME_MAX = 256  # bytes of a file's name and its end
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 # phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0", and "p0s1" for a split
@@ -74,6 +77,11 @@ def is_representor(phys_port_name: str) -> bool:
 
 def canonical(text: str) -> Bdf | None:
     """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; None if it is invalid."""
+    return _canonical(text) if len(text) < _NAME_MAX else None
+
+
+@lru_cache(8192)  # one ADD asks for every id that the node's device plugins offer
+def _canonical(text: str) -> Bdf | None:
     if bdf := _BDF.fullmatch(text):
         return Bdf(f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}")
     return Bdf(text) if _AUXILIARY.fullmatch(text) else None
@@ -85,8 +93,7 @@ def find(paths: Paths, address: str) -> Function | None:
     if bdf is None:
         return None
     pf = sysfs.target(f"{_device(paths, bdf)}/physfn")
-    index = next((n for n, vf in _virtual(_device(paths, pf)) if vf == bdf), None) if pf else None
-    return _read(paths, bdf, pf, index, None)
+    return _read(paths, bdf, pf, _index(_device(paths, pf), bdf) if pf else None, None)
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
@@ -288,6 +295,16 @@ def _rdma(paths: Paths, name: str) -> str:
 
 def _driver(paths: Paths, address: str) -> str:
     return sysfs.target(f"{_device(paths, address)}/driver")
+
+
+def _index(pf_device: str, vf: str) -> int | None:
+    """Which VF of its PF this is. Where it was last is asked first: a PF may have 127 VFs."""
+    last = _last_index.get(vf)
+    if last is None or sysfs.target(f"{pf_device}/virtfn{last}") != vf:
+        last = next((index for index, address in _virtual(pf_device) if address == vf), None)
+        if last is not None:
+            _last_index[vf] = last
+    return last
 
 
 def _virtual(pf_device: str) -> list[tuple[int, str]]:

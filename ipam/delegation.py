@@ -131,7 +131,7 @@ class Delegation:
 
 
 def _require_plain(config: IpamConfig) -> None:
-    if config.ambiguous:
+    if config.ambiguous is not None:
         raise invalid_config(
             f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
             "specification does, and write it once"

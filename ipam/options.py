@@ -84,19 +84,19 @@ _Requested = Annotated[list[str], Meta(max_length=limits.ADDRESSES)]
 _OfRangeSets = Meta(max_length=limits.RANGE_SETS)
 
 
-class _ArgumentIPs(msgspec.Struct):
+class ArgumentIPs(msgspec.Struct):
     """The addresses in "args.cni"."""
 
     ips: _Requested = []
 
 
-class _RuntimeIPs(_ArgumentIPs):
+class RuntimeIPs(ArgumentIPs):
     """The addresses and ranges in "runtimeConfig"."""
 
     ipRanges: Annotated[list[list[Section]], _OfRangeSets] = []
 
 
-class _IpamSection(RangeOptions, frozen=True, kw_only=True):
+class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     type: str = ""
     addresses: Annotated[tuple[Section, ...], Meta(max_length=limits.ADDRESSES)] = ()
     dns: Section = msgspec.field(default_factory=dict)
@@ -110,7 +110,7 @@ class _IpamSection(RangeOptions, frozen=True, kw_only=True):
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
 
 
-class _StaticAddress(msgspec.Struct, frozen=True):
+class StaticAddress(msgspec.Struct, frozen=True):
     address: str
     gateway: str = ""
 
@@ -122,10 +122,10 @@ def read(network: NetworkConfig) -> IpamOptions:
         raise invalid_config("IPAM config missing 'ipam' key")
     idle = sorted(key for key in keys if key in WITHOUT_EFFECT)
     ours = {key: value for key, value in keys.items() if key not in WITHOUT_EFFECT}
-    ipam = section(ours, _IpamSection, "ipam", also=WITHOUT_EFFECT)
+    ipam = section(ours, IpamKeys, "ipam", also=WITHOUT_EFFECT)
     _check_names(ipam)
-    runtime = _ips(network, "runtimeConfig", _RuntimeIPs)
-    arguments = _ips(network, "args.cni", _ArgumentIPs)
+    runtime = _ips(network, "runtimeConfig", RuntimeIPs)
+    arguments = _ips(network, "args.cni", ArgumentIPs)
     require_few(
         ("runtimeConfig.ipRanges", len(runtime.ipRanges)),
         ("ipam.range", bool(ipam.range or ipam.subnet)),
@@ -191,7 +191,7 @@ def logging_of(network: NetworkConfig) -> tuple[str, str]:
     )
 
 
-def _check_names(ipam: _IpamSection) -> None:
+def _check_names(ipam: IpamKeys) -> None:
     if ipam.type not in TYPES:
         served = '" and "'.join(TYPES)
         raise invalid_config(f'"ipam.type" is "{ipam.type}": this plugin serves "{served}"')
@@ -208,7 +208,7 @@ def _check_names(ipam: _IpamSection) -> None:
         raise invalid_config('"ipam.dns" and "ipam.resolvConf" both say the DNS: leave one out')
 
 
-def _reader(ipam: _IpamSection) -> RangeReader:
+def _reader(ipam: IpamKeys) -> RangeReader:
     gateway = None
     if ipam.gateway:
         try:
@@ -222,7 +222,7 @@ def _reader(ipam: _IpamSection) -> RangeReader:
     return RangeReader(domain, gateway, use_all=bool(ipam.use_all_addresses))
 
 
-def _sets(ipam: _IpamSection, runtime: _RuntimeIPs, reader: RangeReader) -> tuple[RangeSet, ...]:
+def _sets(ipam: IpamKeys, runtime: RuntimeIPs, reader: RangeReader) -> tuple[RangeSet, ...]:
     """One set for each address of the result, in its order. The runtime's ranges come first."""
     sets = [
         reader.set_of(ranges, f"runtimeConfig.ipRanges[{index}]")
@@ -243,7 +243,7 @@ def _sets(ipam: _IpamSection, runtime: _RuntimeIPs, reader: RangeReader) -> tupl
     return tuple(sets)
 
 
-def _refuse_orphans(ipam: _IpamSection) -> None:
+def _refuse_orphans(ipam: IpamKeys) -> None:
     for key in ("range_start", "range_end", "rangeStart", "rangeEnd", "exclude"):
         if getattr(ipam, key):
             raise invalid_config(
@@ -275,9 +275,9 @@ def _refuse_gateways(
             raise invalid_config(f'"{range_.where}.address": {text(range_.first)} is the gateway')
 
 
-def _static(ipam: _IpamSection, index: int) -> RangeSet:
+def _static(ipam: IpamKeys, index: int) -> RangeSet:
     path = f"ipam.addresses[{index}]"
-    static = section(ipam.addresses[index], _StaticAddress, path)
+    static = section(ipam.addresses[index], StaticAddress, path)
     try:
         address, network = parse_interface(static.address)
     except ValueError as error:

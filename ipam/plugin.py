@@ -17,7 +17,6 @@ from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
-from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
@@ -155,7 +154,7 @@ class AddressPlugin:
     def gc(self, request: Request) -> None:
         """Release the addresses of this network's attachments that the runtime does not list."""
         messages = self._messages(request)
-        valid = valid_attachments(request.config)
+        valid = request.config.valid_attachments
         if valid is None:
             messages.warning(
                 f'GC of network {request.network}: without "cni.dev/valid-attachments", nothing '

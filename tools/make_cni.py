@@ -25,7 +25,7 @@ def main() -> None:
     contents = {fallback / name: executables.script(name, development=True) for name in PLUGINS}
     contents |= {directory / name: launcher for name in PLUGINS}
     with executables.locked(directory):
-        executables.place(contents)
+        executables.install(contents)
     for name in PLUGINS:
         print(directory / name)
 

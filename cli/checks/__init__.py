@@ -1,4 +1,4 @@
-"""The checks of `podfabric doctor`: each is a function of the node that answers findings."""
+"""The checks of `podfabric doctor`: functions that take the node and return outcomes."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -11,35 +11,35 @@ Status = Literal["ok", "warning", "failed", "not applicable"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at one thing came to."""
+    """A result of a check."""
 
     check: str
     status: Status
     seen: str
-    remedy: str = ""  # what to do; "" where nothing is to be done
+    remedy: str = ""  # what to do, if anything
 
 
 Outcome = tuple[Status, str, str]
-"""Status, what was seen, what to do: a finding without its check's name."""
+"""Status, what was seen, and what to do: a Finding without its check's name."""
 
 Check = Callable[[ThisNode], Iterator[Outcome]]
 
 
 def ok(seen: str) -> Outcome:
-    """All is as it should be."""
+    """No problem."""
     return "ok", seen, ""
 
 
 def warning(seen: str, remedy: str) -> Outcome:
-    """It may be meant, or will hurt some pods."""
+    """Possibly intended, or a problem for some pods."""
     return "warning", seen, remedy
 
 
 def failed(seen: str, remedy: str) -> Outcome:
-    """Pods go without because of it."""
+    """A problem that keeps pods from working."""
     return "failed", seen, remedy
 
 
 def not_applicable(why: str) -> Outcome:
-    """There is nothing to look at."""
+    """Nothing to check."""
     return "not applicable", why, ""

@@ -1,4 +1,4 @@
-"""Ports, subnet manager, interfaces, and where GPUs are: what the wires and slots say."""
+"""Checks of ports, the subnet manager, interfaces, and the distances of GPUs."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ _USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
 def ports(node: ThisNode) -> Iterator[Outcome]:
     """Each port's state: a failure if a pool offers its HCA, else a warning.
 
-    That of a VF may be set up with the pod that gets it.
+    A VF's port may become active only with the pod that gets the VF.
     """
     offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
-    found = _ports(node)
+    rows = _ports(node)
     active = waiting = 0
-    for hca, name, port in found:
+    for hca, name, port in rows:
         where = f"port {port.number} of {name} ({hca.id})"
         width = _WIDTH.search(port.rate)
         if port.state != "ACTIVE" and hca.id in later:
@@ -40,17 +40,17 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
             )
         else:
             active += 1
-    if not found:
-        yield not_applicable("no port of an RDMA device is seen here")
+    if not rows:
+        yield not_applicable("no RDMA device has a port here")
     elif active or waiting:
-        more = f", {waiting} are set up with the pods that get them" if waiting else ""
-        yield ok(f"{active} of {len(found)} ports are ACTIVE{more}")
+        more = f", {waiting} become active with the pods that get them" if waiting else ""
+        yield ok(f"{active} of {len(rows)} ports are ACTIVE{more}")
 
 
 def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
-    """InfiniBand ports get their address, and become ACTIVE, by a subnet manager."""
-    found = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
-    linked = [row for row in found if row[2].state in ("ACTIVE", "INIT", "ARMED")]
+    """A subnet manager gives InfiniBand ports their addresses and makes them ACTIVE."""
+    rows = [row for row in _ports(node) if row[2].link_layer == "InfiniBand"]
+    linked = [row for row in rows if row[2].state in ("ACTIVE", "INIT", "ARMED")]
     without = [
         f"port {port.number} of {name} is {port.state}"
         for _, name, port in linked
@@ -61,78 +61,79 @@ def subnet_manager(node: ThisNode) -> Iterator[Outcome]:
     elif without:
         yield failed(
             f"no subnet manager has set up: {', '.join(without)}",
-            "is one running on this fabric (`sminfo`)? Start it on the switch, or opensm on a node",
+            "does a subnet manager run on this fabric (`sminfo`)? Start it on the switch, or start "
+            "opensm on a node",
         )
     else:
         lids = sorted({port.sm_lid for _, _, port in linked})
-        yield ok(f"there is one, at LID {', '.join(map(str, lids))}")
+        yield ok(f"a subnet manager runs at LID {', '.join(map(str, lids))}")
 
 
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
-    """An IPoIB interface that is down gives no carrier to its children."""
+    """The children of an IPoIB interface that is down have no carrier."""
     later = _set_up_with_pods(node)
-    parents = (one for one in node.hcas if "infiniband" in one.link_types)
-    names = [netdev for one in parents if one.id not in later for netdev in one.netdevs]
+    parents = (hca for hca in node.hcas if "infiniband" in hca.link_types)
+    names = [netdev for hca in parents if hca.id not in later for netdev in hca.netdevs]
     states = {name: _is_up(node.paths, name) for name in names}
     down = sorted(name for name, up in states.items() if up is False)
     if not names:
-        yield not_applicable("there is no IPoIB interface on the host")
+        yield not_applicable("the host has no IPoIB interface")
     elif down:
         commands = "; ".join(f"ip link set {name} up" for name in down)
         yield failed(f"down: {', '.join(down)}: their children have no carrier", f"`{commands}`")
     elif None in states.values():
-        yield not_applicable(f"{node.paths.sys}/class/net does not tell whether they are up")
+        yield not_applicable(f"{node.paths.sys}/class/net does not say whether they are up")
     else:
         yield ok(f"up: {', '.join(names)}")
 
 
 def pfs_of_vfs(node: ThisNode) -> Iterator[Outcome]:
-    """VFs carry nothing while their PF's interface is down."""
-    names = [name for one in node.hcas if one.num_vfs for name in one.netdevs]
+    """VFs have no link while their PF's interface is down."""
+    names = [name for hca in node.hcas if hca.num_vfs for name in hca.netdevs]
     down = [name for name in names if _is_up(node.paths, name) is False]
-    if not any(one.num_vfs for one in node.hcas):
+    if not any(hca.num_vfs for hca in node.hcas):
         yield not_applicable("no PF has VFs")
     elif down:
         commands = "; ".join(f"ip link set {name} up" for name in down)
-        yield failed(f"down, with VFs: {', '.join(down)}: these have no link", f"`{commands}`")
+        yield failed(f"down, with VFs: {', '.join(down)}: the VFs have no link", f"`{commands}`")
     else:
         yield ok(f"up, with VFs: {', '.join(names) or 'PFs without interfaces'}")
 
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
     """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
-    hcas = [one for one in node.hcas if one.address and (one.rdma or one.rdma_names)]
+    hcas = [hca for hca in node.hcas if hca.address and (hca.rdma or hca.rdma_names)]
     if not node.gpus or not hcas:
-        yield not_applicable("there are not both GPUs and HCAs")
+        yield not_applicable("the node does not have both GPUs and HCAs")
         return
     far: dict[Distance, list[str]] = {}
     for gpu in node.gpus:
-        near = min(node.topology.distance(gpu.address, one.address) for one in hcas)
+        near = min(node.topology.distance(gpu.address, hca.address) for hca in hcas)
         if near > Distance.PXB:
             far.setdefault(near, []).append(gpu_label(node.gpus, gpu.address))
     for distance, labels in sorted(far.items()):
         yield warning(
-            f"{', '.join(labels)}: the nearest HCA is at {distance.name}: GPUDirect RDMA, which "
-            "goes as far as PXB, is not used",
-            "in a virtual machine, describe the machine below in "
-            f"{node.paths.etc / 'topology.xml'} (NCCL_TOPO_FILE's format); else it is how the "
-            "slots are wired: `podfabric topo`",
+            f"{', '.join(labels)}: the nearest HCA is at {distance.name}: GPUDirect RDMA "
+            "reaches only as far as PXB",
+            "in a virtual machine, describe the physical machine in "
+            f"{node.paths.etc / 'topology.xml'} (NCCL_TOPO_FILE's format); otherwise the slots "
+            "are wired that way: `podfabric topo`",
         )
     if not far:
         yield ok("each GPU has an HCA at PXB or nearer")
 
 
 def _set_up_with_pods(node: ThisNode) -> set[str]:
-    """The VFs and SFs on offer whose own ports say nothing until a pod has them."""
-    offered = [(pool, one) for pool in node.pools for one in pool.hcas]
-    ids = {one.id for _, one in offered if one.pf in node.reports}
+    """The offered VFs and SFs with ports that become active only in a pod."""
+    offered = [(pool, hca) for pool in node.pools for hca in pool.hcas]
+    ids = {hca.id for _, hca in offered if hca.pf in node.reports}
     return ids.difference(
-        one.id for pool, one in offered if availability.own_ports_count(pool, one, node.reports)
+        hca.id for pool, hca in offered if availability.own_ports_count(pool, hca, node.reports)
     )
 
 
 def _ports(node: ThisNode) -> list[tuple[HCA, str, Port]]:
-    return [(one, rdma.name, port) for one in node.hcas for rdma in one.rdma for port in rdma.ports]
+    return [(hca, rdma.name, port) for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
 
 
 def _why_down(hca: HCA, port: Port) -> str:
@@ -140,11 +141,11 @@ def _why_down(hca: HCA, port: Port) -> str:
         return "it has a link and waits for a subnet manager"
     if port.link_layer == "Ethernet":
         names = ", ".join(hca.netdevs) or "its interface"
-        return f"set {names} up; if it is, look at the cable and the switch's port"
+        return f"set {names} up; if it is up, look at the cable and the switch's port"
     if hca.pf:
         return (
-            "the link of a VF follows its policy: `ip link set PF vf N state auto`; and it needs "
-            f"a GUID, else none sets {rdma_label(hca)} up"
+            "the link of a VF follows its policy: `ip link set PF vf N state auto`; it also needs "
+            f"a GUID, otherwise no subnet manager activates {rdma_label(hca)}"
         )
     if port.physical_state == "Disabled":
         return "it was disabled: `ibportstate` on the switch, `mlxlink -d DEVICE --port_state UP`"
@@ -152,7 +153,7 @@ def _why_down(hca: HCA, port: Port) -> str:
 
 
 def _is_up(paths: Paths, netdev: str) -> bool | None:
-    """Whether an interface is set up (IFF_UP); None if sysfs does not tell."""
+    """Whether an interface is up (IFF_UP); None if sysfs does not say."""
     try:
         return bool(int(sysfs.text(f"{paths.sys}/class/net/{netdev}/flags"), 0) & 1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a container runtime finds: Multus, and our executables."""
+"""Checks of what a container runtime uses: Multus and our executables."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,40 +23,40 @@ class _NetworkList(msgspec.Struct):
 
 
 def multus(node: ThisNode) -> Iterator[Outcome]:
-    """Without Multus first in line nobody calls our plugins for a second interface."""
+    """Multus must come first: it calls our plugins for further interfaces."""
     directory = node.paths.cni_conf
     files = _files(directory)
     if not files:
         yield failed(
             f"{directory}: no CNI configuration",
-            "install the cluster's network and Multus; or set PODFABRIC_CNI_CONF to where the "
-            "runtime looks",
+            "install the cluster's network and Multus, or set PODFABRIC_CNI_CONF to the runtime's "
+            "directory",
         )
         return
     by_multus = [path for path in files if set(_types(path)) & set(_MULTUS)]
-    there = [name for name in _MULTUS if (node.paths.cni_bin / name).exists()]
+    installed = [name for name in _MULTUS if (node.paths.cni_bin / name).exists()]
     if not by_multus:
         yield warning(
             f"{directory}: no configuration is of type multus: pods get one interface, of "
             f"{files[0].name}",
-            "install Multus, unless the plugins are called otherwise",
+            "install Multus, unless another program calls the plugins",
         )
     elif files[0] not in by_multus:
         yield failed(
             f"the runtime takes the first file, {files[0].name}, and not {by_multus[0].name}",
             f"give Multus' file a name that sorts first: 00-multus.conf in {directory}",
         )
-    elif not there:
+    elif not installed:
         yield failed(
             f"{by_multus[0].name} needs an executable that is not in {node.paths.cni_bin}",
-            "is Multus' pod running on this node?",
+            "does Multus' pod run on this node?",
         )
     else:
-        yield ok(f"{by_multus[0].name}, {', '.join(there)}")
+        yield ok(f"{by_multus[0].name}, {', '.join(installed)}")
 
 
 def our_executables(node: ThisNode) -> Iterator[Outcome]:
-    """What `podfabric install` puts in place."""
+    """The executables that `podfabric install` copies."""
     directory = node.paths.cni_bin
     missing, foreign = [], []
     for name in executables.PLUGINS:
@@ -70,7 +70,7 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
     if foreign:
         yield warning(
             f"{directory}: not podfabric's: {', '.join(foreign)}",
-            f"{remedy} --force, if ours is meant",
+            f"{remedy} --force, to replace them by ours",
         )
     if not missing and not foreign:
         yield ok(f"{directory}: {', '.join(executables.PLUGINS)}")

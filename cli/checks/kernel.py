@@ -1,6 +1,6 @@
-"""Modules, device nodes, the RDMA subsystem's mode, and how much memory may be locked.
+"""Checks of modules, device nodes, the RDMA namespace mode and the limit of locked memory.
 
-Modules may be built in, so what counts is what they make in sysfs.
+A module may be built in, so the checks look for its entries in sysfs.
 """
 
 import re
@@ -13,98 +13,98 @@ from host import discovery as sysfs
 from host.errors import HostError
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
-_TOLD = 2  # nodes that are wrong, each by itself
-_ONLY_MANAGES = "kubelet"  # starts no container itself
+_SHOWN = 2  # wrong device nodes with a line of their own
+_ONLY_MANAGES = "kubelet"  # starts no containers
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
 def verbs_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_uverbs: without it no program of user space gets at an HCA."""
-    devices = [rdma for one in node.hcas for rdma in one.rdma]
-    if not devices and not any(one.rdma_names for one in node.hcas):
-        yield not_applicable("no RDMA device is there")
+    """ib_uverbs: without it no program can open an HCA."""
+    devices = [rdma for hca in node.hcas for rdma in hca.rdma]
+    if not devices and not any(hca.rdma_names for hca in node.hcas):
+        yield not_applicable("the node has no RDMA device")
     elif (node.paths.sys / "class/infiniband_verbs").is_dir():
         without = sorted(rdma.name for rdma in devices if rdma.uverbs is None)
         if without:
             yield failed(
                 f"{', '.join(without)}: no uverbs device",
-                "load the HCA's RDMA driver anew (mlx5_ib), and look at `dmesg`",
+                "reload the HCA's RDMA driver (mlx5_ib), and look at `dmesg`",
             )
         else:
-            yield ok("ib_uverbs is there, and a uverbs device for each RDMA device")
+            yield ok("ib_uverbs is loaded, and each RDMA device has a uverbs device")
     else:
         yield failed("ib_uverbs is not loaded", _load("ib_uverbs"))
 
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
-    """rdma_ucm: what connects by addresses (rping, UCX's rdmacm, NFS) needs it."""
+    """rdma_ucm: programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need it."""
     if not _with_rdma(node):
-        yield not_applicable("no RDMA device is there")
+        yield not_applicable("the node has no RDMA device")
     elif sysfs.rdma_cm(node.paths) is None:
         yield warning(
-            "rdma_ucm is not loaded: containers get no /dev/infiniband/rdma_cm, and what connects "
-            "by IP addresses fails",
+            "rdma_ucm is not loaded: containers get no /dev/infiniband/rdma_cm, and programs "
+            "that connect by IP addresses fail",
             _load("rdma_ucm"),
         )
     else:
-        yield ok("rdma_ucm is there")
+        yield ok("rdma_ucm is loaded")
 
 
 def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_ipoib: the interfaces that the plugin `ipoib` makes children of."""
+    """ib_ipoib: it makes the parents of the plugin `ipoib`."""
     hcas = [
-        one
-        for one in node.hcas
-        if any(port.link_layer == "InfiniBand" for rdma in one.rdma for port in rdma.ports)
+        hca
+        for hca in node.hcas
+        if any(port.link_layer == "InfiniBand" for rdma in hca.rdma for port in rdma.ports)
     ]
     if not hcas:
-        yield not_applicable("no InfiniBand HCA is there")
+        yield not_applicable("the node has no InfiniBand HCA")
         return
-    there = any("infiniband" in one.link_types for one in hcas)
-    if there or (node.paths.sys / "module/ib_ipoib").is_dir():
-        yield ok("ib_ipoib is there")
+    has_parent = any("infiniband" in hca.link_types for hca in hcas)
+    if has_parent or (node.paths.sys / "module/ib_ipoib").is_dir():
+        yield ok("ib_ipoib is loaded")
     else:
         yield failed("ib_ipoib is not loaded: no HCA has an IPoIB interface", _load("ib_ipoib"))
 
 
 def mad_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_umad, where a pool gives its devices."""
+    """ib_umad, if a pool gives its devices."""
     asking = [pool.config.resource for pool in node.pools if pool.config.umad or pool.config.issm]
     if not asking:
         yield not_applicable("no pool gives umad or issm")
     elif (node.paths.sys / "class/infiniband_mad").is_dir():
-        yield ok("ib_umad is there")
+        yield ok("ib_umad is loaded")
     else:
         yield failed(f"ib_umad is not loaded, and {', '.join(asking)} gives it", _load("ib_umad"))
 
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """/dev/infiniband against sysfs: udev may be behind, or /dev another one than the host's."""
-    nodes = [rdma.uverbs for one in node.hcas for rdma in one.rdma]
-    ports = [port for one in node.hcas for rdma in one.rdma for port in rdma.ports]
+    """/dev/infiniband against sysfs: udev may be late, or /dev may not be the host's."""
+    nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
+    ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
         nodes += [port.umad for port in ports]
     if any(pool.config.issm for pool in node.pools):
         nodes += [port.issm for port in ports]
-    known = [one for one in (*nodes, sysfs.rdma_cm(node.paths)) if one is not None]
+    devices = [device for device in (*nodes, sysfs.rdma_cm(node.paths)) if device is not None]
     wrong = []
-    for one in known:
+    for device in devices:
         try:
-            sysfs.verify(node.paths, one)
+            sysfs.verify(node.paths, device)
         except HostError as error:
             wrong.append(str(error))
-    for text in wrong[:_TOLD]:
-        yield failed(text, "containers are refused it until then: `udevadm trigger`")
-    if len(wrong) > _TOLD:
-        yield failed(f"{len(wrong) - _TOLD} more nodes are like that", "as above")
-    if not known:
-        yield not_applicable("sysfs knows no device that would have a node")
+    for text in wrong[:_SHOWN]:
+        yield failed(text, "until then containers cannot get it: `udevadm trigger`")
+    if len(wrong) > _SHOWN:
+        yield failed(f"{len(wrong) - _SHOWN} more device nodes are wrong", "as above")
+    if not devices:
+        yield not_applicable("sysfs has no device with a device node")
     elif not wrong:
-        yield ok(f"{len(known)} nodes in {node.paths.dev / 'infiniband'} are as sysfs says")
+        yield ok(f"{len(devices)} nodes in {node.paths.dev / 'infiniband'} agree with sysfs")
 
 
 def rdma_mode() -> str:
-    """The RDMA subsystem's mode, asked of the running kernel. Raises HostError."""
+    """The kernel's RDMA namespace mode. Raises HostError."""
     from host import rdma
 
     with rdma.rdma() as socket:
@@ -112,18 +112,18 @@ def rdma_mode() -> str:
 
 
 def namespaces(node: ThisNode) -> Iterator[Outcome]:
-    """Whether a pod can open an HCA that was not moved to it, and whether one can be moved."""
+    """Whether pods can open HCAs in the host's namespace, and whether HCAs can be moved."""
     if not _with_rdma(node):
-        yield not_applicable("no RDMA device is there")
+        yield not_applicable("the node has no RDMA device")
         return
     try:
         mode = rdma_mode()
     except HostError as error:
-        yield warning(f"the mode is not known: {error}", "load ib_core, with Linux 5.2 or later")
+        yield warning(f"the mode is unknown: {error}", "load ib_core, with Linux 5.2 or later")
         return
     if mode == "shared":
         yield ok(
-            "shared: a pod sees every HCA below /sys and can open those that it was given; the "
+            "shared: a pod sees every HCA below /sys and can open its own; the "
             'option "rdmaIsolation" and the plugin rdma are refused (they need exclusive)'
         )
         return
@@ -148,20 +148,20 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
     """RLIMIT_MEMLOCK of the runtimes, which containers inherit: registered memory is locked."""
-    found: dict[str, set[str]] = {}
+    by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):
             name = (directory / "comm").read_text().strip()
             limit = _LOCKED.search((directory / "limits").read_text()) if name in RUNTIMES else None
             if limit:
-                found.setdefault(name, set()).add(limit[1])
-    if not found:
+                by_runtime.setdefault(name, set()).add(limit[1])
+    if not by_runtime:
         yield not_applicable(
-            f"no {', '.join(RUNTIMES[:3])} or {RUNTIMES[-1]} is seen in {node.paths.proc}: is it "
+            f"no {', '.join(RUNTIMES[:3])} or {RUNTIMES[-1]} runs by {node.paths.proc}: is it "
             "the host's?"
         )
-    for name, limits in sorted(found.items()):
-        low = sorted(int(one) for one in limits if one.isdecimal())
+    for name, limits in sorted(by_runtime.items()):
+        low = sorted(int(limit) for limit in limits if limit.isdecimal())
         if not low:
             yield ok(f"{name}: unlimited")
         elif name == _ONLY_MANAGES:
@@ -169,16 +169,16 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
         else:
             yield warning(
                 f"{name}: {_bytes(low[0])} may be locked by a container: registering more fails "
-                "with ENOMEM, and NCCL then uses TCP without a word",
-                f"`systemctl edit {name}`: [Service] LimitMEMLOCK=infinity, restart it, and start "
-                "the pods anew; or give root containers the capability IPC_LOCK",
+                "with ENOMEM, and NCCL then uses TCP silently",
+                f"`systemctl edit {name}`: [Service] LimitMEMLOCK=infinity, restart it and "
+                "the pods; or give root containers the capability IPC_LOCK",
             )
 
 
 def peer_memory(node: ThisNode) -> Iterator[Outcome]:
-    """What lets an HCA read a GPU's memory."""
+    """nvidia_peermem, which lets an HCA access a GPU's memory."""
     if not node.gpus or not _with_rdma(node):
-        yield not_applicable("there are not both GPUs and HCAs")
+        yield not_applicable("the node does not have both GPUs and HCAs")
     elif any(
         (node.paths.sys / "module" / name).is_dir() for name in ("nvidia_peermem", "nv_peer_mem")
     ):
@@ -186,8 +186,8 @@ def peer_memory(node: ThisNode) -> Iterator[Outcome]:
     else:
         yield warning(
             "nvidia_peermem is not loaded: GPUDirect RDMA works by dma-buf alone",
-            "`modprobe nvidia_peermem`, unless the open kernel modules of the driver with Linux "
-            "5.12 or later and CUDA 11.7 or later are there, which need none",
+            "`modprobe nvidia_peermem`; not needed with the driver's open kernel modules, Linux "
+            "5.12 or later and CUDA 11.7 or later",
         )
 
 
@@ -196,11 +196,11 @@ def _movable(mode: str) -> bool:
 
 
 def _with_rdma(node: ThisNode) -> bool:
-    return any(one.rdma or one.rdma_names for one in node.hcas)
+    return any(hca.rdma or hca.rdma_names for hca in node.hcas)
 
 
 def _load(module: str) -> str:
-    return f"`modprobe {module}`, and name it in /etc/modules-load.d for the next boot"
+    return f"`modprobe {module}`, and add it to /etc/modules-load.d for the next boot"
 
 
 def _bytes(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The kubelet's sockets and records, our own beside them, the agent, and the configuration."""
+"""Checks of the kubelet's sockets and records, our checkpoint, the agent and the configuration."""
 
 import socket
 from collections import Counter
@@ -13,7 +13,7 @@ from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import YOUNG
-from deviceplugin.pools import config
+from deviceplugin.pools import formats
 from deviceplugin.pools.config import ConfigError
 
 _LOOK_AT_AGENT = "look at `systemctl status podfabric-agent` and its log"
@@ -31,40 +31,40 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
     except settings.SettingsError as error:
         problems.append(str(error))
     try:
-        shown = ", ".join(f"{one.resource} ({one.mode})" for one in config.load(path).pools)
+        shown = ", ".join(f"{pool.resource} ({pool.mode})" for pool in formats.load(path).pools)
     except ConfigError as error:
         problems.append(str(error))
     for text in dict.fromkeys(problems):
-        yield failed(text, "correct it: an agent that runs goes on with what it had")
+        yield failed(text, "correct it: a running agent keeps its previous settings")
     if not problems:
-        absent = "" if path.exists() else " is not there, so the defaults count"
+        absent = "" if path.exists() else " does not exist, so the defaults count"
         yield ok(f"{path}{absent}: {shown or 'no pool'}")
 
 
 def pools(node: ThisNode) -> Iterator[Outcome]:
-    """Whether each pool offers anything, all of it well."""
+    """Whether each pool offers devices, and all of them are healthy."""
     if not node.pools:
-        yield not_applicable("the configuration gives no pool")
+        yield not_applicable("no pool is configured")
     for pool in node.pools:
         name = pool.config.resource
         if not pool.slots:
-            left = Counter(one.why for one in node.left_out if one.resource == name)
+            left = Counter(refusal.why for refusal in node.left_out if refusal.resource == name)
             yield failed(
-                f"{name} offers nothing: {_most(left) or 'there is no HCA'}",
-                "`podfabric devices` has the reason for each HCA",
+                f"{name} offers nothing: {_most(left) or 'the node has no HCA'}",
+                "`podfabric devices` shows the reason for each HCA",
             )
             continue
         if pool.problem:
             yield warning(pool.problem, "see docs/pools.md")
         counts = f"{name}: {len(pool.slots)} ids of {len(pool.hcas)} HCAs"
-        # What another pool's pods hold is as it should be.
+        # HCAs that pods of another pool hold are not a problem.
         busy = set(node.elsewhere[name].values())
         reasons = Counter(why for why in node.unfit[name].values() if why not in busy)
         if reasons:
             bad = failed if len(node.unfit[name]) == len(pool.slots) else warning
             yield bad(
-                f"{counts}, {reasons.total()} not well: {_most(reasons)}",
-                "the reasons say what to do; `podfabric devices` has those of each HCA",
+                f"{counts}, {reasons.total()} unhealthy: {_most(reasons)}",
+                "the reasons say what to do; `podfabric devices` shows those of each HCA",
             )
         elif not pool.problem:
             yield ok(counts)
@@ -76,7 +76,7 @@ def agent(node: ThisNode) -> Iterator[Outcome]:
     if _answers(path):
         yield ok(f"{path} answers")
     else:
-        what = "nobody answers" if path.exists() else "there is none"
+        what = "no process answers" if path.exists() else "it does not exist"
         yield failed(
             f"{path}: {what}", f"`systemctl start podfabric-agent.socket`; {_LOOK_AT_AGENT}"
         )
@@ -87,35 +87,35 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
     path = node.paths.device_plugins / "kubelet.sock"
     if not node.paths.device_plugins.is_dir():
         yield failed(
-            f"{node.paths.device_plugins}: there is no such directory",
-            "is a kubelet running here, and is its directory elsewhere (--root-dir, k3s, "
-            "microk8s)? Then set PODFABRIC_KUBELET for the agent",
+            f"{node.paths.device_plugins}: this directory does not exist",
+            "does a kubelet run here, with another directory (--root-dir, k3s, microk8s)? Then set "
+            "PODFABRIC_KUBELET for the agent",
         )
     elif _answers(path):
         yield ok(f"{path} answers")
     else:
-        what = "nobody answers" if path.exists() else "there is none"
+        what = "no process answers" if path.exists() else "it does not exist"
         yield failed(f"{path}: {what}", "`systemctl status kubelet`")
     watcher = node.paths.kubelet / "plugins_registry"
     if node.config.registration == "watcher":
         yield (
-            ok(f"{watcher} is there")
+            ok(f"{watcher} exists")
             if watcher.is_dir()
             else failed(
-                f"{watcher}: there is no such directory, and registration is `watcher`",
-                "take `legacy`, or mount the kubelet's directory",
+                f"{watcher}: this directory does not exist, and registration is `watcher`",
+                "set `legacy`, or mount the kubelet's directory",
             )
         )
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's PodResources API, by which CNI plugins learn what a pod was given."""
+    """The kubelet's PodResources API, from which CNI plugins learn a pod's devices."""
     try:
         rows = kubelet.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
-        yield failed(str(error), "CNI plugins go by the kubelet's checkpoint alone until then")
+        yield failed(str(error), "until then CNI plugins read only the kubelet's checkpoint")
         return
-    pods = {(one.namespace, one.name) for one in rows if one.ids}
+    pods = {(row.namespace, row.name) for row in rows if row.ids}
     yield ok(f"{node.paths.pod_resources} answers: {len(pods)} pods hold devices")
 
 
@@ -126,54 +126,58 @@ def plugin_sockets(node: ThisNode) -> Iterator[Outcome]:
     watcher = node.config.registration == "watcher"
     directory = node.paths.kubelet / "plugins_registry" if watcher else node.paths.device_plugins
     if not directory.is_dir():
-        yield not_applicable(f"{directory} is not there")
+        yield not_applicable(f"{directory} does not exist")
         return
     for pool in node.pools:
         name = pool.config.resource
-        found = sorted(sockets.siblings(directory, name, None))
-        alive = [path.name for path in found if _answers(path)]
+        own = sorted(sockets.siblings(directory, name, None))
+        alive = [path.name for path in own if _answers(path)]
         if len(alive) == 1:
             yield ok(f"{name}: {alive[0]} answers")
         elif alive:
             yield warning(
-                f"{name}: {len(alive)} answer: {', '.join(alive)}",
-                "let one device plugin run: the agent's, or `podfabric device-plugin`",
+                f"{name}: {len(alive)} sockets answer: {', '.join(alive)}",
+                "run only one device plugin: the agent's or `podfabric device-plugin`",
             )
         else:
-            dead = f" ({', '.join(path.name for path in found)}: nobody answers)" if found else ""
+            dead = f" ({', '.join(path.name for path in own)}; no process answers)" if own else ""
             yield failed(f"{name}: no socket of ours in {directory}{dead}", _LOOK_AT_AGENT)
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """What the kubelet has by our resources' names, which may be another plugin's."""
-    known = kubelet.registered(node.paths)
-    if not known:
+    """The kubelet's device ids of our resources, which may be another device plugin's."""
+    registered_ids = kubelet.registered(node.paths)
+    if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")
         return
     for pool in node.pools:
         name = pool.config.resource
-        foreign = [one for one in known.get(name, ()) if pool.slot(one) is None]
+        foreign = [
+            device_id for device_id in registered_ids.get(name, ()) if pool.slot(device_id) is None
+        ]
         if foreign:
             yield failed(
-                f"{name}: the kubelet has ids that are none of ours: {_some(foreign)}: another "
+                f"{name}: the kubelet has ids that are not ours: {_some(foreign)}: another "
                 "device plugin offers that resource, or another configuration did",
-                "remove the other one (`kubectl get ds -A`), or give the pool another name; then "
+                "remove the other plugin (`kubectl get ds -A`), or rename the pool; then "
                 "restart the agent",
             )
-        elif name not in known and pool.slots:
-            yield failed(f"{name}: the kubelet does not know it", _LOOK_AT_AGENT)
+        elif name not in registered_ids and pool.slots:
+            yield failed(f"{name}: the kubelet does not have it", _LOOK_AT_AGENT)
         else:
-            healthy = len(known.get(name, ()))
+            healthy = len(registered_ids.get(name, ()))
             yield ok(f"{name}: the kubelet has {healthy} of our {len(pool.slots)} ids as healthy")
 
 
 def checkpoint(node: ThisNode) -> Iterator[Outcome]:
-    """Our record of what is handed out, against the kubelet's two."""
+    """Our record of allocations, compared with the kubelet's two."""
     path = node.paths.checkpoint
     try:
-        allocations = {one.key: one for one in records.read(node.paths).allocations}
+        allocations = {
+            allocation.key: allocation for allocation in records.read(node.paths).allocations
+        }
     except CheckpointDamaged as damage:
-        yield failed(str(damage), "an agent that starts sets it aside and asks the kubelet")
+        yield failed(str(damage), "a starting agent sets it aside and asks the kubelet")
         return
     rows: list[PodDevices] = []
     problems = []
@@ -183,28 +187,32 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
         except KubeletUnreadable as error:
             problems.append(str(error))
     ours = {pool.config.resource for pool in node.pools}
-    theirs = {(one.resource, known) for one in rows for known in one.ids if one.resource in ours}
+    theirs = {
+        (row.resource, device_id) for row in rows for device_id in row.ids if row.resource in ours
+    }
     missing = sorted(theirs - allocations.keys())
     if missing:
         yield failed(
-            f"{path} lacks what the kubelet gave to containers: {_some(_shown(missing))}",
-            f"the agent takes it over within a minute, if it runs: {_LOOK_AT_AGENT}",
+            f"{path} lacks allocations that the kubelet has: {_some(_shown(missing))}",
+            f"a running agent adds them within a minute: {_LOOK_AT_AGENT}",
         )
     if problems:
         yield warning(
             f"{path} has {len(allocations)} allocations, not compared with the kubelet: "
             f"{'; '.join(problems)}",
-            "see what the other checks say of the kubelet",
+            "see what the other checks say about the kubelet",
         )
         return
     now = datetime.now(UTC)
     stale = sorted(
-        key for key, one in allocations.items() if key not in theirs and _age(one.time, now) > YOUNG
+        key
+        for key, allocation in allocations.items()
+        if key not in theirs and _age(allocation.time, now) > YOUNG
     )
     if stale:
         yield warning(
-            f"{path} has what no container holds by the kubelet: {_some(_shown(stale))}",
-            f"the agent drops it within a minute, if it runs: {_LOOK_AT_AGENT}",
+            f"{path} has allocations that the kubelet does not have: {_some(_shown(stale))}",
+            f"a running agent drops them within a minute: {_LOOK_AT_AGENT}",
         )
     if not stale and not missing:
         yield ok(f"{path} and the kubelet agree on {len(theirs)} allocations")
@@ -232,7 +240,7 @@ def _answers(path: Path) -> bool:
 
 
 def _shown(keys: list[tuple[str, str]]) -> list[str]:
-    return [f"{resource} {known}" for resource, known in keys]
+    return [f"{resource} {device_id}" for resource, device_id in keys]
 
 
 def _some(names: list[str]) -> str:

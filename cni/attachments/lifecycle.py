@@ -26,7 +26,6 @@ from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
@@ -205,7 +204,7 @@ class InterfacePlugin(ABC):
 
         Every removal is tried; CNIError 104 reports the failures at the end.
         """
-        valid = valid_attachments(request.config)
+        valid = request.config.valid_attachments
         if valid is None:
             note("GC without cni.dev/valid-attachments: nothing is removed")
             return

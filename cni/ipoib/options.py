@@ -35,7 +35,7 @@ _MAC_PATHS = (
 )
 
 
-class _IpoibConfig(msgspec.Struct, kw_only=True):
+class IpoibKeys(msgspec.Struct, kw_only=True):
     """The keys of the plugin as users write them; `IpoibOptions` is what they mean."""
 
     master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
@@ -81,7 +81,7 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(request: Request) -> IpoibOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
-    written = config.convert(request.config.keys, _IpoibConfig)
+    written = config.convert(request.config.keys, IpoibKeys)
     config.refuse_misspelt(request.config.keys, KNOWN)
     _refuse_mac(request)
     ipam_type = request.config.at("ipam.type", str) or ""

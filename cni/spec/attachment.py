@@ -1,6 +1,7 @@
 """What a runtime attaches and detaches: one interface of one container on one network."""
 
 import hashlib
+from functools import lru_cache
 
 import msgspec
 
@@ -29,8 +30,13 @@ class Attachment(msgspec.Struct, frozen=True, order=True):
     @property
     def key(self) -> str:
         """32 hex digits that stand for the attachment in file names and marks."""
-        text = "\n".join((self.network, self.container_id, self.ifname))
-        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
+        return _key(self)
 
     def __str__(self) -> str:
         return f"{self.network}/{self.container_id}/{self.ifname}"
+
+
+@lru_cache(1024)  # one call asks for it some ten times
+def _key(attachment: Attachment) -> str:
+    text = "\n".join((attachment.network, attachment.container_id, attachment.ifname))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

@@ -24,19 +24,16 @@ T = TypeVar("T")
 DEVICE_ID_PATHS = ("deviceID", "runtimeConfig.deviceID", "pciBusID")
 """Multus writes the kubelet's device id to all of them."""
 
-# JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ABSENT = msgspec.Raw()
+VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+"""The keys of a GC's list. The text tagged 1.1.0 has the second; libraries send either or both."""
 
 # What an IPAM plugin reads of a configuration, as the specification spells it.
-_KEYS = {
+_IPAM_KEYS = {
     key.casefold(): key
     for key in ("args", "cniVersion", "dns", "ipam", "name", "prevResult", "runtimeConfig", "type")
 }
-
 _TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
-# `limits.decode` leaves a number that is too large as raw JSON.
-_TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")
+_TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")  # of such a number in `limits.decode`
 
 # Keys of the runtime, libcni and Multus, which the configuration of any plugin may have
 # (SPEC.md section 1).
@@ -60,17 +57,31 @@ RUNTIME_KEYS = frozenset(
     )
 )
 
+# JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ABSENT = msgspec.Raw()
+
+
+class ValidAttachment(msgspec.Struct, frozen=True):
+    """One attachment that the runtime still knows."""
+
+    containerID: str
+    ifname: str
+
+
+_ValidAttachments = tuple[ValidAttachment, ...] | None
+
 
 class IpamConfig(msgspec.Struct, frozen=True):
     """`type` is "" if no IPAM plugin is named. `options` has all keys of "ipam", `type` too.
 
-    `ambiguous` is a key that another reader may take for a different one, "" if there is none: Go's
-    decoder, which other plugins use, ignores the case of keys and merges what stands under both.
+    `ambiguous` is a key that another reader may take for a different one: Go's decoder, which other
+    plugins use, ignores the case of keys and merges what stands under both.
     """
 
     type: str = ""
     options: dict[str, Any] = {}
-    ambiguous: str = ""
+    ambiguous: str | None = None
 
 
 class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
@@ -89,22 +100,6 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
     def version(self) -> str:
         """The "cniVersion", 0.1.0 if there is none. CNIError 6 if it is not a string."""
         return self.text("cniVersion", "decoding version from network config") or "0.1.0"
-
-    @cached_property
-    def ipam(self) -> IpamConfig:
-        """The part "ipam". A value that is not as it must be counts as missing.
-
-        A configuration beyond the limits of an ADD, which a DEL may have, is ambiguous: of its
-        options only the type was decoded.
-        """
-        options = self.keys.get("ipam")
-        ipam_type = options.get("type") if isinstance(options, dict) else None
-        if not self.whole:
-            return IpamConfig(ipam_type or "", ambiguous="ipam")
-        ambiguous = _misspelt(self.keys) or _repeated(options)
-        if not isinstance(options, dict) or not isinstance(ipam_type, str):
-            return IpamConfig(ambiguous=ambiguous)
-        return IpamConfig(ipam_type, options, ambiguous)
 
     def text(self, key: str, failed: str) -> str:
         """The string at a top-level key, or "". CNIError 6 that begins with `failed`."""
@@ -131,6 +126,34 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
                 return None
             walked.append(key)
         return convert(value, shape, path)
+
+    @cached_property
+    def ipam(self) -> IpamConfig:
+        """The part "ipam". A value that is not as it must be counts as missing.
+
+        It is ambiguous if the configuration is not whole: only the type was decoded.
+        """
+        options = self.keys.get("ipam")
+        ipam_type = options.get("type") if isinstance(options, dict) else None
+        if not self.whole:
+            return IpamConfig(ipam_type or "", ambiguous="ipam")
+        ambiguous = _misspelt(self.keys) or _repeated(options)
+        if not isinstance(options, dict) or not isinstance(ipam_type, str):
+            return IpamConfig(ambiguous=ambiguous)
+        return IpamConfig(ipam_type, options, ambiguous)
+
+    @cached_property
+    def valid_attachments(self) -> frozenset[tuple[str, str]] | None:
+        """(container id, ifname) of the attachments that a GC lists as valid; None without a list.
+
+        Null and [] mean that no attachment is valid: CRI-O sends null for a network without pods.
+        Without the key the caller did not say, and nothing may be removed. CNIError 7 for a list of
+        another shape.
+        """
+        for key in VALID_ATTACHMENTS:
+            if key in self.keys:
+                return _read_attachments(key, self.keys[key])
+        return None
 
     def device_ids(self) -> dict[str, DeviceId]:
         """The kubelet's device id at each path that has one. CNIError 7 if one is not a string."""
@@ -190,12 +213,12 @@ class _RemovalParts(msgspec.Struct):
     pciBusID: msgspec.Raw = _ABSENT
     ipam: msgspec.Raw = _ABSENT
     runtimeConfig: msgspec.Raw = _ABSENT
-    valid: msgspec.Raw = msgspec.field(name="cni.dev/valid-attachments", default=_ABSENT)
-    attachments: msgspec.Raw = msgspec.field(name="cni.dev/attachments", default=_ABSENT)
+    valid: msgspec.Raw = msgspec.field(name=VALID_ATTACHMENTS[0], default=_ABSENT)
+    attachments: msgspec.Raw = msgspec.field(name=VALID_ATTACHMENTS[1], default=_ABSENT)
 
 
 def _decode_parts(raw: bytes) -> NetworkConfig:
-    """What a removal reads. The lists of attachments stay JSON: `gc` counts on their shape."""
+    """What a removal reads. The lists of attachments stay JSON until a GC reads them."""
     try:
         raw.decode()  # all of it: msgspec does not look at the text that it passes over
         parts = msgspec.json.decode(raw, type=_RemovalParts)
@@ -208,9 +231,9 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
         keys[key] = _text(getattr(parts, key))
     keys["ipam"] = _texts(parts.ipam, _IpamParts)
     keys["runtimeConfig"] = _texts(parts.runtimeConfig, _RuntimeParts)
-    for field in msgspec.structs.fields(_RemovalParts):
-        if "/" in field.encode_name and getattr(parts, field.name) is not _ABSENT:
-            keys[field.encode_name] = getattr(parts, field.name)
+    for key, value in zip(VALID_ATTACHMENTS, (parts.valid, parts.attachments), strict=True):
+        if value is not _ABSENT:
+            keys[key] = value
     return NetworkConfig(raw, keys, whole=False)
 
 
@@ -229,6 +252,44 @@ def _text(raw: msgspec.Raw) -> str | None:
         return msgspec.json.decode(raw, type=str)
     except msgspec.MsgspecError:
         return None
+
+
+def _misspelt(keys: dict[str, Any]) -> str | None:
+    """A key of the specification in other letters."""
+    for key in keys:
+        if _IPAM_KEYS.get(key.casefold(), key) != key:
+            return key
+    return None
+
+
+def _repeated(options: object) -> str | None:
+    """A key that an object of the options has twice, in different letters."""
+    waiting = [options]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            seen: set[str] = set()
+            repeated: set[str] = set()
+            for key in map(str.casefold, value):
+                (repeated if key in seen else seen).add(key)
+            if repeated:
+                return f"ipam: {min(repeated)}"
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return None
+
+
+def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
+    valid: _ValidAttachments
+    try:
+        if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
+            valid = msgspec.json.decode(value, type=_ValidAttachments)
+        else:
+            valid = msgspec.convert(value, type=_ValidAttachments)
+    except msgspec.MsgspecError as error:
+        raise invalid_config(f'"{key}": {error}: nothing was removed') from None
+    return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())
 
 
 def _not_decoded(error: Exception) -> CNIError:
@@ -310,29 +371,3 @@ def pkey(written: int | str | None) -> PKey | None:
             "bit of a full member"
         )
     return PKey(number)
-
-
-def _misspelt(keys: dict[str, Any]) -> str:
-    """A key of the specification in other letters, or ""."""
-    for key in keys:
-        if _KEYS.get(key.casefold(), key) != key:
-            return key
-    return ""
-
-
-def _repeated(options: object) -> str:
-    """A key that an object of the options has twice, in different letters, or ""."""
-    waiting = [options]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            seen: set[str] = set()
-            repeated: set[str] = set()
-            for key in map(str.casefold, value):
-                (repeated if key in seen else seen).add(key)
-            if repeated:
-                return f"ipam: {min(repeated)}"
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return ""

@@ -33,7 +33,7 @@ _UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before 
 _LOOK = 0.1  # seconds between two checks whether the call was cancelled
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
-_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
+DESCRIPTOR_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 MAX_STDOUT = 16 << 20  # bytes
 MAX_STDERR = 256 << 10
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a forked child
@@ -214,7 +214,7 @@ def _before_exec() -> None:
     calls. An agent has raised its own limit of descriptors, up to which old programs iterate.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, DESCRIPTOR_LIMITS)
 
 
 def _failure(returncode: int, stdout: bytes, stderr: bytes) -> CNIError:

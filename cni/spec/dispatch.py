@@ -12,7 +12,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -130,11 +129,11 @@ def _refuse_own_netns(request: Request) -> None:
         return
     try:
         descriptor = request.netns_descriptor
-        theirs = Path(request.netns).stat() if descriptor is None else os.fstat(descriptor)
-        ours = Path("/proc/thread-self/ns/net").stat()
+        theirs = os.stat(request.netns if descriptor is None else descriptor)  # noqa: PTH116
+        ours = os.stat("/proc/thread-self/ns/net")  # noqa: PTH116
     except OSError:
         return  # the verb handles a path that cannot be opened: DEL succeeds, ADD explains
-    if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+    if os.path.samestat(theirs, ours):
         raise CNIError(
             Code.INVALID_NETNS,
             "plugin's netns and netns from CNI_NETNS should not be the same",

@@ -52,7 +52,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 def require_readable(raw: bytes) -> None:
     """Raise CNIError 6 for JSON whose nesting could overflow the stack of whoever decodes it."""
     if raw.count(b"[") + raw.count(b"{") > READABLE_DEPTH:
-        _depth_of(raw, READABLE_DEPTH, len(raw))
+        depth_of(raw, READABLE_DEPTH, len(raw))
 
 
 def decode(raw: bytes) -> object:
@@ -71,7 +71,7 @@ def decode(raw: bytes) -> object:
     small = len(raw) <= MAX_TEXT  # so that no text in it is too long, nor are there many values
     depth = raw.count(b"[") + raw.count(b"{")
     if not small or depth > MAX_DEPTH:
-        depth = _depth_of(raw, MAX_DEPTH, MAX_VALUES)
+        depth = depth_of(raw, MAX_DEPTH, MAX_VALUES)
     try:
         text = raw.decode()
         if small and depth <= MAX_DEPTH:
@@ -86,15 +86,15 @@ def decode(raw: bytes) -> object:
     return document
 
 
-def _depth_of(raw: bytes, allowed: int, most_values: int) -> int:
+def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
     """How deep JSON is nested; 0 stands for any depth up to `allowed`.
 
     Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It does not decode: it
-    counts brackets and commas outside of strings, one part at a time, so that other threads run
-    between the parts of a long text, and it stops at the first excess.
+    counts brackets and commas outside of strings, `part` bytes at a time, so that other threads run
+    in between, and it stops at the first excess.
     """
     depth = deepest = values = strings = 0
-    for outside, inside in _parts_of(raw):
+    for outside, inside in _parts_of(raw, part):
         strings += inside
         brackets = outside.translate(None, _NO_BRACKETS)
         for start in range(0, len(brackets), _BLOCK):
@@ -114,12 +114,12 @@ def _depth_of(raw: bytes, allowed: int, most_values: int) -> int:
     return deepest
 
 
-def _parts_of(raw: bytes) -> Iterator[tuple[bytes, int]]:
+def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
     """JSON text without its strings, in parts, each with the number of strings that end in it."""
     in_string = False
     rest = b""
-    for start in range(0, len(raw), _PART):
-        part = rest + raw[start : start + _PART]
+    for start in range(0, len(raw), size):
+        part = rest + raw[start : start + size]
         rest = b""
         if (len(part) - len(part.rstrip(b"\\"))) % 2:  # it escapes a character of the next part
             part, rest = part[:-1], b"\\"

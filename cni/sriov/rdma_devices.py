@@ -72,7 +72,7 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
     with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
-                with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
+                with NetworkNamespace.own() as home:
                     if home.identity != namespace.identity:
                         rdma.move(pod, device, home)
 

@@ -1,1 +1,1 @@
-"""What a container is given, how it is told to whom, and which device ids go best together."""
+"""Allocation: which nodes and variables a container gets, and which device ids it best gets."""

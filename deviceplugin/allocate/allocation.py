@@ -1,8 +1,7 @@
-"""What a container gets for the device ids that the kubelet gives it: device nodes, variables,
-CDI names, and the entries of the checkpoint.
+"""What a container gets for its device ids: device nodes, variables, and CDI names.
 
-Character devices are looked up now, not when the pool was listed: a driver that was loaded anew
-has other numbers.
+Also the HCAs that the checkpoint records. Character devices are looked up for each allocation,
+since a driver reload changes their numbers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from deviceplugin import checkpoint
 from deviceplugin.allocate import cdi, environment, nodes
 from deviceplugin.allocate.nodes import DeviceNode
 from deviceplugin.pools.pool import Pool
-from host import discovery as inventory
+from host import discovery
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 
@@ -23,29 +22,29 @@ Code = Literal["INVALID_ARGUMENT", "FAILED_PRECONDITION"]
 
 
 class AllocateRefused(Exception):
-    """The kubelet's request cannot be granted. `code` is the name of the gRPC status."""
+    """The request cannot be fulfilled. `code` is the name of the gRPC status."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
         self.code: Code = code
 
 
-class GrantedNode(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerNode(msgspec.Struct, frozen=True, kw_only=True):
     """A device node that a container gets."""
 
     path: str  # in the container: "/dev/infiniband/uverbs0"
     host: str
-    permissions: str = "rw"  # not "m": a container need not make nodes
+    permissions: str = "rw"  # not "m": containers need not make nodes
 
 
 class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and what is written down of it."""
+    """The answer to the kubelet, and what the checkpoint records of it."""
 
-    nodes: tuple[GrantedNode, ...] = ()  # by path, each once; none where CDI names stand for them
+    nodes: tuple[ContainerNode, ...] = ()  # sorted by path; () if CDI names stand for them
     envs: dict[str, str] = {}  # sorted
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0", sorted
     devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
-    notes: tuple[str, ...] = ()  # for the log: what it goes without
+    notes: tuple[str, ...] = ()  # for the log: what the container lacks
 
 
 def allocation(
@@ -57,46 +56,51 @@ def allocation(
     current: Mapping[str, HCA] | None = None,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """What a container gets that is given these ids of the pool.
+    """What a container with these ids of the pool gets.
 
-    `healthy` are the ids that may be given now; `current` the HCAs as they are now, by id
-    (looked up if it is not given). `fabric_env`: this is the node's pool that tells NCCL and UCX
-    what to use. With CDI, the pool's specification is written. Raises Refused: INVALID_ARGUMENT
-    for an id that the pool has not, FAILED_PRECONDITION for one that cannot be used now.
+    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id;
+    None looks them up. `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the
+    pool's specification is written. Raises AllocateRefused: INVALID_ARGUMENT for an id that the
+    pool does not have, FAILED_PRECONDITION for one that cannot be used now.
     """
     wanted = _validated(pool, ids, healthy)
     if not wanted:
         return AllocateResult()
     if current is None:
-        current = {hca.id: hca for hca in inventory.hcas(paths)}
-    opening = _NodeLookup(paths, pool, current)
-    of_id = {id_: opening.hcas(id_) for id_ in wanted}
-    opened = opening.opened
+        current = {hca.id: hca for hca in discovery.hcas(paths)}
+    lookup = _NodeLookup(paths, pool, current)
+    by_id = {device_id: lookup.hcas(device_id) for device_id in wanted}
+    nodes_of = lookup.nodes_of
     names: tuple[str, ...] = ()
     if pool.config.cdi:
-        names = _described(paths, pool, current, opened)
+        names = _described(paths, pool, current, nodes_of)
     return AllocateResult(
-        nodes=() if pool.config.cdi else _granted(opened),
+        nodes=() if pool.config.cdi else _container_nodes(nodes_of),
         envs=environment.environment(
-            pool.config, [_given(*opened[known]) for known in sorted(opened)], fabric=fabric_env
+            pool.config,
+            [_container_hca(*nodes_of[hca_id]) for hca_id in sorted(nodes_of)],
+            fabric=fabric_env,
         ),
         cdi=names,
-        devices={id_: tuple(recorded(pool, hca) for hca in hcas) for id_, hcas in of_id.items()},
-        notes=tuple(opening.notes),
+        devices={
+            device_id: tuple(recorded(pool, hca) for hca in hcas)
+            for device_id, hcas in by_id.items()
+        },
+        notes=tuple(lookup.notes),
     )
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
-    """Bring the pool's CDI specification up to date, if it is to have one.
+    """Update the CDI specification of a pool with CDI, for containers that start again.
 
-    For containers that start again with the names that they were given once. Raises cdi.Unwritten.
+    Raises cdi.Unwritten.
     """
     if pool.config.cdi:
         cdi.write(paths, pool.config.resource, _nodes(paths, pool, current, {}))
 
 
 def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
-    """The checkpoint's entry for an HCA of the pool that a container has."""
+    """An HCA of the pool as the checkpoint records it for its holder."""
     verbs = nodes.gives_uverbs(pool, hca)
     umad, issm = verbs and pool.config.umad, verbs and pool.config.issm
     return checkpoint.AllocatedHCA(
@@ -106,7 +110,7 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
         rdma=tuple(
             checkpoint.AllocatedRdmaDevice(
                 name=rdma.name,
-                uverbs=_written(rdma.uverbs, verbs),
+                uverbs=_recorded_node(rdma.uverbs, verbs),
                 ports=tuple(
                     checkpoint.AllocatedPort(
                         number=port.number,
@@ -114,8 +118,8 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
                         guid=port.guid,
                         pkeys=port.pkeys,
                         netdevs=port.netdevs,
-                        umad=_written(port.umad, umad),
-                        issm=_written(port.issm, issm),
+                        umad=_recorded_node(port.umad, umad),
+                        issm=_recorded_node(port.issm, issm),
                     )
                     for port in rdma.ports
                 ),
@@ -125,14 +129,14 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
     )
 
 
-_Opened = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]  # by HCA id
+_NodesOf = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]  # by HCA id
 
 
 class _NodeLookup:
-    """Looks up the nodes of the HCAs that ids stand for, each HCA's once."""
+    """Looks up the nodes of the HCAs that ids stand for, once for each HCA."""
 
     def __init__(self, paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
-        self.opened: dict[str, tuple[HCA, Sequence[DeviceNode]]] = {}
+        self.nodes_of: dict[str, tuple[HCA, Sequence[DeviceNode]]] = {}
         self.notes: list[str] = []
         self._paths = paths
         self._pool = pool
@@ -141,111 +145,115 @@ class _NodeLookup:
         if pool.config.rdma:
             try:
                 self._manager = nodes.connection_manager(paths)
-            except HostError as error:  # InfiniBand does without
-                self.notes.append(f"containers go without rdma_cm: {error}")
+            except HostError as error:  # InfiniBand works without it
+                self.notes.append(f"containers do not get rdma_cm: {error}")
 
-    def hcas(self, id_: str) -> tuple[HCA, ...]:
-        """The HCAs that the id stands for now and that can be used. Raises Refused if none.
+    def hcas(self, device_id: str) -> tuple[HCA, ...]:
+        """The usable HCAs that the id stands for. Raises AllocateRefused if there are none.
 
-        In mode "all" those that do not work are left out, unless none works.
+        In mode "all", HCAs without a working port are left out, unless none has one.
         """
         pool = self._pool
-        slot = pool.slot(id_)
-        names = slot.hcas if slot is not None else ()
-        present = [self._current[name] for name in names if name in self._current]
+        slot = pool.slot(device_id)
+        hca_ids = slot.hcas if slot is not None else ()
+        present = [self._current[hca_id] for hca_id in hca_ids if hca_id in self._current]
         if pool.config.mode == "all":
             present = [hca for hca in present if hca.working] or present
-        failures = [why for hca in present if (why := self.open(hca))]
-        usable = tuple(hca for hca in present if hca.id in self.opened)
+        failures = [why for hca in present if (why := self.look_up(hca)) is not None]
+        usable = tuple(hca for hca in present if hca.id in self.nodes_of)
         if not usable:
-            gone = f"{', '.join(names) or 'its HCA'} is not on this node now"
-            what = f"cannot allocate {id_} of {pool.config.resource}"
+            gone = f"{', '.join(hca_ids) or 'its HCA'} is not on this node now"
+            what = f"cannot allocate {device_id} of {pool.config.resource}"
             raise AllocateRefused(
                 "FAILED_PRECONDITION", f"{what}: {failures[0] if failures else gone}"
             )
         self.notes += [f"left out: {why}" for why in failures]
         return usable
 
-    def open(self, hca: HCA) -> str:
-        """Why it cannot be used, "" if it can."""
-        if hca.id not in self.opened:
+    def look_up(self, hca: HCA) -> str | None:
+        """Look up an HCA's nodes; why it cannot be used, None if it can."""
+        if hca.id not in self.nodes_of:
             try:
-                found = nodes.of_hca(self._paths, self._pool, hca, self._manager)
+                hca_nodes = nodes.of_hca(self._paths, self._pool, hca, self._manager)
             except HostError as error:
                 return str(error)
-            self.opened[hca.id] = (hca, found)
-        return ""
+            self.nodes_of[hca.id] = (hca, hca_nodes)
+        return None
 
 
 def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list[str]:
     resource = pool.config.resource
     wanted = sorted(set(ids))
-    for id_ in wanted:
-        if pool.slot(id_) is None:
+    for device_id in wanted:
+        if pool.slot(device_id) is None:
             raise AllocateRefused(
                 "INVALID_ARGUMENT",
-                f"cannot allocate {id_} of {resource}: the pool has no such id: "
-                "`podfabric devices` shows what it has",
+                f"cannot allocate {device_id} of {resource}: the pool has no such id: "
+                "`podfabric devices` shows its ids",
             )
-    for id_ in wanted:
-        slot = pool.slot(id_)
-        if slot is not None and id_ not in healthy:
+    for device_id in wanted:
+        slot = pool.slot(device_id)
+        if slot is not None and device_id not in healthy:
             raise AllocateRefused(
                 "FAILED_PRECONDITION",
-                f"cannot allocate {id_} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
+                f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
                 "`podfabric doctor` says why",
             )
     return wanted
 
 
-def _granted(opened: _Opened) -> tuple[GrantedNode, ...]:
-    found = {node.path: node for _, of_one in opened.values() for node in of_one}
-    return tuple(GrantedNode(path=path, host=found[path].host) for path in sorted(found))
+def _container_nodes(nodes_of: _NodesOf) -> tuple[ContainerNode, ...]:
+    hosts = {node.path: node.host for _, hca_nodes in nodes_of.values() for node in hca_nodes}
+    return tuple(ContainerNode(path=path, host=hosts[path]) for path in sorted(hosts))
 
 
-def _given(hca: HCA, found: Sequence[DeviceNode]) -> environment.ContainerHCA:
+def _container_hca(hca: HCA, hca_nodes: Sequence[DeviceNode]) -> environment.ContainerHCA:
     first: dict[str, str] = {}
     vfio: dict[str, str] = {}
-    for node in found:
+    for node in hca_nodes:
         name = node.path.rpartition("/")[2]
         if node.path.startswith("/dev/vfio/"):
             vfio["mount" if name == "vfio" else "dev-mount"] = node.path
         else:
             first.setdefault(name.rstrip("0123456789"), node.path)
-    given = {node.path for node in found}
+    paths = {node.path for node in hca_nodes}
     rdma = tuple(
-        one for one in hca.rdma if one.uverbs is not None and nodes.inside(one.uverbs.name) in given
+        device
+        for device in hca.rdma
+        if device.uverbs is not None and nodes.inside(device.uverbs.name) in paths
     )
     return environment.ContainerHCA(hca=hca, rdma=rdma, nodes=first, vfio=vfio)
 
 
 def _described(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], opened: _Opened
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
 ) -> tuple[str, ...]:
-    """The CDI names of what was opened; the pool's specification is there when this returns."""
+    """Write the pool's CDI specification; return the CDI names of these HCAs."""
     resource = pool.config.resource
     try:
-        cdi.write(paths, resource, _nodes(paths, pool, current, opened))
+        cdi.write(paths, resource, _nodes(paths, pool, current, nodes_of))
     except cdi.Unwritten as error:
         raise AllocateRefused(
             "FAILED_PRECONDITION", f"cannot allocate of {resource}: {error}"
         ) from None
-    return tuple(cdi.qualified(resource, name) for name in sorted(opened) if opened[name][1])
+    return tuple(
+        cdi.qualified(resource, hca_id) for hca_id in sorted(nodes_of) if nodes_of[hca_id][1]
+    )
 
 
 def _nodes(
-    paths: Paths, pool: Pool, current: Mapping[str, HCA], opened: _Opened
+    paths: Paths, pool: Pool, current: Mapping[str, HCA], nodes_of: _NodesOf
 ) -> dict[str, Sequence[DeviceNode]]:
-    """The nodes of every HCA of the pool that can be used, also of those not asked for."""
+    """The nodes of all usable HCAs of the pool, also of those that are not allocated now."""
     others = _NodeLookup(paths, pool, current)
-    found = {name: of_one for name, (_, of_one) in opened.items()}
+    by_hca = {hca_id: hca_nodes for hca_id, (_, hca_nodes) in nodes_of.items()}
     for listed in pool.hcas:
-        if listed.id not in found and not others.open(current.get(listed.id, listed)):
-            found[listed.id] = others.opened[listed.id][1]
-    return found
+        if listed.id not in by_hca and others.look_up(current.get(listed.id, listed)) is None:
+            by_hca[listed.id] = others.nodes_of[listed.id][1]
+    return by_hca
 
 
-def _written(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:
+def _recorded_node(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:
     if node is None or not given:
         return None
     return checkpoint.AllocatedNode(nodes.inside(node.name), node.major, node.minor)

@@ -1,13 +1,13 @@
-"""The assignment problem: each row gets a column of its own, at the least sum of costs."""
+"""Solves the assignment problem: each row gets its own column, at the least total cost."""
 
 from collections.abc import Sequence
 
 
 def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int, int]:
-    """Row → column, for `size` of the rows (all of them, or as many as there are columns).
+    """Row → column, for `size` rows (default: all), but at most as many as there are columns.
 
-    Of all ways to choose that many rows and to give each its own column, it is one whose sum is
-    least; the same one for the same input. Rows are of equal length, costs not negative.
+    The total cost is the least of all choices of rows and columns. Equal input gives equal output.
+    Rows must have equal lengths, costs must not be negative.
     """
     rows = len(costs)
     columns = len(costs[0]) if rows else 0
@@ -15,16 +15,16 @@ def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int,
     if count == 0:
         return {}
     kept = _worth_keeping(costs, columns)
-    # A row that is left out takes a column of no cost, which no other has: the dearest ones do.
+    # Rows that are left out get spare columns of cost 0: these will be the most expensive rows.
     spare = [0] * (rows - count)
     table = [[*(row[column] + 1 for column in kept), *spare] for row in costs]
     return {row: kept[at] for row, at in _hungarian(table).items() if at < len(kept)}
 
 
 def _worth_keeping(costs: Sequence[Sequence[int]], columns: int) -> list[int]:
-    """The columns that are among the cheapest of some row, as many of each as there are rows.
+    """The columns that are among the n cheapest of some row, for n rows.
 
-    Others are in no need: of a row's cheapest ones, the other rows cannot hold all.
+    Other columns are not needed: the other rows cannot occupy all of a row's n cheapest columns.
     """
     rows = len(costs)
     kept: set[int] = set()
@@ -36,13 +36,13 @@ def _worth_keeping(costs: Sequence[Sequence[int]], columns: int) -> list[int]:
 def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
     """Row → column of a table with no more rows than columns.
 
-    Kuhn's method by shortest augmenting paths with potentials (Jonker and Volgenant): one row
-    after the other is added, and those before it moved on. Index 0 stands for "none".
+    Kuhn's method by shortest augmenting paths with potentials (Jonker and Volgenant): rows are
+    added one at a time, and earlier rows move to other columns. Index 0 means "none".
     """
     rows, columns = len(table), len(table[0])
     of_row = [0] * (rows + 1)
     of_column = [0] * (columns + 1)
-    row_at = [0] * (columns + 1)  # which row has the column
+    row_at = [0] * (columns + 1)  # the row that has the column
     for row in range(1, rows + 1):
         row_at[0] = row
         column = 0
@@ -59,19 +59,19 @@ def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
                 if seen[other]:
                     continue
                 reduced = prices[other - 1] - base - of_column[other]
-                known = least[other]
-                if known is None or reduced < known:
-                    least[other] = known = reduced
+                cost = least[other]
+                if cost is None or reduced < cost:
+                    least[other] = cost = reduced
                     came_from[other] = column
-                if step is None or known < step:
-                    step, following = known, other
+                if step is None or cost < step:
+                    step, following = cost, other
             assert step is not None  # there are as many columns as rows
             for other in range(columns + 1):
                 if seen[other]:
                     of_row[row_at[other]] += step
                     of_column[other] -= step
-                elif (known := least[other]) is not None:
-                    least[other] = known - step
+                elif (cost := least[other]) is not None:
+                    least[other] = cost - step
             column = following
         while column:
             before = came_from[column]

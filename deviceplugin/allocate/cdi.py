@@ -1,8 +1,8 @@
-"""CDI specifications: where a pool is to answer with names, and the runtime looks up the nodes.
+"""CDI specifications, for pools that answer with names whose nodes the runtime looks up.
 
-A pool has a kind of its own, "podfabric.io/rdma-hca", in a file of its own, and one CDI device per
-HCA; so an HCA may be in two pools. A name that a container was given once means the nodes
-that the file has when the container starts: after a driver was loaded anew, those of now.
+Each pool has its own kind, "podfabric.io/rdma-hca", in its own file, with one CDI device per HCA;
+so an HCA may be in two pools. A container gets the nodes that the file has when it starts, also
+after a driver reload.
 
 Source: Container Device Interface, SPEC.md, and the name rules of its pkg/parser.
 """
@@ -22,7 +22,7 @@ from deviceplugin.allocate.nodes import DeviceNode
 from deviceplugin.pools.config import PoolConfig
 
 VENDOR = "podfabric.io"
-VERSION = "0.5.0"  # the first with hostPath, and names that begin with a digit
+VERSION = "0.5.0"  # the first with hostPath, and with names that begin with a digit
 
 _PREFIX = f"{VENDOR}-"
 _LONGEST = 63
@@ -35,12 +35,12 @@ class Unwritten(Exception):
 
 
 def kind(resource: str) -> str:
-    """The pool's kind. It differs between resources whose variables differ (environment.py)."""
+    """The pool's kind. Resources with different variables (environment.py) have different kinds."""
     return f"{VENDOR}/{_slug(resource)}"
 
 
 def qualified(resource: str, hca: str) -> str:
-    """What the kubelet's answer names an HCA: "podfabric.io/rdma-hca=0000:3b:00.0"."""
+    """The CDI name of an HCA in an answer: "podfabric.io/rdma-hca=0000:3b:00.0"."""
     return f"{kind(resource)}={_name(hca)}"
 
 
@@ -50,10 +50,10 @@ def path(paths: Paths, resource: str) -> Path:
 
 
 def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
-    """Make the pool's file say this, by HCA id. It is touched only where it says otherwise.
+    """Write the pool's file if it differs; `devices` has the nodes by HCA id.
 
-    Without a device that has nodes there is none: one without devices is not valid. A reader sees
-    the old file or the new one. Raises Unwritten; somebody else's file is left as it is.
+    Without any nodes the file is removed, since a specification must have a device. A reader sees
+    the old file or the new one. Raises Unwritten, also if the file is not ours.
     """
     file = path(paths, resource)
     content = _specification(resource, devices)
@@ -62,8 +62,8 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
             old = _content(file)
             if old is not None and not _is_ours(old):
                 raise Unwritten(
-                    f"{file}: is not podfabric's, by the kind it has: move it away, or take `cdi` "
-                    f"off the pool {resource}"
+                    f"{file}: is not podfabric's, by its kind: move it away, or remove `cdi` from "
+                    f"the pool {resource}"
                 )
             if content is None:
                 files.remove(file)
@@ -72,13 +72,13 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
                 files.write_atomically(file, content, 0o644, durable=False)
         except OSError as error:
             raise Unwritten(
-                f"cannot write the CDI specification {file}: {error.strerror}: the agent needs "
-                f"{file.parent} to write to"
+                f"cannot write the CDI specification {file}: {error.strerror}: the agent "
+                f"needs write access to {file.parent}"
             ) from None
 
 
 def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> list[Path]:
-    """Remove our files of other pools than these; what was removed. Raises OSError."""
+    """Remove our files of all other pools; return the removed ones. Raises OSError."""
     kept = {path(paths, pool.resource) for pool in pools}
     ours = sorted(paths.cdi.glob(f"{_PREFIX}*.json"))
     return [file for file in ours if file not in kept and _remove(file)]
@@ -112,7 +112,7 @@ def _edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
 
 
 def _slug(resource: str) -> str:
-    """A class name of CDI: a letter first, then letters, digits and dashes, 63 at most."""
+    """A class name of CDI: a letter, then letters, digits and dashes, at most 63 in all."""
     slug = re.sub(r"[^A-Za-z0-9]", "-", resource).strip("-") or "pool"
     if not slug[0].isalpha():
         slug = f"r-{slug}"
@@ -122,7 +122,7 @@ def _slug(resource: str) -> str:
 
 
 def _name(hca: str) -> str:
-    """A device name of CDI. Addresses and RDMA devices' names are such as they are."""
+    """A device name of CDI. Addresses and names of RDMA devices stay as they are."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", hca)
     return name if name[:1].isalnum() and name[-1:].isalnum() else f"d{name}0"
 
@@ -135,17 +135,18 @@ def _content(file: Path) -> bytes | None:
 
 
 def _is_ours(content: bytes) -> bool:
-    """Whether a file of our name is ours by its kind, as far as a power cut has left it.
+    """Whether a file with our name is ours by its kind.
 
-    Of nothing, or zeros, there is nothing to lose. What cannot be read is ours if it begins as
-    ours do, up to the kind or to where it was cut off; else it is somebody's, in YAML perhaps.
+    A power cut may have damaged it. An empty file, or one of zeros, may be replaced. A file that
+    cannot be decoded is ours if it begins like ours, up to the kind or to where it was cut off;
+    otherwise it may be another program's YAML.
     """
     try:
-        found = msgspec.json.decode(content)
+        document = msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         left = content.rstrip(b"\0")
         return _BEGINNING.startswith(left) or left.startswith(_BEGINNING)
-    of_kind = found.get("kind") if isinstance(found, dict) else None
+    of_kind = document.get("kind") if isinstance(document, dict) else None
     return isinstance(of_kind, str) and of_kind.startswith(f"{VENDOR}/")
 
 
@@ -161,4 +162,4 @@ def _remove(file: Path) -> bool:
 def _make_directory(directory: Path) -> None:
     if not directory.exists():
         directory.mkdir(parents=True)
-        directory.chmod(0o755)  # others read it, whatever our umask
+        directory.chmod(0o755)  # others read it; our umask must not prevent that

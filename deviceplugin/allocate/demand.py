@@ -1,72 +1,55 @@
-"""Which GPUs a container has that is to get HCAs now, as far as that can be known.
+"""Guesses which GPUs the container has that will get HCAs now.
 
-The kubelet does not say for whom it allocates. It allocates a container's resources one after the
-other in random order, so a container may have its GPUs and still lack its HCAs; PodResources shows
-it then. A container that has GPUs and never asks for an HCA looks the same there. But the kubelet
-writes its checkpoint when it is done with a container and not before (allocateContainerResources
-in its manager.go): whatever that has without an HCA gets none any more.
+The kubelet does not say for which container it allocates. It allocates the resources of a container
+one after the other in random order, so a container may already have its GPUs and still lack its
+HCAs; PodResources shows it then. A container that has GPUs and asks for no HCA looks the same
+there. But the kubelet writes its checkpoint only after it has finished with a container
+(allocateContainerResources in its manager.go): a container in the checkpoint gets no more devices.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
 
+from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU, address_of
-
-
-class HeldIds(Protocol):
-    """The device ids of one resource that a container holds (kubelet.PodDevices)."""
-
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def uid(self) -> str: ...
-    @property
-    def container(self) -> str: ...
-    @property
-    def resource(self) -> str: ...
-    @property
-    def ids(self) -> Sequence[str]: ...
-
 
 _Container = tuple[str, str, str, str]  # namespace, name, uid, container
 _Devices = frozenset[tuple[str, str]]  # resource, id
 
 
 def waiting_gpus(
-    holdings: Iterable[HeldIds],
+    rows: Iterable[PodDevices],
     ours: Collection[str],
     gpus: Sequence[GPU],
-    written: Iterable[HeldIds] = (),
+    in_checkpoint: Iterable[PodDevices] = (),
 ) -> list[str]:
-    """The addresses, sorted, of the GPUs of the one container that has GPUs and nothing of ours.
+    """The sorted addresses of the GPUs of the one container that has GPUs and none of our devices.
 
-    `holdings` are PodResources', `written` the checkpoint's, () if that cannot be read; `ours` are
-    the resources of this plugin. [] if no container is like that, or several are that hold
-    different GPUs: which of them is asking cannot be told. Containers that hold the same GPUs count
-    as one, such as a container and the init container before it.
+    `rows` are PodResources', `in_checkpoint` those of the kubelet's checkpoint, () if it cannot be
+    read; `ours` are this plugin's resources. [] if there is no such container, or if several hold
+    different GPUs, since it is unknown which of them is asking. Containers with the same GPUs count
+    as one, for example a container and the init container before it.
 
-    The two know pods by different names, so a container is found in the checkpoint by its own name
-    and its devices. One that was given the very devices of a pod that ended a moment ago, without
-    an HCA and with a container of that name, is taken for that one.
+    The two sources identify pods differently, so a container is found in the checkpoint by its
+    name and its devices. It may be confused with a container of the same name that ended a moment
+    ago, had the same devices, and had no HCA.
     """
-    finished = {(key[3], devices) for key, devices in _without_ours(written, ours).items()}
+    finished = {(key[3], devices) for key, devices in _without_ours(in_checkpoint, ours).items()}
     waiting = set()
-    for key, devices in _without_ours(holdings, ours).items():
+    for key, devices in _without_ours(rows, ours).items():
         addresses = {address_of(gpus, device_id) for _, device_id in devices} - {""}
         if addresses and (key[3], devices) not in finished:
             waiting.add(frozenset(addresses))
     return sorted(next(iter(waiting))) if len(waiting) == 1 else []
 
 
-def _without_ours(holdings: Iterable[HeldIds], ours: Collection[str]) -> dict[_Container, _Devices]:
-    """What each container holds of those that hold nothing of ours."""
-    found: dict[_Container, _Devices] = {}
+def _without_ours(rows: Iterable[PodDevices], ours: Collection[str]) -> dict[_Container, _Devices]:
+    """The devices of each container that has none of our devices."""
+    held: dict[_Container, _Devices] = {}
     served: set[_Container] = set()
-    for one in holdings:
-        key = one.namespace, one.name, one.uid, one.container
-        found[key] = found.get(key, frozenset()) | {(one.resource, known) for known in one.ids}
-        if one.resource in ours and one.ids:
+    for row in rows:
+        key = row.namespace, row.name, row.uid, row.container
+        devices = {(row.resource, device_id) for device_id in row.ids}
+        held[key] = held.get(key, frozenset()) | devices
+        if row.resource in ours and row.ids:
             served.add(key)
-    return {key: devices for key, devices in found.items() if key not in served}
+    return {key: devices for key, devices in held.items() if key not in served}

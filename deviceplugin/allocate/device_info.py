@@ -1,9 +1,9 @@
-"""Device-information files: what Multus passes on of a device id that a pod has.
+"""Device-information files, which Multus passes on for a pod's device id.
 
-`dp/<resource>-<id>-device.json` is the device plugin's, written at Allocate; Multus copies it for
-each attachment and tells the CNI plugin where, which may complete the copy. The specification
-knows PCI devices and no verbs devices: those stand in a part "podfabric" of our own, by which we
-know our files, too, and which its readers skip.
+The device plugin writes `dp/<resource>-<id>-device.json` at Allocate. Multus copies it for each
+attachment and tells the CNI plugin the path; the plugin may complete the copy. The specification
+has PCI devices but no verbs devices. These are in our own key "podfabric", which other readers
+ignore, and by which we recognize our files.
 
     {"type": "pci", "version": "1.1.0",
      "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
@@ -28,21 +28,21 @@ from host.discovery import HCA, CharacterDevice
 VERSION = "1.1.0"
 OURS = "podfabric"
 
-_MOST_BYTES = 64 << 10  # what is longer is none, and is cut to what cannot be read
-_MODE = 0o444  # as the specification's library writes them
+_MOST_BYTES = 64 << 10  # longer files are cut and cannot be decoded then
+_MODE = 0o444  # as the specification's library uses
 
 
 def path(paths: Paths, resource: str, device_id: str) -> Path:
-    """The file of a device id: "/" is "-" in both parts of its name."""
+    """The file of a device id. A "/" in either part of its name becomes "-"."""
     name = f"{resource}-{device_id}-device.json".replace("/", "-")
     return paths.devinfo / "dp" / name
 
 
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
-    """Say which HCA the id is now, in place of what the file said; whether there is a file.
+    """Write the file of an id that stands for these HCAs; whether it has one.
 
-    There is none for several HCAs (mode "all"), nor for an SF or a software device: the
-    specification has no type for these. An old one is removed then. Raises OSError.
+    Several HCAs (mode "all"), SFs and software devices have no file, since the specification has
+    no type for them: an old file is removed. Raises OSError.
     """
     file = path(paths, resource, device_id)
     hca = next(iter(hcas)) if len(hcas) == 1 else None
@@ -57,14 +57,14 @@ def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) ->
 
 
 def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) -> list[Path]:
-    """Remove our files but those of these (resource, id); what was removed. Raises OSError.
+    """Remove our files of all other (resource, id) than `keys`; return them. Raises OSError.
 
-    `keys` is asked once the files are listed: one that is written meanwhile stays. Without keys
-    that is all of them. Other plugins' files stay.
+    `keys` is called after the files were listed, so that a file written meanwhile stays. The files
+    of other plugins stay.
     """
-    found = sorted((paths.devinfo / "dp").glob("*-device.json"))
+    listed = sorted((paths.devinfo / "dp").glob("*-device.json"))
     kept = {path(paths, resource, device_id) for resource, device_id in keys()}
-    stale = [file for file in found if file not in kept and _is_ours(file)]
+    stale = [file for file in listed if file not in kept and _is_ours(file)]
     for file in stale:
         files.remove(file)
     return stale
@@ -81,54 +81,58 @@ def update_cni(
 ) -> None:
     """Complete an attachment's copy (`runtimeConfig.CNIDeviceInfoFile`), or make it.
 
-    What it says already of other things stays; of a device that is none of PCI's (vDPA), all of
-    it. For an interface whose device has no PCI address nothing is made. Raises OSError, and
-    ValueError for what is no such copy: whoever writes a network's definition chooses the path.
+    Other keys stay as they are, and all keys of a device that is not a PCI device (vDPA). No file
+    is made for an interface whose device has no PCI address. Raises OSError, and ValueError if the
+    path is not that of such a copy: the author of a network definition chooses the path.
     """
     copy = _copy(paths, file)
-    found = _content(copy)
-    if found or _is_pci(address):
-        _write(copy, _completed(found, address, rdma, pf, uverbs))
+    document = _content(copy)
+    if document or _is_pci(address):
+        _write(copy, _completed(document, address, rdma, pf, uverbs))
 
 
 def _copy(paths: Paths, file: str) -> Path:
     """The file with that path, directly below Multus' directory. Raises OSError, ValueError.
 
-    Only the text of the path is compared: to look where it leads could wait for a file system
-    that its owner has hung.
+    Only the text of the path is compared. Following it could block forever, on a file system that
+    a tenant made hang.
     """
     ours = paths.devinfo / "cni"
-    directory, given = ours.resolve(), Path(file)
-    usual = Paths().devinfo / "cni"  # as Multus writes it, whatever spelling is set for us
+    directory, wanted = ours.resolve(), Path(file)
+    usual = Paths().devinfo / "cni"  # Multus' spelling, which may differ from our setting
     spellings = {ours, directory} | ({usual} if usual.resolve() == directory else set())
-    if given.name in ("", "..") or given.parent not in spellings:
+    if wanted.name in ("", "..") or wanted.parent not in spellings:
         raise ValueError(f"it is not directly below {directory}, so it is left alone")
-    return directory / given.name
+    return directory / wanted.name
 
 
 def _content(copy: Path) -> dict[str, Any]:
-    """What a copy says, {} if there is none. Raises OSError, ValueError for anything else."""
+    """A copy's content, {} if there is no file. Raises OSError, ValueError for other files."""
     try:
-        # A link is followed by nobody, and a pipe waited for by nobody.
+        # Do not follow a link, and do not wait for a pipe.
         descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return {}
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file, so it is left alone")
+            raise ValueError("it is not a regular file, so it is left alone")
         try:
-            found = msgspec.json.decode(opened.read(_MOST_BYTES))
+            document = msgspec.json.decode(opened.read(_MOST_BYTES))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            found = None
-    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
-        raise ValueError("it is no device information, so it is left alone")
-    return found
+            document = None
+    if not isinstance(document, dict) or not isinstance(document.get("type"), str):
+        raise ValueError("it is not device information, so it is left alone")
+    return document
 
 
 def _completed(
-    found: dict[str, Any], address: str, rdma: str, pf: str, uverbs: CharacterDevice | None
+    old_document: dict[str, Any],
+    address: str,
+    rdma: str,
+    pf: str,
+    uverbs: CharacterDevice | None,
 ) -> dict[str, Any]:
-    document: dict[str, Any] = dict(found) if found else {"type": "pci", "version": VERSION}
+    document: dict[str, Any] = dict(old_document) or {"type": "pci", "version": VERSION}
     if document.get("type") == "pci" and _is_pci(address):
         old = document.get("pci")
         pci = {"pci-address": address, **(old if isinstance(old, dict) else {})}
@@ -154,12 +158,12 @@ def _is_ours(file: Path) -> bool:
 
 
 def _document(file: Path) -> dict[str, Any]:
-    """What the file says, {} if there is none or it cannot be understood."""
+    """The file's content, {} if it does not exist or cannot be decoded."""
     try:
-        found = msgspec.json.decode(file.read_bytes())
+        document = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:
@@ -169,6 +173,6 @@ def _write(file: Path, document: dict[str, Any]) -> None:
         except FileNotFoundError:
             directory.mkdir(parents=True, exist_ok=True)
             usable = 0
-        if not usable:  # as the specification's library makes them
+        if not usable:  # the mode that the specification's library uses
             directory.chmod(0o755)
     files.write_atomically(file, msgspec.json.encode(document), _MODE, durable=False)

@@ -1,8 +1,8 @@
-"""What a container is told in its environment: which HCAs it has, and what NCCL and UCX use.
+"""A container's environment variables: its HCAs, and which devices NCCL and UCX use.
 
-The kubelet merges the answers of a container's pools and keeps any one of two that have the same
-key. So a pool's own keys carry its resource name, and the keys that have but one name,
-`NCCL_IB_HCA` and `UCX_NET_DEVICES`, come from one pool of a node.
+The kubelet merges the answers of a container's pools; of two values for the same key it keeps
+either. So the keys of a pool contain its resource name, and only one pool of a node sets
+`NCCL_IB_HCA` and `UCX_NET_DEVICES`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ UCX = "UCX_NET_DEVICES"
 
 
 class ContainerHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA that a container gets, with the paths in the container of its nodes there."""
+    """An HCA that a container gets, with the paths of its nodes in the container."""
 
     hca: HCA
-    rdma: tuple[RdmaDevice, ...] = ()  # those whose verbs device it gets
+    rdma: tuple[RdmaDevice, ...] = ()  # those whose verbs device the container gets
     nodes: Mapping[str, str] = {}  # "uverbs", "umad", "issm", "rdma_cm" → path, the first of each
     vfio: Mapping[str, str] = {}  # "mount", "dev-mount" → path
 
@@ -29,25 +29,24 @@ class ContainerHCA(msgspec.Struct, frozen=True, kw_only=True):
 def variable(pool: PoolConfig) -> str:
     """The name of a pool's variable: "intel.com/sriov-a" → "PCIDEVICE_INTEL_COM_SRIOV_A".
 
-    It is the SR-IOV network device plugin's, but for the characters that no shell could refer to
-    ("-"), which are "_" here.
+    As the SR-IOV network device plugin has it, except that "-", which shells cannot use, is "_".
     """
     return f"PCIDEVICE_{pool.variable}"
 
 
-def environment(pool: PoolConfig, given: Sequence[ContainerHCA], *, fabric: bool) -> dict[str, str]:
+def environment(pool: PoolConfig, hcas: Sequence[ContainerHCA], *, fabric: bool) -> dict[str, str]:
     """A container's variables, sorted by name.
 
-    With `fabric`, NCCL and UCX are told which HCAs to use: one pool of a node may do so.
+    With `fabric`, also those of NCCL and UCX, which only one pool of a node may set.
     """
-    ordered = sorted({one.hca.id: one for one in given}.items())
+    ordered = sorted({item.hca.id: item for item in hcas}.items())
     key = variable(pool)
-    info = {name: _info(one, pool.additional_info) for name, one in ordered}
+    info = {hca_id: _info(item, pool.additional_info) for hca_id, item in ordered}
     variables = {
-        key: ",".join(name for name, _ in ordered),
+        key: ",".join(hca_id for hca_id, _ in ordered),
         f"{key}_INFO": msgspec.json.encode(info).decode(),
     }
-    devices = [rdma for _, one in ordered for rdma in one.rdma]
+    devices = [rdma for _, item in ordered for rdma in item.rdma]
     if fabric and devices:
         variables[NCCL] = nccl(devices)
         variables[UCX] = ucx(devices)
@@ -55,9 +54,9 @@ def environment(pool: PoolConfig, given: Sequence[ContainerHCA], *, fabric: bool
 
 
 def nccl(devices: Iterable[RdmaDevice]) -> str:
-    """NCCL_IB_HCA: "=mlx5_0,mlx5_3". "=": else "mlx5_1" would take mlx5_10, too.
+    """NCCL_IB_HCA: "=mlx5_0,mlx5_3". Without "=", "mlx5_1" would match mlx5_10, too.
 
-    A port is named where others of its HCA cannot carry traffic: "=mlx5_0:2".
+    A port is named if other ports of its HCA are not active: "=mlx5_0:2".
     """
     names: list[str] = []
     for device in devices:
@@ -70,7 +69,7 @@ def nccl(devices: Iterable[RdmaDevice]) -> str:
 
 
 def ucx(devices: Iterable[RdmaDevice]) -> str:
-    """UCX_NET_DEVICES: "mlx5_0:1,mlx5_3:1". The active ports; of an HCA without any, every port."""
+    """UCX_NET_DEVICES: "mlx5_0:1,mlx5_3:1". The active ports, or all ports if none is active."""
     names: list[str] = []
     for device in devices:
         numbers = [port.number for port in device.ports if port.state == "ACTIVE"]
@@ -79,18 +78,18 @@ def ucx(devices: Iterable[RdmaDevice]) -> str:
     return ",".join(names)
 
 
-def _info(one: ContainerHCA, additional: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """One HCA's part of …_INFO, as the SR-IOV plugin's code (not its README) has it."""
-    hca = one.hca
+def _info(item: ContainerHCA, additional: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """One HCA's part of …_INFO, as in the SR-IOV plugin's code (not its README)."""
+    hca = item.hca
     info: dict[str, Any] = {}
-    # "*" is for every HCA; what is said of one address goes before it.
+    # "*" is for every HCA; the keys of an address override it.
     extra = {**additional.get("*", {}), **additional.get(hca.id, {})}
     if extra:
         info["extra"] = dict(sorted(extra.items()))
     info["generic"] = {"deviceID": hca.id}
-    if one.rdma:
-        names = ",".join(rdma.name for rdma in one.rdma)
-        info["rdma"] = dict(sorted({**one.nodes, "rdma_dev": names}.items()))
-    if one.vfio:
-        info["vfio"] = dict(sorted(one.vfio.items()))
+    if item.rdma:
+        names = ",".join(rdma.name for rdma in item.rdma)
+        info["rdma"] = dict(sorted({**item.nodes, "rdma_dev": names}.items()))
+    if item.vfio:
+        info["vfio"] = dict(sorted(item.vfio.items()))
     return info

@@ -1,7 +1,7 @@
-"""The device nodes that come with an HCA, each looked at just now.
+"""Looks up and checks the device nodes of an HCA.
 
-Only character devices are given, whose numbers are those that sysfs has: a directory is none
-(/dev/infiniband/by-path of some distributions), and a node with old numbers is another HCA's.
+A node must be a character device with the numbers that sysfs has. A directory is not (some
+distributions have /dev/infiniband/by-path), and a node with old numbers may be another HCA's.
 """
 
 import os
@@ -12,7 +12,7 @@ import msgspec
 from base.paths import Paths
 from deviceplugin.pools import selectors
 from deviceplugin.pools.pool import Pool
-from host import discovery as inventory
+from host import discovery
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 
@@ -27,26 +27,26 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inside(name: str) -> str:
-    """Where a container finds an RDMA node, whatever root the host's /dev has."""
+    """The path of an RDMA node in the container, independent of where the host's /dev is."""
     return f"/dev/infiniband/{name}"
 
 
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    Where some selectors of a pool say isRdma, what the others take is given without.
+    If some selectors of a pool have isRdma, HCAs that only the others match come without them.
     """
     if not pool.config.rdma:
         return False
     if not any(selector.isRdma for selector in pool.config.selectors):
         return True
     by = selectors.match(pool.config.selectors, hca)
-    return by is None or by.isRdma  # None: it is offered still because a container holds it
+    return by is None or by.isRdma  # None: the HCA is offered only because a container holds it
 
 
 def connection_manager(paths: Paths) -> DeviceNode:
-    """The host's one node for connections by IP address. Raises HostError if there is none."""
-    node = inventory.rdma_cm(paths)
+    """The host's node for connections by IP address. Raises HostError if there is none."""
+    node = discovery.rdma_cm(paths)
     if node is None:
         raise HostError(
             "the host has no rdma_cm, so programs that connect by IP address fail: load rdma_ucm"
@@ -57,43 +57,43 @@ def connection_manager(paths: Paths) -> DeviceNode:
 def of_hca(
     paths: Paths, pool: Pool, hca: HCA, manager: DeviceNode | None
 ) -> tuple[DeviceNode, ...]:
-    """The nodes that a container gets with this HCA; `manager` only beside verbs devices.
+    """The nodes that a container gets with this HCA; `manager` is added to verbs devices.
 
-    None come with a network function that is given without RDMA. Raises HostError that names the
-    HCA and says what to do.
+    None for a network function without RDMA. Raises HostError that names the HCA and says what to
+    do.
     """
     try:
         if not gives_uverbs(pool, hca):
             return _vfio(paths, hca)
-        found = [_verified(paths, node) for node in _wanted(pool, hca)]
+        verified = [_verified(paths, node) for node in _wanted(pool, hca)]
     except HostError as error:
         raise HostError(f"{hca.id}: {error}") from None
-    if not found:
+    if not verified:
         raise HostError(f"{hca.id}: {_without_uverbs(hca)}")
-    return (*found, manager) if manager is not None else tuple(found)
+    return (*verified, manager) if manager is not None else tuple(verified)
 
 
 def _wanted(pool: Pool, hca: HCA) -> list[CharacterDevice]:
-    found = []
+    wanted = []
     for rdma in hca.rdma:
         if rdma.uverbs is None:
             continue
-        found.append(rdma.uverbs)
+        wanted.append(rdma.uverbs)
         for port in rdma.ports:
             if pool.config.umad and port.umad is not None:
-                found.append(port.umad)
+                wanted.append(port.umad)
             if pool.config.issm and port.issm is not None:
-                found.append(port.issm)
-    return found
+                wanted.append(port.issm)
+    return wanted
 
 
 def _verified(paths: Paths, node: CharacterDevice) -> DeviceNode:
-    host = inventory.verify(paths, node)
+    host = discovery.verify(paths, node)
     return DeviceNode(path=inside(node.name), host=str(host), major=node.major, minor=node.minor)
 
 
 def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
-    """The nodes of a function that is bound for a program's own driver; none of any other."""
+    """The nodes of a function that is bound to vfio-pci; none of other functions."""
     if not hca.iommu_group:
         return ()
     group = hca.iommu_group
@@ -106,16 +106,16 @@ def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
 def _vfio_node(paths: Paths, name: str) -> DeviceNode:
     path = paths.dev / "vfio" / name
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise HostError(f"{path}: {error.strerror}: is vfio-pci loaded?") from None
-    if not stat.S_ISCHR(found.st_mode):
-        raise HostError(f"{path}: is no character device: remove it and bind the function anew")
+    if not stat.S_ISCHR(status.st_mode):
+        raise HostError(f"{path}: is not a character device: remove it and bind the function again")
     return DeviceNode(
         path=f"/dev/vfio/{name}",
         host=str(path),
-        major=os.major(found.st_rdev),
-        minor=os.minor(found.st_rdev),
+        major=os.major(status.st_rdev),
+        minor=os.minor(status.st_rdev),
     )
 
 

@@ -1,14 +1,14 @@
-"""Which of the free device ids a container best gets: the answer to GetPreferredAllocation.
+"""Answers GetPreferredAllocation: which of the free device ids a container best gets.
 
-Without GPUs: every HCA once before any twice, the least loaded first, over the switches in turn,
-so that each switch keeps HCAs for the GPUs that are free there. With the addresses of the
-container's GPUs: one HCA for each GPU, such that the sum of the distances is least. A pool that
-packs takes as few HCAs as it can, and of these the most loaded.
+Without GPUs, each HCA is taken once before any is taken twice, the least loaded first, from the
+switches in turn, so that each switch keeps HCAs for the GPUs that are free there. With the
+addresses of the container's GPUs, each GPU gets one HCA at the least total distance. A pool that
+packs takes as few HCAs as possible, and of these the most loaded.
 
-VFs and SFs share their PF's wires, so what is said of an HCA here goes for a PF with all of them.
+VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
 
-The kubelet only takes it for a hint, but rejects the pod for an error: this makes the best of any
-request, and raises nothing.
+The kubelet takes the answer as a hint, but rejects the pod for an error. So any request gets an
+answer, and nothing is raised.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from deviceplugin.allocate.assignment import assign
 from deviceplugin.pools.pool import Pool
 from host.topology import Distance, Topology
 
-# What a class of distance costs. GPUDirect RDMA goes as far as PXB, by NCCL's default: nothing
-# makes up for PHB.
+# The cost of a distance. By NCCL's default GPUDirect RDMA works up to PXB, so no other cost may
+# outweigh PHB.
 COSTS = {
     Distance.SAME: 0,
     Distance.PIX: 0,
@@ -28,10 +28,10 @@ COSTS = {
     Distance.NODE: 20,
     Distance.SYS: 40,
 }
-UNCOVERED = 4  # a GPU of a switch that has one served: dearer than PXB, cheaper than PHB
-_LOADS_PER_COST = 8  # so many holders of an HCA weigh as much as PXB does
-_MOST_LOAD = 71  # below PHB: no load makes an HCA behind the host bridge the better one
-_EXACT = 16  # GPUs that are assigned all at once
+UNCOVERED = 4  # for a second GPU of a switch: between PXB and PHB
+_LOADS_PER_COST = 8  # this many holders of an HCA weigh as much as PXB
+_MOST_LOAD = 71  # below PHB: a load never makes an HCA behind the host bridge better
+_EXACT = 16  # GPUs for which the assignment is exact
 
 
 def preferred(
@@ -43,14 +43,16 @@ def preferred(
     gpu_addresses: Sequence[str],
     topology: Topology,
 ) -> list[str]:
-    """`size` ids out of `available`, fewer only if there are fewer; each once.
+    """`size` different ids of `available`, fewer only if there are fewer.
 
-    Those of `must_include` that are available come first. `held` says how many ids of an HCA
-    containers have. Ids that the pool does not know are taken last. Between equals the lower
-    address decides, then the lower slot.
+    The available ids of `must_include` come first, ids that the pool does not have last. `held` has
+    the number of allocated ids of each HCA. Between equals the lower address decides, then the
+    lower slot.
     """
     free = set(available)
-    chosen = [id_ for id_ in dict.fromkeys(must_include) if id_ in free][: max(size, 0)]
+    chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free][
+        : max(size, 0)
+    ]
     if len(chosen) < size:
         request = _PreferenceSearch(pool, free, chosen, held, gpu_addresses, topology)
         chosen += request.more(size - len(chosen))
@@ -58,7 +60,7 @@ def preferred(
 
 
 class _PreferenceSearch:
-    """One request: the free ids by HCA ("place": the PF's address), and what was chosen so far."""
+    """One request: the free ids by place, which is the PF's address, and the choice so far."""
 
     def __init__(
         self,
@@ -76,30 +78,31 @@ class _PreferenceSearch:
         self._gpus = sorted(set(gpus), key=_order)
         self._switches: dict[str, str] = {}
         self._distances: dict[tuple[str, str], Distance] = {}
-        places = {one.id: one.pf or one.address or one.id for one in pool.hcas}
-        # What the topology knows are the HCAs themselves, a VF perhaps without its PF.
-        self._addresses = {places[one.id]: one.address for one in reversed(pool.hcas)}
-        of_id: dict[str, str] = {}
-        if mode != "all":  # whose ids are of no one HCA
-            known = [slot for id_ in free if (slot := pool.slot(id_)) is not None]
-            of_id = {slot.id: slot.hcas[0] for slot in known if slot.hcas}
+        places = {hca.id: hca.pf or hca.address or hca.id for hca in pool.hcas}
+        # The topology has the HCAs themselves, maybe a VF without its PF.
+        self._addresses = {places[hca.id]: hca.address for hca in reversed(pool.hcas)}
+        hca_of: dict[str, str] = {}
+        if mode != "all":  # its ids do not stand for a single HCA
+            slots = [slot for device_id in free if (slot := pool.slot(device_id)) is not None]
+            hca_of = {slot.id: slot.hcas[0] for slot in slots if slot.hcas}
         self._loads: Counter[str] = Counter()
         for name, count in held.items():
             if name in places:
                 self._loads[places[name]] += max(count, 0)
         self._taken: Counter[str] = Counter()
-        for id_ in chosen:
-            if of_id.get(id_) in places:
-                self._taken[places[of_id[id_]]] += 1
-        self._free: dict[str, list[str]] = {}  # by place, the first to take last
+        for device_id in chosen:
+            if hca_of.get(device_id) in places:
+                self._taken[places[hca_of[device_id]]] += 1
+        self._free: dict[str, list[str]] = {}  # by place; the last of a list is taken first
         self._others: list[str] = []
-        for id_, hca in self._sorted(free.difference(chosen), of_id, held):
-            ids = self._free.setdefault(places[hca], []) if hca in places else self._others
-            ids.append(id_)
+        for device_id, hca_id in self._sorted(free.difference(chosen), hca_of, held):
+            known = hca_id in places
+            ids = self._free.setdefault(places[hca_id], []) if known else self._others
+            ids.append(device_id)
         self._rank = {place: n for n, place in enumerate(sorted(self._free, key=_order))}
 
     def more(self, size: int) -> list[str]:
-        """`size` more ids, or all that are left."""
+        """`size` more ids, or all remaining ones."""
         chosen: list[str] = []
         for way in (self._packed,) if self._packs else (self._near, self._balanced):
             if len(chosen) < size:
@@ -109,20 +112,21 @@ class _PreferenceSearch:
         return chosen
 
     def _sorted(
-        self, free: set[str], of_id: Mapping[str, str], held: Mapping[str, int]
+        self, free: set[str], hca_of: Mapping[str, str], held: Mapping[str, int]
     ) -> list[tuple[str, str]]:
-        """Ids with their HCAs ("" if not known), the first to take last.
+        """Ids with their HCAs ("" if unknown); the last is taken first.
 
-        Of HCAs at one place, a pool that packs takes the most loaded one, else the least.
+        Of the HCAs at a place, a pool that packs takes the most loaded one, others the least.
         """
-        found = []
+        ranked = []
         nth: Counter[str] = Counter()
-        for order, id_ in sorted((_order(one), one) for one in free):
-            hca = of_id.get(id_, "")
-            load = held.get(hca, 0)
-            found.append((-load if self._packs else load + nth[hca], order, id_, hca))
-            nth[hca] += hca != ""
-        return [(id_, hca) for _, _, id_, hca in sorted(found, reverse=True)]
+        for order, device_id in sorted((_order(device_id), device_id) for device_id in free):
+            hca_id = hca_of.get(device_id, "")
+            load = held.get(hca_id, 0)
+            rank = -load if self._packs else load + nth[hca_id]
+            ranked.append((rank, order, device_id, hca_id))
+            nth[hca_id] += hca_id != ""
+        return [(device_id, hca_id) for _, _, device_id, hca_id in sorted(ranked, reverse=True)]
 
     def _take(self, place: str) -> str:
         ids = self._free[place]
@@ -133,7 +137,7 @@ class _PreferenceSearch:
         return taken
 
     def _packed(self, size: int) -> Iterator[str]:
-        """Fewest HCAs: one that has enough, if there is one, else the one that has most."""
+        """As few HCAs as possible: one with enough ids if there is one, else the one with most."""
 
         def order(place: str) -> tuple[int, ...]:
             return (
@@ -151,7 +155,7 @@ class _PreferenceSearch:
             yield from [place] * number
 
     def _near(self, size: int) -> Iterator[str]:
-        """One HCA for each GPU, at the least sum of costs; with fewer, each for another switch."""
+        """One HCA for each GPU at the least total cost; if too few, for different switches."""
         gpus = self._unserved()[:_EXACT]
         places = sorted(
             (place for place in self._free if not self._taken[place]), key=self._rank.__getitem__
@@ -169,13 +173,13 @@ class _PreferenceSearch:
         yield from (places[pairs[row]] for row in sorted(pairs))
 
     def _price(self, place: str, gpu: str, again: int) -> int:
-        """Distance and load; what is equal by these is told by the load alone, then the address."""
+        """Distance and load; between equals the load decides, then the address."""
         load = self._loads[place]
         cost = (self._cost(place, gpu) + again) * _LOADS_PER_COST + min(load, _MOST_LOAD)
         return (cost * 4096 + min(load, 4095)) * 65536 + self._rank[place]
 
     def _unserved(self) -> list[str]:
-        """The GPUs but those that the HCAs of `must_include` are for: the nearest of each."""
+        """The GPUs that no HCA of `must_include` serves. Each of these serves its nearest GPU."""
         gpus = list(self._gpus)
         for place in sorted(self._taken, key=_order):
             if gpus:
@@ -183,12 +187,14 @@ class _PreferenceSearch:
         return gpus
 
     def _balanced(self, size: int) -> Iterator[str]:
-        """One by one: every HCA once, near to the GPUs if there are any, the switches in turn."""
+        """One at a time: every HCA once, near the GPUs if there are any, the switches in turn."""
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
         }
-        apart = {place: sum(self._apart(place, one) for one in self._taken) for place in nearest}
+        apart = {
+            place: sum(self._apart(place, other) for other in self._taken) for place in nearest
+        }
         taken: Counter[str] = Counter()
         for place, count in self._taken.items():
             taken[self._switch(place)] += count
@@ -231,25 +237,25 @@ class _PreferenceSearch:
     def _distance(self, place: str, other: str) -> Distance:
         distance = self._distances.get((place, other))
         if distance is None:
-            here, there = self._address(place), self._address(other)
-            distance = self._distances[place, other] = self._topology.distance(here, there)
+            addresses = self._address(place), self._address(other)
+            distance = self._distances[place, other] = self._topology.distance(*addresses)
         return distance
 
     def _switch(self, place: str) -> str:
-        """The switch that something is on; what is on none that is known is on one of its own."""
+        """The switch of a place or GPU. One without a known switch counts as its own switch."""
         switch = self._switches.get(place)
         if switch is None:
             switch = self._switches[place] = self._topology.switch(self._address(place)) or place
         return switch
 
     def _address(self, place: str) -> str:
-        """By which the topology knows a place, or a GPU."""
+        """The address of a place or GPU in the topology."""
         return self._addresses.get(place, place)
 
 
-def _order(id_: str) -> tuple[str, int]:
+def _order(device_id: str) -> tuple[str, int]:
     """By address, then slot: "0000:3b:00.0-9" before "0000:3b:00.0-10", "9" before "10"."""
-    hca, _, slot = id_.rpartition("-")
+    hca_id, _, slot = device_id.rpartition("-")
     if slot.isascii() and slot.isdecimal() and len(slot) < 10:
-        return hca, int(slot)
-    return id_, -1
+        return hca_id, int(slot)
+    return device_id, -1

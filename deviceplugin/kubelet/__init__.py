@@ -1,1 +1,1 @@
-"""The kubelet's side: the device plugin API on sockets, registration, what it has on record."""
+"""The kubelet: the device plugin API on sockets, registration, and the kubelet's records."""

@@ -6,10 +6,12 @@ interface, and it does not have the devices of ResourceClaims.
 """
 
 import base64
+import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
 )
 
+_SETTLED = 1.0  # seconds, far more than the kernel's clock of files needs for its next tick
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
@@ -265,7 +268,7 @@ def _checkpoint_path(paths: Paths) -> Path:
 def _checkpoint(paths: Paths) -> _Data | None:
     path = _checkpoint_path(paths)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_KubeletFile).Data
+        return _decoded(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -278,6 +281,33 @@ def _checkpoint(paths: Paths) -> _Data | None:
             f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet replaces it "
             "with the next pod that gets a device"
         ) from None
+
+
+class _Read(NamedTuple):
+    """What was read last: of which file, and how that looked."""
+
+    path: Path
+    look: tuple[int, ...]
+    data: _Data
+
+
+_last_read: _Read | None = None
+
+
+def _decoded(path: Path) -> _Data:
+    """The file's content, decoded again only if the file is another one or was changed."""
+    global _last_read
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        look = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        last = _last_read
+        if last is not None and last.path == path and last.look == look:
+            return last.data
+        data = msgspec.json.decode(file.read(), type=_KubeletFile).Data
+    # A file that has just been written may be written again without looking different.
+    if abs(time.time() - status.st_ctime) > _SETTLED:
+        _last_read = _Read(path, look, data)
+    return data
 
 
 def _rows(

@@ -1,11 +1,12 @@
-"""A pool's registration with the kubelet, kept up whatever happens to either side.
+"""Registers a pool with the kubelet, and keeps it registered when either side restarts.
 
-Legacy: the plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock.
-A kubelet that starts removes all sockets there and makes its own anew. Watcher: the socket is in
-plugins_registry/, the kubelet finds it and calls it; to register anew is to make it anew.
+In mode "legacy" the plugin's socket is in device-plugins/, and the plugin calls Register on
+kubelet.sock. A kubelet that starts removes all sockets there and makes its own again. In mode
+"watcher" the socket is in plugins_registry/, where the kubelet finds it and calls it; a new
+registration needs a new socket.
 
-One thread per pool looks at what is there and does what is missing; inotify and the pool's
-streams only say when to look.
+One thread per pool looks at the current state and does what is missing. inotify and the pool's
+streams only wake it.
 """
 
 import logging
@@ -28,21 +29,24 @@ from deviceplugin.api import (
 from deviceplugin.kubelet import sockets
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
-from deviceplugin.kubelet.waker import Wakes
+from deviceplugin.kubelet.waker import Waker
 
-Mode = Literal["legacy", "watcher"]
+RegistrationMode = Literal["legacy", "watcher"]
 
 VERSION = "v1beta1"
 OPTIONS = v1beta1_pb2.DevicePluginOptions(
     pre_start_required=False, get_preferred_allocation_available=True
 )
 
-TIMEOUT = 15.0  # seconds for a Register; within it the kubelet has 10 for calling back
-WATCHDOG = 10.0  # seconds without a ListAndWatch, after which a registration counts for nothing
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between attempts; each is twice the one before
-SETTLE = 0.3  # seconds for the kubelet to see that a connection ended
-LOOK_EVERY = 5.0  # seconds, where nothing tells of a change
-LOOK_FOR_DIRECTORY = 0.5  # seconds, while there is none to watch
+TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
+WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
+FIRST_PAUSE, LONGEST_PAUSE = (
+    0.1,
+    30.0,
+)  # seconds between attempts; each pause is twice as long as the last
+SETTLE = 0.3  # seconds until the kubelet has noticed the end of a connection
+LOOK_EVERY = 5.0  # seconds, if nothing wakes the thread
+LOOK_FOR_DIRECTORY = 0.5  # seconds, while it does not exist
 
 _log = logging.getLogger(__name__)
 
@@ -50,15 +54,15 @@ _log = logging.getLogger(__name__)
 class Keeper:
     """Keeps one pool served and registered, in a thread, from `start` until `close`.
 
-    `listen` makes a listener in a directory; `streams` are the pool's, by which a kubelet that
-    has taken it is known.
+    `listen` makes a listener in a directory. An open stream in `streams` shows that the kubelet has
+    accepted the pool.
     """
 
     def __init__(
         self,
         paths: Paths,
         resource: str,
-        mode: Mode,
+        mode: RegistrationMode,
         listen: Callable[[Path], Listener],
         streams: Streams,
     ) -> None:
@@ -73,46 +77,46 @@ class Keeper:
         self._streams = streams
 
         self._listener: Listener | None = None
-        self._known: Identity | None = None  # the kubelet.sock that was asked last
-        self._asked = math.inf  # when the kubelet was asked to take the pool
-        self._live_since: float | None = None  # it reads the list since then
+        self._registered_at: Identity | None = None  # the kubelet.sock of the last Register
+        self._asked = math.inf  # when the kubelet was asked to accept the pool
+        self._live_since: float | None = None  # since when it reads the list
         self._due = 0.0  # when to ask it again
-        self._listen_at = 0.0  # not before, after that failed
+        self._listen_at = 0.0  # when to try again after that failed
         self._attempts = 0  # since it last read the list for a while
         self._siblings: set[Path] = set()
-        self._refused = ""  # what the kubelet said (watcher)
-        self._said: set[str] = set()  # errors that are in the log already
+        self._refused: str | None = None  # the kubelet's reason (watcher)
+        self._logged: set[str] = set()  # problems that are in the log already
 
         self._lock = threading.Lock()
         self._closing = False
         self._call: grpc.Future[v1beta1_pb2.Empty] | None = None
-        self._wakes = Wakes()
+        self._waker = Waker()
         self._thread: threading.Thread | None = None
 
     @property
     def socket(self) -> str:
-        """Where the pool is served now; "" if it is not."""
+        """The path of the pool's current socket; "" if it has none."""
         listener = self._listener
         return str(listener.path) if listener is not None else ""
 
     @property
     def registered(self) -> bool:
-        """The kubelet has taken the pool and reads its list."""
+        """The kubelet has accepted the pool and reads its list."""
         return self._streams.since(self._asked)
 
     def start(self) -> None:
-        """Begin, once."""
+        """Start the thread. Call it once."""
         self._thread = threading.Thread(
             target=self._run, name=f"registration-{self._resource}", daemon=True
         )
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at everything now."""
-        self._wakes.wake()
+        """Have the thread look now."""
+        self._waker.wake()
 
     def close(self) -> None:
-        """Neither serve nor register any more. Again is fine."""
+        """End the server and the registration. May be called again."""
         with self._lock:
             self._closing = True
             call = self._call
@@ -122,10 +126,10 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
         self._stop_listening()
-        self._wakes.close()
+        self._waker.close()
 
     def serve(self, server: grpc.Server) -> None:
-        """Add what the kubelet's plugin watcher calls to a server."""
+        """Add the service that the kubelet's plugin watcher calls to a server."""
         pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call]
             _RegistrationService(self._info, self._notified), server
         )
@@ -133,38 +137,38 @@ class Keeper:
     def _run(self) -> None:
         if self._directory.is_dir():
             for path in sockets.remove_leftovers(self._directory):
-                _log.info("%s: removed: nobody listens on it", path)
+                _log.info("%s: removed: no process listens on it", path)
         while not self._closing:
-            self._wakes.follow((self._directory, self._directory.parent))
+            self._waker.follow((self._directory, self._directory.parent))
             try:
                 pause = self._step()
-            except Exception:  # noqa: BLE001 - the pool would be lost without a word
+            except Exception:  # noqa: BLE001 - without the thread the pool would be lost
                 _log.exception("%s: its registration", self._resource)
                 pause = LOOK_EVERY
-            self._wakes.wait(min(pause, LOOK_EVERY))
+            self._waker.wait(min(pause, LOOK_EVERY))
 
     def _step(self) -> float:
-        """Do what is missing now. How many seconds there is nothing to do is returned."""
+        """Do what is missing now; return the seconds until the next step."""
         # The kubelet's socket first: a kubelet removes ours before it makes its own.
         kubelet = sockets.identity(self._kubelet)
         if not self._directory.is_dir():
-            self._say(f"{self._directory}: there is no such directory: the kubelet is waited for")
+            self._say(f"{self._directory}: the directory does not exist: waiting for the kubelet")
             self._stop_listening()
             return LOOK_FOR_DIRECTORY
         now = time.monotonic()
-        if self._listener is None or not self._listener.there:
+        if self._listener is None or not self._listener.exists:
             if now < self._listen_at:
                 return self._listen_at - now
-            if not self._listen_anew():
+            if not self._listen_again():
                 return self._pause()
             now = time.monotonic()
         if self._legacy:
             if kubelet is None:
-                self._known = None
-                self._say(f"{self._kubelet}: is not there: the kubelet is waited for")
+                self._registered_at = None
+                self._say(f"{self._kubelet}: does not exist: waiting for the kubelet")
                 return LOOK_EVERY
-            if kubelet != self._known:
-                self._known, self._attempts, self._due = kubelet, 0, now
+            if kubelet != self._registered_at:
+                self._registered_at, self._attempts, self._due = kubelet, 0, now
         self._look_at_streams(now)
         self._look_at_siblings(now)
         if now < self._due:
@@ -176,48 +180,49 @@ class Keeper:
             if self._live_since is None:
                 _log.info("%s: registered: the kubelet reads its list", self._resource)
                 self._live_since, self._due, self.problem = now, math.inf, ""
-                self._said.clear()
+                self._logged.clear()
         elif self._live_since is not None:
             if now - self._live_since > WATCHDOG:
                 self._attempts = 0
             self._live_since = None
             self._due = now + (self._pause() if self._legacy and not self._newer() else WATCHDOG)
-            self.problem = "the kubelet reads its list no more"
-            _log.info("%s: %s: it is registered anew", self._resource, self.problem)
-        elif self._refused:
-            self._say(f"{self.socket}: the kubelet refuses it: {self._refused}: it is tried again")
-            self._refused, self._due = "", now + self._pause()
+            self.problem = "the kubelet has stopped reading its list"
+            _log.info("%s: %s: registering again", self._resource, self.problem)
+        elif self._refused is not None:
+            self._say(f"{self.socket}: the kubelet refuses it: {self._refused}: trying again")
+            self._refused, self._due = None, now + self._pause()
 
     def _look_at_siblings(self, now: float) -> None:
-        """Another instance that ends can take the resource down with it.
+        """Register again after another instance has ended.
 
-        So does a kubelet that knows one endpoint per resource (kubernetes issue 121994).
+        A kubelet has one endpoint per resource, and may drop the resource when another instance's
+        connection ends (kubernetes issue 121994).
         """
         own = self._listener.path if self._listener is not None else None
-        found = sockets.siblings(self._directory, self._resource, own)
-        if found:
-            found -= set(sockets.remove_leftovers(self._directory))
-        gone, self._siblings = self._siblings - found, found
+        siblings = sockets.siblings(self._directory, self._resource, own)
+        if siblings:
+            siblings -= set(sockets.remove_leftovers(self._directory))
+        gone, self._siblings = self._siblings - siblings, siblings
         if gone and self._legacy and self._live_since is not None:
-            _log.info("%s: another instance ended: registered anew", self._resource)
+            _log.info("%s: another instance ended: registering again", self._resource)
             self._due = min(self._due, now + SETTLE)
 
     def _newer(self) -> bool:
-        """Another instance began after this one, and has the kubelet now, presumably."""
+        """Whether another instance started after this one: the kubelet probably uses that."""
         own = sockets.identity(self._listener.path) if self._listener is not None else None
         others = (sockets.identity(path) for path in self._siblings if sockets.served(path))
         return own is not None and any(other and other[2] > own[2] for other in others)
 
     def _ask(self) -> float:
-        """Have the kubelet take the pool."""
+        """Have the kubelet accept the pool; return the seconds until the next step."""
         self._attempts += 1
         self._live_since = None
         if not self._legacy:
             self._due = time.monotonic() + LOOK_EVERY
             if not sockets.served(self._kubelet):
-                return LOOK_EVERY  # it finds the socket when it starts
-            self._say(f"{self.socket}: the kubelet does not read the list: it gets a new socket")
-            return 0 if self._listen_anew() else self._pause()
+                return LOOK_EVERY  # it will find the socket when it starts
+            self._say(f"{self.socket}: the kubelet does not read the list: making a new socket")
+            return 0 if self._listen_again() else self._pause()
         asked = time.monotonic()
         self._asked = asked
         try:
@@ -229,7 +234,7 @@ class Keeper:
         else:
             pause = max(WATCHDOG, self._pause())
             if not self.problem:
-                self.problem = "the kubelet took it and has not asked for its list yet"
+                self.problem = "the kubelet accepted it and has not read its list yet"
         self._due = time.monotonic() + pause
         return 0  # the stream may be there already
 
@@ -237,7 +242,7 @@ class Keeper:
         """Call Register. Raises grpc.RpcError."""
         assert self._listener is not None
         options = (
-            # Connections that failed before must not make this one wait.
+            # No back-off because of earlier connections.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.default_authority", "localhost"),
         )
@@ -260,11 +265,11 @@ class Keeper:
             finally:
                 self._call = None
 
-    def _listen_anew(self) -> bool:
+    def _listen_again(self) -> bool:
         had_readers = self._streams.count > 0
         self._stop_listening()
         if had_readers:
-            time.sleep(SETTLE)  # a kubelet that sees this end later would drop the new one
+            time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new one
         try:
             self._listener = self._listen(self._directory)
         except (SocketError, OSError) as error:
@@ -272,8 +277,8 @@ class Keeper:
             self._listen_at = time.monotonic() + self._pause()
             self._say(str(error))
             return False
-        self._known = None
-        self._refused = ""
+        self._registered_at = None
+        self._refused = None
         if not self._legacy:
             self._asked = time.monotonic()
             self._due = self._asked + max(WATCHDOG, self._pause())
@@ -290,23 +295,23 @@ class Keeper:
         return float(min(FIRST_PAUSE * 2 ** min(self._attempts, 20), LONGEST_PAUSE))
 
     def _say(self, problem: str) -> None:
-        """Log it, unless that was done since the last success."""
+        """Log a problem, once until the next success."""
         self.problem = problem
-        if problem not in self._said:
-            self._said.add(problem)
+        if problem not in self._logged:
+            self._logged.add(problem)
             _log.warning("%s: %s", self._resource, problem)
 
     def _explained(self, error: grpc.RpcError) -> str:
-        code = getattr(error, "code", lambda: None)()  # what is raised is a Call, too
+        code = getattr(error, "code", lambda: None)()  # the exception is a Call, too
         details = getattr(error, "details", lambda: str(error))()
         if code is grpc.StatusCode.UNAVAILABLE:
-            return f"{self._kubelet}: nobody listens: is the kubelet running? It is tried again"
+            return f"{self._kubelet}: no process listens: is the kubelet running? Trying again"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
                 f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: look at the "
-                "kubelet's log; it is tried again"
+                "kubelet's log; trying again"
             )
-        return f"{self._kubelet}: the kubelet refuses the resource: {details}: it is tried again"
+        return f"{self._kubelet}: the kubelet refuses the resource: {details}: trying again"
 
     def _info(self) -> pluginregistration_pb2.PluginInfo:
         return pluginregistration_pb2.PluginInfo(
@@ -318,12 +323,12 @@ class Keeper:
 
     def _notified(self, status: pluginregistration_pb2.RegistrationStatus) -> None:
         if not status.plugin_registered:
-            self._refused = status.error or "it gives no reason"
+            self._refused = status.error or "without a reason"
             self.wake()
 
 
 class _RegistrationService(pluginregistration_pb2_grpc.RegistrationServicer):
-    """/pluginregistration.Registration: the kubelet gives GetInfo one second."""
+    """/pluginregistration.Registration. The kubelet waits one second for GetInfo."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""One pool at the kubelet: the device plugin API v1beta1 on a socket, and its registration.
+"""Serves one pool to the kubelet: the device plugin API v1beta1 on a socket, registered.
 
-What the pool offers and what an allocation means comes from a `Resource`. This is the protocol:
-lists are sent whole, at once and then when they differ or are wanted again; preferences never
-fail; an allocation has one response per container request, in order.
+A `Resource` has the pool's devices and makes allocations; this module has the protocol. Lists are
+sent whole, at once and after each change. Preferences never fail. An allocation has one response
+per container request, in the same order.
 """
 
 import logging
@@ -16,12 +16,12 @@ import msgspec
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 from deviceplugin.kubelet import streams
-from deviceplugin.kubelet.registration import OPTIONS, Keeper, Mode
+from deviceplugin.kubelet.registration import OPTIONS, Keeper, RegistrationMode
 from deviceplugin.kubelet.sockets import Listener
 from deviceplugin.kubelet.streams import Streams
 
 MAX_LIST = int(3.5 * 2**20)  # bytes: the kubelet takes messages of 4 MiB at most
-_OTHER_CALLS = 8  # threads that no stream can have
+_OTHER_CALLS = 8  # threads that streams cannot occupy
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Listing = list[tuple[str, bool, tuple[int, ...]]]
 
 
 class Rejected(Exception):
-    """A call that cannot be answered: its gRPC status, and a text with what to do."""
+    """A call cannot be answered. It has the gRPC status, and a text that says what to do."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -37,45 +37,45 @@ class Rejected(Exception):
 
 
 class Resource(Protocol):
-    """A pool, as the kubelet sees it. Its methods are called by several threads at a time."""
+    """A pool as the kubelet sees it. Several threads call its methods at a time."""
 
     @property
     def name(self) -> str:
-        """As the kubelet has it: "rdma/hca"."""
+        """The resource: "rdma/hca"."""
 
     def listing(self) -> Listing:
-        """Every device now: id, healthy, NUMA nodes. It answers at once."""
+        """All devices: id, healthy, NUMA nodes. Must not block."""
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Which of the available ids go best together."""
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """What a container with these ids is given. Raises Rejected."""
+        """What a container with these ids gets. Raises Rejected."""
 
     def pre_start(self, ids: list[str]) -> None:
         """A container with these ids is about to start. Raises Rejected."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pool stands with the kubelet."""
+    """The state of a pool at the kubelet."""
 
     resource: str
-    mode: Mode
-    socket: str  # "" while there is none
-    registered: bool  # the kubelet has taken it and reads its list
+    mode: RegistrationMode
+    socket: str  # "" if there is none
+    registered: bool  # the kubelet has accepted it and reads its list
     streams: int
     devices: int
     healthy: int
-    problem: str  # what keeps it from being registered, "" if nothing does
+    problem: str  # why it is not registered; "" if it is
 
 
 class PluginServer:
     """Serves one resource and keeps it registered, from `start` until `close`.
 
-    A kubelet that is not there is waited for.
+    It waits for a kubelet that does not run yet.
     """
 
-    def __init__(self, paths: Paths, resource: Resource, mode: Mode = "legacy") -> None:
+    def __init__(self, paths: Paths, resource: Resource, mode: RegistrationMode = "legacy") -> None:
         self._resource = resource
         self._mode = mode
         self._streams = Streams()
@@ -84,18 +84,18 @@ class PluginServer:
         self._streams.on_change = self._keeper.wake
 
     def start(self) -> None:
-        """Begin, and come back at once."""
+        """Start the thread and return."""
         self._keeper.start()
 
     def changed(self, *, again: bool = False) -> None:
-        """The listing may differ: send it to whoever reads it, if it does or `again`.
+        """Send the listing to its readers if it has changed, or with `again` in any case.
 
-        A kubelet writes its checkpoint anew with every list that it gets.
+        The kubelet writes its checkpoint with every list that it gets.
         """
         self._streams.changed(again=again)
 
     def close(self) -> None:
-        """Serve nobody any more; no thread and no socket stays. Again is fine."""
+        """End the server, its threads and its socket. May be called again."""
         self._keeper.close()
 
     def state(self) -> PoolState:
@@ -120,7 +120,7 @@ class PluginServer:
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
-    """/v1beta1.DevicePlugin. A call that the resource cannot answer fails; the server stays."""
+    """/v1beta1.DevicePlugin. The server survives any failing call."""
 
     def __init__(self, resource: Resource, streams: Streams) -> None:
         self._resource = resource
@@ -135,20 +135,20 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """The kubelet waits for this inside its Register: no lock, nothing to wait for."""
+        """The kubelet waits for this inside its Register: it must not block."""
         return OPTIONS
 
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
-        """The whole list, at once and whenever it differs from the one sent last or is wanted."""
+        """Send the whole list at once, and whenever it has changed or is wanted again."""
         stream = self._streams.open(context)
         sent: v1beta1_pb2.ListAndWatchResponse | None = None
         try:
             for again in stream.turns():
                 try:
                     listed = self._list()
-                except Exception:  # noqa: BLE001 - the next change may mend it
+                except Exception:  # noqa: BLE001 - the next change may succeed
                     _log.exception("%s: the list cannot be made", self._resource.name)
                     continue
                 if again or (sent is not listed and sent != listed):
@@ -160,11 +160,13 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreferredAllocationResponse:
-        """A choice for every request. Never an error, for that would fail the pod for good."""
+        """A choice for every request. An error would make the pod fail for good."""
         return v1beta1_pb2.PreferredAllocationResponse(
             container_responses=[
-                v1beta1_pb2.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(one))
-                for one in request.container_requests
+                v1beta1_pb2.ContainerPreferredAllocationResponse(
+                    deviceIDs=self._preferred(container)
+                )
+                for container in request.container_requests
             ]
         )
 
@@ -200,7 +202,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         last = self._last
         if last is not None and last[0] == listing:
             return last[1]
-        message = v1beta1_pb2.ListAndWatchResponse(devices=[_device(*one) for one in listing])
+        message = v1beta1_pb2.ListAndWatchResponse(devices=[_device(*device) for device in listing])
         if message.ByteSize() > MAX_LIST:
             self._cut_off(message)
         self._last = list(listing), message
@@ -216,7 +218,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
                 break
         if not self._cut:
             _log.error(
-                "%s: the list of %d devices is larger than the kubelet takes: it gets the first "
+                "%s: the list of %d devices is larger than the kubelet accepts: it gets the first "
                 "%d: give the pool fewer slots",
                 self._resource.name,
                 whole,
@@ -230,10 +232,12 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         size = request.allocation_size
         try:
             return self._resource.preferred(available, must_include, size)
-        except Exception:  # noqa: BLE001 - a guess is better than a pod that fails
+        except Exception:  # noqa: BLE001 - any choice is better than a pod that fails
             _log.exception("%s: GetPreferredAllocation: answered by order", self._resource.name)
         free = set(available)
-        ordered = dict.fromkeys([one for one in must_include if one in free] + available)
+        ordered = dict.fromkeys(
+            [device_id for device_id in must_include if device_id in free] + available
+        )
         return list(ordered)[: max(size, 0)]
 
     def _fail(self, context: grpc.ServicerContext, what: str, error: Exception) -> NoReturn:
@@ -248,7 +252,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
 
 def _device(device_id: str, healthy: bool, numa: Sequence[int]) -> v1beta1_pb2.Device:
     device = v1beta1_pb2.Device(ID=device_id, health="Healthy" if healthy else "Unhealthy")
-    # The kubelet has -1 for devices without a node, and lets no such device be aligned.
+    # The kubelet uses -1 for devices without a node, and does not align those.
     nodes = sorted({node for node in numa if node >= 0})
     if nodes:
         device.topology.nodes.extend(v1beta1_pb2.NUMANode(ID=node) for node in nodes)

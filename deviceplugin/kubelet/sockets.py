@@ -1,8 +1,8 @@
-"""The unix sockets of a device plugin's pools: one name per incarnation, and no trace after it.
+"""The unix sockets of pools, each with a name that is never used again.
 
-Two instances that share a name unlink each other's socket, and the kubelet drops the resource. So
-a name has the process's id and a random part, and a file is removed only while it is the one that
-was put there.
+Two instances with the same name would unlink each other's socket, and the kubelet would drop the
+resource. So a name contains the process id and a random part, and a file is removed only while it
+is the one that was made.
 """
 
 import os
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import grpc
 
-MAX_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7))
+MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
 MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
-HALF_MADE = 10.0  # seconds, after which a socket that was never published is a leftover
+HALF_MADE = 10.0  # seconds after which a socket without its final name is a leftover
 
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
 
@@ -29,34 +29,34 @@ Service = Callable[[grpc.Server], object]
 
 
 class SocketError(Exception):
-    """A socket cannot be had. The text names it and says why and what to do."""
+    """A socket cannot be made. The text names it and says why and what to do."""
 
 
 def identity(path: Path) -> Identity | None:
-    """What tells this file from another of its name; None if there is none.
+    """What distinguishes this file from others with its name; None if there is no file.
 
-    With the time, for file systems give a freed inode's number to the next file.
+    It contains the time, since file systems reuse inode numbers.
     """
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def slug(resource: str) -> str:
-    """A resource's name in a file's name: "rdma/hca" is "rdma_hca". No domain has an underscore."""
+    """A resource in a file name: "rdma/hca" is "rdma_hca". Domains have no underscores."""
     return resource.replace("/", "_")
 
 
 def siblings(directory: Path, resource: str, own: Path | None) -> set[Path]:
-    """The sockets in that directory on which others of this program serve that resource."""
+    """The sockets in that directory of other instances that serve that resource."""
     name = re.compile(rf"podfabric-{re.escape(slug(resource))}-[0-9]+-[0-9a-f]{{8}}\.sock")
     return {path for path in _names(directory) if name.fullmatch(path.name) and path != own}
 
 
 def served(path: Path) -> bool:
-    """Somebody listens on that socket."""
+    """Whether a process listens on that socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -69,28 +69,29 @@ def served(path: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove this program's sockets that nobody listens on. What was removed is returned.
+    """Remove and return the sockets of this program on which no process listens.
 
-    Process ids would not do: two pods' plugins have one directory and two sets of ids.
+    The process ids in the names do not help: plugins in two pods share the directory, but not the
+    pid namespace.
     """
     removed = []
     for path in _names(directory):
         if not _ANY.fullmatch(path.name) or served(path):
             continue
         with suppress(OSError):
-            found = path.stat(follow_symlinks=False)
-            half_made = path.name.startswith(".") and time.time() - found.st_mtime < HALF_MADE
-            if stat.S_ISSOCK(found.st_mode) and not half_made:
+            status = path.stat(follow_symlinks=False)
+            half_made = path.name.startswith(".") and time.time() - status.st_mtime < HALF_MADE
+            if stat.S_ISSOCK(status.st_mode) and not half_made:
                 path.unlink()
                 removed.append(path)
     return removed
 
 
 class Listener:
-    """A gRPC server on a socket of its own, from when it is made until `close`.
+    """A gRPC server on its own socket, until `close`.
 
-    `services` are functions that add one to a server. The file has mode 0600 and its name from
-    the moment it can be connected to. Raises SocketError, FileNotFoundError (no directory).
+    `services` are functions that add a service to a server. The file gets its final name when it
+    has mode 0600 and the server runs. Raises SocketError, FileNotFoundError (no directory).
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Listener:
             self._server.add_insecure_port(f"unix:{hidden}")
             hidden.chmod(0o600)
             self._server.start()
-            # gRPC unlinks what has the name that it bound, whoever put it there. It binds one
-            # that nobody has afterwards, and this class removes the one that others see.
+            # gRPC unlinks the name that it bound, even if another process made a file there since.
+            # So it binds a name that is not used afterwards, and this class removes the other.
             hidden.rename(self.path)
         except (OSError, RuntimeError) as error:
             self._end(0)
@@ -125,13 +126,13 @@ class Listener:
         self._identity = identity(self.path)
 
     @property
-    def there(self) -> bool:
-        """The file is still the one that was put there."""
+    def exists(self) -> bool:
+        """The file is still the one that this listener made."""
         return self._identity is not None and identity(self.path) == self._identity
 
     def close(self, grace: float = 1.0) -> None:
-        """Serve nobody any more. Calls that run have `grace` seconds to end. Again is fine."""
-        if self.there:
+        """End the server. Running calls have `grace` seconds to end. May be called again."""
+        if self.exists:
             with suppress(OSError):
                 self.path.unlink()
         self._identity = None
@@ -152,12 +153,12 @@ def _names(directory: Path) -> list[Path]:
 def _fresh(directory: Path, resource: str) -> Path:
     tail = f"-{os.getpid()}-{secrets.token_hex(4)}.sock"
     path = directory / f"podfabric-{slug(resource)}{tail}"
-    length = len(os.fsencode(path)) + 1  # the hidden name has a dot more
+    length = len(os.fsencode(path)) + 1  # the hidden name has one more dot
     if length > MAX_PATH:
         raise SocketError(
-            f"{path}: a unix socket's path has at most {MAX_PATH} bytes, this one {length}: give "
-            f"the resource a name that is {length - MAX_PATH} bytes shorter, or the kubelet a "
-            "shorter root directory"
+            f"{path}: a unix socket's path has at most {MAX_PATH} bytes, this one {length}: "
+            f"shorten the resource's name by {length - MAX_PATH} bytes, or the kubelet's root "
+            "directory"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""The ListAndWatch streams that are open on one pool, and when each has to send."""
+"""The open ListAndWatch streams of a pool, and when each must send."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import grpc
 
 COALESCE = 0.2  # seconds between two lists on one stream
-MOST = 16  # at a time; each keeps a thread of the server's busy, so the oldest gives way
+MOST = 16  # open streams; each occupies a thread of the server. The oldest is closed first
 
 
 class Stream:
-    """One caller that reads the list."""
+    """One open ListAndWatch call."""
 
     def __init__(self) -> None:
         self.opened = time.monotonic()
@@ -20,22 +20,22 @@ class Stream:
         self._again = threading.Event()
 
     def wake(self, *, again: bool = False) -> None:
-        """The list may differ, or is to be sent `again` even if it does not."""
+        """Have it compare the list, or with `again` send it even if it has not changed."""
         if again:
             self._again.set()
         self._wake.set()
 
     def end(self) -> None:
-        """Send nothing any more."""
+        """Have it send nothing more."""
         self.ended.set()
         self._wake.set()
 
     def turns(self) -> Iterator[bool]:
-        """Once now, then after every `wake`, COALESCE apart, until the end: whether `again`."""
+        """Yield now, then after each `wake`, at least COALESCE apart; the value is `again`."""
         while not self.ended.is_set():
             self._wake.clear()
             again = self._again.is_set()
-            if again:  # or one that comes just now would be forgotten
+            if again:  # only if set, or a wake at this moment would be lost
                 self._again.clear()
             yield again
             if not self.ended.wait(COALESCE):
@@ -43,15 +43,15 @@ class Stream:
 
 
 class Streams:
-    """Those of one pool. `on_change` is called when one comes or goes, with no lock held."""
+    """The streams of a pool. `on_change` is called, without a lock, when one opens or closes."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._open: list[Stream] = []  # the oldest first
+        self._open: list[Stream] = []  # oldest first
 
     def open(self, context: grpc.ServicerContext) -> Stream:
-        """A stream for this call; it ends with the call."""
+        """Open a stream for this call; it ends with the call."""
         stream = Stream()
         with self._lock:
             self._open.append(stream)
@@ -64,35 +64,35 @@ class Streams:
         return stream
 
     def drop(self, stream: Stream) -> None:
-        """End it and forget it. Again is fine."""
+        """End a stream and remove it. May be called again."""
         stream.end()
         with self._lock:
-            known = stream in self._open
-            if known:
+            was_open = stream in self._open
+            if was_open:
                 self._open.remove(stream)
-        if known:
+        if was_open:
             self.on_change()
 
     def changed(self, *, again: bool = False) -> None:
-        """The list may differ: every stream looks, and sends it `again` in any case."""
+        """Have every stream compare the list, or with `again` send it in any case."""
         with self._lock:
             for stream in self._open:
                 stream.wake(again=again)
 
     def end(self) -> None:
-        """End all that are open now."""
+        """End all open streams."""
         with self._lock:
             ending = list(self._open)
         for stream in ending:
             self.drop(stream)
 
     def since(self, moment: float) -> bool:
-        """One that was opened at that time (time.monotonic()) or later is open."""
+        """Whether a stream is open that was opened at `moment` (time.monotonic()) or later."""
         with self._lock:
             return bool(self._open) and self._open[-1].opened >= moment
 
     @property
     def count(self) -> int:
-        """How many are open."""
+        """The number of open streams."""
         with self._lock:
             return len(self._open)

@@ -1,4 +1,4 @@
-"""Waiting until there may be something to do: a call of `wake`, a change in a directory, a time."""
+"""Waits for a call of `wake`, a change in a directory, or a timeout."""
 
 import contextlib
 import logging
@@ -23,8 +23,8 @@ _EVENTS = (
 _log = logging.getLogger(__name__)
 
 
-class Wakes:
-    """One thread waits, any thread wakes it. Without inotify there are only calls and times."""
+class Waker:
+    """One thread waits, any thread wakes it. Without inotify, directories do not wake it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,19 +35,19 @@ class Wakes:
         self._watches: dict[Path, int] = {}
 
     def wake(self) -> None:
-        """End a wait, this one or the next."""
+        """End the current wait, or the next one."""
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
 
     def follow(self, directories: Iterable[Path]) -> None:
-        """Be woken by what comes and goes in what has these names now. Again is fine."""
+        """Watch the directories that have these names now. Call again if they are replaced."""
         if self._inotify is None:
             return
         for path in directories:
             try:
                 watch = self._inotify.add_watch(path, _EVENTS)
-            except OSError:  # not there yet
+            except OSError:  # does not exist yet
                 watch = -1
             before = self._watches.get(path, -1)
             if before not in (-1, watch):
@@ -56,7 +56,7 @@ class Wakes:
             self._watches[path] = watch
 
     def wait(self, seconds: float) -> None:
-        """Until woken, or that long."""
+        """Wait until woken, at most so many seconds."""
         self._poll.poll(max(0, math.ceil(seconds * 1000)))
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
@@ -64,7 +64,7 @@ class Wakes:
             self._inotify.read(timeout=0)
 
     def close(self) -> None:
-        """Let go of everything; nobody may wait. Again is fine."""
+        """Close the descriptors. No thread may wait. May be called again."""
         with self._lock:
             if self._event < 0:
                 return
@@ -77,7 +77,7 @@ class Wakes:
         try:
             inotify = INotify(nonblocking=True)
         except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
-            _log.warning("inotify: %s: directories are looked at now and then", error.strerror)
+            _log.warning("inotify: %s: directories are polled", error.strerror)
             return None
         self._poll.register(inotify, select.POLLIN)
         return inotify

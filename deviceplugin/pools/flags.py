@@ -1,7 +1,7 @@
-"""The device plugin's command line: our own options, and those of the plugins it replaces.
+"""The flags of the device plugin's command line, also those of the plugins that it replaces.
 
-Flags are written as Go's flag package takes them: one dash or two, `-x=y` or `-x y`. What is
-none of these is handed back, for the command's own options.
+Their syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
+returned, for the command's own options.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,14 @@ from pathlib import Path
 import msgspec
 
 from base.documents import DocumentError
-from deviceplugin.pools import config
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools import formats
+from deviceplugin.pools.config import (
+    ConfigError,
+    DevicePluginConfig,
+    PoolConfig,
+    Selector,
+    resource_problem,
+)
 from deviceplugin.pools.selectors import parse as parse_selector
 
 _WITH_VALUE = {
@@ -34,56 +40,56 @@ _EVERY_VF = "#0-65535"
 
 
 class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the flags say of the configuration."""
+    """The configuration that the flags ask for."""
 
-    file: Path | None = None  # None: the usual one, which need not exist
+    file: Path | None = None  # None: the default file, which need not exist
     prefix: str = ""
     cdi: bool = False
-    pool: PoolConfig | None = None  # the only one, in place of any file
+    pool: PoolConfig | None = None  # the only pool, in place of a file
 
     def watched(self, usual: Path) -> Path | None:
-        """The file whose changes count, None if there is none."""
+        """The file to watch for changes; None if no file is read."""
         return None if self.pool else self.file or usual
 
     def load(self, usual: Path) -> DevicePluginConfig:
-        """The configuration as it is now. Raises ConfigError."""
+        """Read the configuration. Raises ConfigError."""
         if self.pool:
             return DevicePluginConfig(pools=(self.pool,))
-        return config.load(
+        return formats.load(
             self.file or usual, prefix=self.prefix, cdi=self.cdi, required=self.file is not None
         )
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]]:
-    """What the flags say, and the arguments that are none of them. Raises ConfigError."""
-    given, rest = _split(arguments)
-    pool_flags = [f"-{flag}" for key, flag in _POOL_FLAGS.items() if key in given]
+    """The flags, and the arguments that are not flags. Raises ConfigError."""
+    flags, rest = _split(arguments)
+    pool_flags = [f"-{flag}" for key, flag in _POOL_FLAGS.items() if key in flags]
     if not pool_flags:
-        file = given.get("config")
+        file = flags.get("config")
         if file == "":
             raise ConfigError("-config: is empty: name a file, or leave the flag out")
         command = CommandLine(
             file=Path(file) if file else None,
-            prefix=given.get("prefix", ""),
-            cdi=given.get("cdi") == "true",
+            prefix=flags.get("prefix", ""),
+            cdi=flags.get("cdi") == "true",
         )
         return command, rest
     for key, flag in (("config", "-config"), ("prefix", "-resource-prefix")):
-        if key in given:
+        if key in flags:
             raise ConfigError(
-                f"{flag} and {pool_flags[0]}: both say what the pools are: keep one of them"
+                f"{flag} and {pool_flags[0]}: both define the pools: keep one of them"
             )
-    return CommandLine(pool=_pool(given)), rest
+    return CommandLine(pool=_pool(flags)), rest
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    given: dict[str, str] = {}
+    flags: dict[str, str] = {}
     rest: list[str] = []
     todo = list(arguments)
     while todo:
         argument = todo.pop(0)
         if argument == "--":
-            return given, [*rest, argument, *todo]
+            return flags, [*rest, argument, *todo]
         flag, equals, value = argument.removeprefix("-").removeprefix("-").partition("=")
         key = _WITH_VALUE.get(flag) or _SWITCHES.get(flag)
         if not argument.startswith("-") or argument.startswith("---") or key is None:
@@ -95,33 +101,33 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             if not todo:
                 raise ConfigError(f"-{flag}: needs a value")
             value = todo.pop(0)
-        if given.setdefault(key, value) != value:
-            raise ConfigError(f"-{flag}: is given twice, as {given[key]!r} and {value!r}: keep one")
-    return given, rest
+        if flags.setdefault(key, value) != value:
+            raise ConfigError(f"-{flag}: is given twice, as {flags[key]!r} and {value!r}: keep one")
+    return flags, rest
 
 
-def _pool(given: dict[str, str]) -> PoolConfig:
-    cdi = given.get("cdi") == "true"
-    if "amount" in given:
-        if "master" in given:
+def _pool(flags: dict[str, str]) -> PoolConfig:
+    cdi = flags.get("cdi") == "true"
+    if "amount" in flags:
+        if "master" in flags:
             raise ConfigError(
-                "-master and -resource-amount: are of two plugins: keep -master for one HCA per "
-                "id, -resource-amount for all HCAs to each holder"
+                "-master and -resource-amount: belong to two different plugins: keep -master for "
+                "one HCA per id, or -resource-amount to give each holder all HCAs"
             )
-        resource = _resource(given.get("name", "ib.plugin/infiniband"))
-        return PoolConfig(resource=resource, mode="all", amount=_amount(given["amount"]), cdi=cdi)
-    resource = _resource(given.get("name", "tencent.com/rdma"))
+        resource = _resource(flags.get("name", "ib.plugin/infiniband"))
+        return PoolConfig(resource=resource, mode="all", amount=_amount(flags["amount"]), cdi=cdi)
+    resource = _resource(flags.get("name", "tencent.com/rdma"))
     chosen: tuple[Selector, ...] = ()
-    if master := given.get("master", ""):
+    if master := flags.get("master", ""):
         try:
             chosen = (parse_selector({"pfNames": [master + _EVERY_VF]}, "-master"),)
         except DocumentError:
-            raise ConfigError(f"-master: {master!r}: is no interface's name") from None
+            raise ConfigError(f"-master: {master!r}: is not an interface name") from None
     return PoolConfig(resource=resource, mode="exclusive", selectors=chosen, used="named", cdi=cdi)
 
 
 def _resource(name: str) -> str:
-    if problem := config.resource_problem(name):
+    if problem := resource_problem(name):
         raise ConfigError(f"-resource-name: {name!r}: {problem}")
     return name
 

@@ -1,9 +1,9 @@
-"""The forms of a configuration: our own, the Mellanox shared plugin's, the SR-IOV plugin's.
+"""Reads the configuration in any of its three formats.
 
-The other two are known by their top-level keys, `configList` and `resourceList`, alone or beside
-`agent` and `devices`. What is an error in those plugins is one here. Keys are matched as their Go
-decoder does it, whatever the case of the letters. A key that would change what a pod gets and
-that nothing here acts on is refused, never ignored.
+Besides our own there are those of the Mellanox shared plugin and of the SR-IOV plugin, recognized
+by their top-level keys `configList` and `resourceList`, alone or beside `agent` and `devices`. What
+is an error in those plugins is an error here. Their keys match in upper and lower case, as in their
+Go decoder. A key that would change what a pod gets, and that is not supported, is refused.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -11,6 +11,7 @@ sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from base.documents import DocumentError
 from base.text import resembling
 from deviceplugin.pools import config, selectors
 from deviceplugin.pools.config import (
+    ConfigError,
     DevicePluginConfig,
     Mode,
     Placement,
@@ -74,20 +76,52 @@ _SRIOV = {
 }
 _SRIOV_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 _SRIOV_SELECTOR = {key: key for key in selectors.OWN if key not in ("ifNames", "rdmaDevices")}
-_ONLY_NET = ("pciAddresses", "acpiIndexes", "pKeys")  # no keys of auxNetDevice
+_ONLY_NET = ("pciAddresses", "acpiIndexes", "pKeys")  # not for auxNetDevice
 _UNSUPPORTED = {
     "ddpProfiles": "DDP profiles are not read: select by pciAddresses or pfNames",
     "vdpaType": "vDPA devices are not offered: leave this resource to the SR-IOV plugin",
-    "needVhostNet": "vhost-net is not given to pods: leave this resource to the SR-IOV plugin",
+    "needVhostNet": "pods do not get vhost-net: leave this resource to the SR-IOV plugin",
 }
 _ACCELERATOR = "accelerators are not offered: leave this resource to the SR-IOV plugin"
 
 
-def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
-    """The configuration in a decoded file called `name`, of whichever form. DocumentError.
+def load(
+    path: Path, *, prefix: str = "", cdi: bool = False, required: bool = False
+) -> DevicePluginConfig:
+    """Read the configuration file; the default pool if it does not exist and is not `required`.
 
-    `prefix` is the resources' domain where another plugin's file gives none, "" for its own.
+    `prefix` and `cdi` as in `parse`. Raises ConfigError.
     """
+    try:
+        content = documents.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if required:
+            raise ConfigError(f"{path}: there is no such file") from None
+        content = b""
+    except DocumentError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse(content, str(path), prefix=prefix, cdi=cdi)
+
+
+def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
+    """The configuration in a file's content; errors call the file `name`. Raises ConfigError.
+
+    `prefix` is the domain of resources for which another plugin's file has none; "" for that
+    plugin's own. With `cdi` every pool uses CDI, whether or not the file says so.
+    """
+    try:
+        configuration = _read(documents.decode(content, name), name, prefix)
+    except DocumentError as error:
+        raise ConfigError(str(error)) from None
+    if cdi:
+        pools = tuple(msgspec.structs.replace(pool, cdi=True) for pool in configuration.pools)
+        configuration = msgspec.structs.replace(configuration, pools=pools)
+    return configuration
+
+
+def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     whole = documents.mapping(document, name)
     parts: dict[str, Any] = {}
     for key, value in whole.items():
@@ -102,7 +136,7 @@ def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
         raise DocumentError(
             f"{name}: {forms[0]} and {forms[1]}: keep one, and write all pools there"
         )
-    given = _devices(parts, name)
+    settings = _devices(parts, name)
     if "resourceList" in parts:
         pools = _each(parts["resourceList"], f"{name}: resourceList", prefix or "intel.com", _sriov)
     elif "configList" in parts:
@@ -118,42 +152,42 @@ def read(document: object, name: str, prefix: str) -> DevicePluginConfig:
         pools = (config.DEFAULT,)
     if problem := config.together_problem(pools):
         raise DocumentError(f"{name}: {problem}")
-    return DevicePluginConfig(pools=pools, **given)
+    return DevicePluginConfig(pools=pools, **settings)
 
 
 def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """What is not of one pool: `registration`, `rescan`."""
+    """The settings for all pools: `registration`, `rescan`."""
     shapes = {"registration": Registration, "rescan": _Seconds}
-    given = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
+    settings = documents.fields(parts.get("devices"), shapes, f"{name}: devices")
     interval = parts.get("periodicUpdateInterval")
     if "periodicUpdateInterval" not in parts:
-        return given
+        return settings
     where = f"{name}: periodicUpdateInterval"
     if "configList" not in parts:
         raise DocumentError(f'{where}: goes with configList: write "devices: {{rescan: 60}}"')
-    if "rescan" in given:
-        raise DocumentError(f"{where}: devices.rescan is there, too: keep one")
+    if "rescan" in settings:
+        raise DocumentError(f"{where}: devices.rescan is set, too: keep one")
     if interval is not None:
         seconds = Annotated[int, msgspec.Meta(ge=0, le=86400)]
-        given["rescan"] = float(documents.convert(interval, seconds, where))
-    return given
+        settings["rescan"] = float(documents.convert(interval, seconds, where))
+    return settings
 
 
-_Read = Callable[[object, str, str], PoolConfig]
+_ReadPool = Callable[[object, str, str], PoolConfig]
 
 
-def _each(given: object, where: str, prefix: str, read_one: _Read) -> tuple[PoolConfig, ...]:
-    if not isinstance(given, list):
-        raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(given)}")
-    if not given and read_one is not _own:
+def _each(value: object, where: str, prefix: str, read_pool: _ReadPool) -> tuple[PoolConfig, ...]:
+    if not isinstance(value, list):
+        raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(value)}")
+    if not value and read_pool is not _own:
         raise DocumentError(
             f'{where}: no resources configuration found: for none write "pools: []"'
         )
-    return tuple(read_one(one, f"{where}[{n}]", prefix) for n, one in enumerate(given))
+    return tuple(read_pool(pool, f"{where}[{n}]", prefix) for n, pool in enumerate(value))
 
 
-def _own(given: object, where: str, _: str) -> PoolConfig:
-    values = documents.fields(given, POOL_KEYS, where)
+def _own(value: object, where: str, _: str) -> PoolConfig:
+    values = documents.fields(value, POOL_KEYS, where)
     mode: Mode = values.get("mode", "shared")
     for key, of in _ONLY_OF.items():
         if key in values and mode != of:
@@ -162,19 +196,19 @@ def _own(given: object, where: str, _: str) -> PoolConfig:
             )
     if "name" not in values:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
-    given_selectors, nodes = values.pop("selectors", []), values.pop("nodes", ())
+    written_selectors, nodes = values.pop("selectors", []), values.pop("nodes", ())
     return PoolConfig(
         resource=_resource(values.pop("name"), f"{where}.name"),
         used="named" if mode == "exclusive" else "offered",
-        selectors=_selectors(given_selectors, f"{where}.selectors", selectors.OWN),
+        selectors=_selectors(written_selectors, f"{where}.selectors", selectors.OWN),
         umad="umad" in nodes,
         issm="issm" in nodes,
         **values,
     )
 
 
-def _mellanox(given: object, where: str, prefix: str) -> PoolConfig:
-    values = documents.fields(given, _MELLANOX, where, loose=True)
+def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
+    values = documents.fields(value, _MELLANOX, where, loose=True)
     resource = _prefixed(values, where, prefix, _MELLANOX_NAME)
     amount = values.get("rdmaHcaMax", 0)
     if not 0 <= amount <= config.MOST_IDS:
@@ -189,7 +223,7 @@ def _mellanox(given: object, where: str, prefix: str) -> PoolConfig:
         )
     names = values.get("devices", ())
     if (chosen == Selector()) is not bool(names):
-        text = "both are given" if names else "neither is given"
+        text = "both are set" if names else "neither is set"
         raise DocumentError(
             f"{where}: selectors, devices: {text}: keep selectors, with one key at least"
         )
@@ -207,8 +241,8 @@ def _mellanox(given: object, where: str, prefix: str) -> PoolConfig:
     )
 
 
-def _sriov(given: object, where: str, prefix: str) -> PoolConfig:
-    values = documents.fields(given, _SRIOV, where, loose=True)
+def _sriov(value: object, where: str, prefix: str) -> PoolConfig:
+    values = documents.fields(value, _SRIOV, where, loose=True)
     resource = _prefixed(values, where, prefix, _SRIOV_NAME)
     kind = values.get("deviceType") or "netDevice"
     if kind not in ("netDevice", "auxNetDevice"):
@@ -218,18 +252,18 @@ def _sriov(given: object, where: str, prefix: str) -> PoolConfig:
         raise DocumentError(
             f"{where}.selectors: is required: write {{}} for every network function"
         )
-    place = f"{where}.selectors"
-    chosen = _selectors(values["selectors"], place, _SRIOV_SELECTOR, foreign=True)
+    in_selectors = f"{where}.selectors"
+    chosen = _selectors(values["selectors"], in_selectors, _SRIOV_SELECTOR, foreign=True)
     if kind == "auxNetDevice":
-        _check_auxiliary(chosen, place)
-    elif any(one.auxTypes for one in chosen):
-        raise DocumentError(f"{place}.auxTypes: is for deviceType auxNetDevice: remove it")
+        _check_auxiliary(chosen, in_selectors)
+    elif any(selector.auxTypes for selector in chosen):
+        raise DocumentError(f"{in_selectors}.auxTypes: is for deviceType auxNetDevice: remove it")
     return PoolConfig(
         resource=resource,
         mode="exclusive",
         selectors=chosen,
         functions="auxiliary" if kind == "auxNetDevice" else "pci",
-        rdma=any(one.isRdma for one in chosen),
+        rdma=any(selector.isRdma for selector in chosen),
         numa=not values.get("excludeTopology", False),
         used="left",
         additional_info=_additional(values.get("additionalInfo", {}), f"{where}.additionalInfo"),
@@ -257,46 +291,46 @@ def _prefixed(values: dict[str, Any], where: str, prefix: str, valid: re.Pattern
 
 
 def _selectors(
-    given: object, where: str, spelling: Mapping[str, str], *, foreign: bool = False
+    value: object, where: str, spelling: Mapping[str, str], *, foreign: bool = False
 ) -> tuple[Selector, ...]:
-    if isinstance(given, list):
-        if foreign and not given:
+    if isinstance(value, list):
+        if foreign and not value:
             raise DocumentError(f"{where}: is empty: write {{}} for every network function")
-        places = [(one, f"{where}[{number}]") for number, one in enumerate(given)]
-    elif isinstance(given, dict):
-        places = [(given, where)]
+        items = [(item, f"{where}[{number}]") for number, item in enumerate(value)]
+    elif isinstance(value, dict):
+        items = [(value, where)]
     else:
-        text = f"expected keys with values, or a list of such, got {documents.shown(given)}"
+        text = f"expected keys with values, or a list of these, got {documents.shown(value)}"
         raise DocumentError(f"{where}: {text}")
     if foreign:
-        places = [(_supported(one, at), at) for one, at in places]
-    return tuple(selectors.parse(one, at, spelling, loose=foreign) for one, at in places)
+        items = [(_supported(item, at), at) for item, at in items]
+    return tuple(selectors.parse(item, at, spelling, loose=foreign) for item, at in items)
 
 
-def _supported(given: object, where: str) -> object:
-    """The selector without the keys of _UNSUPPORTED, if those ask for nothing."""
-    kept = dict(documents.mapping(given, where))
+def _supported(value: object, where: str) -> object:
+    """The selector without the keys of _UNSUPPORTED, which must have empty values."""
+    kept = dict(documents.mapping(value, where))
     for key, reason in _UNSUPPORTED.items():
-        for written in [one for one in kept if one.lower() == key.lower()]:
+        for written in [name for name in kept if name.lower() == key.lower()]:
             if kept.pop(written):
                 raise DocumentError(f"{where}.{written}: is not supported: {reason}")
     return kept
 
 
 def _check_auxiliary(chosen: tuple[Selector, ...], where: str) -> None:
-    for one in chosen:
-        if not one.auxTypes:
+    for selector in chosen:
+        if not selector.auxTypes:
             raise DocumentError(f'{where}.auxTypes: is required for auxNetDevice: write ["sf"]')
         for key in _ONLY_NET:
-            if getattr(one, key):
+            if getattr(selector, key):
                 raise DocumentError(f"{where}.{key}: is not for auxNetDevice: remove it")
 
 
-def _additional(given: dict[str, dict[str, str]], where: str) -> dict[str, dict[str, str]]:
-    found = {}
-    for key, value in given.items():
+def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[str, str]]:
+    by_address = {}
+    for key, value in info.items():
         address = key if key == "*" else pci.canonical(key)
         if address is None:
             raise DocumentError(f'{where}.{key}: is neither an address nor "*"')
-        found[address] = value
-    return found
+        by_address[address] = value
+    return by_address

@@ -1,6 +1,6 @@
-"""Which HCAs are in which pool, and the device ids that the kubelet gets of each.
+"""Assigns HCAs to pools and makes the device ids of each pool.
 
-docs/pools.md has the rules in words. All but `used_netdevs` is computed from what it is given.
+docs/pools.md describes the rules. Only `used_netdevs` reads from the system.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A device id of the kubelet's."""
+    """A device id of a pool."""
 
     id: str
-    hcas: tuple[str, ...]  # ids of the HCAs that its holder gets
-    numa: tuple[int, ...]  # sorted; () if unknown or not wanted
+    hcas: tuple[str, ...]  # the ids of the HCAs that its holder gets
+    numa: tuple[int, ...]  # sorted; () if unknown or switched off
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A resource with what it offers now: HCAs by id, device ids in the same order."""
+    """A resource and what it offers now: HCAs by id, device ids in the same order."""
 
     config: PoolConfig
     hcas: tuple[HCA, ...]
@@ -42,11 +42,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     problem: str | None = None  # why there are fewer ids than configured, for the log
 
     def slot(self, id: str) -> Slot | None:
-        """The slot with that device id, None if there is none."""
+        """The slot with that device id, or None."""
         return self._slots.get(id)
 
     def hca(self, id: str) -> HCA | None:
-        """The HCA with that id, None if the pool does not offer it."""
+        """The HCA with that id, or None if the pool does not offer it."""
         return self._hcas.get(id)
 
     @cached_property
@@ -60,58 +60,57 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def pools(
     config: DevicePluginConfig,
-    found: Sequence[HCA],
+    hcas: Sequence[HCA],
     kept: Mapping[str, Collection[str]] | None = None,
     used: Collection[str] = (),
     *,
     worked: Collection[str] = (),
 ) -> list[Pool]:
-    """The pools in the configuration's order.
+    """The pools with their share of `hcas`, in the configuration's order.
 
-    `kept` has, by resource, ids of HCAs that stay listed whatever the selectors say now,
-    for a container holds them; no other pool gets them without `overlap`. `used` are the
-    interfaces of the host's default route (`used_netdevs`), `worked` the ids of HCAs that
-    had a working port some time, which a pool with `only_working` goes on offering.
+    `kept` has, by resource, the ids of HCAs that containers hold: these stay in their pool even if
+    no selector matches any more, and no other pool without `overlap` gets them. `used` are the
+    interfaces of the host's default route (`used_netdevs`). `worked` has the ids of HCAs that had a
+    working port at some time: a pool with `only_working` continues to offer them.
     """
     return [
-        _pool(pool, taken)
-        for pool, taken, _ in _shared_out(config, found, kept or {}, worked, used)
+        _pool(pool, taken) for pool, taken, _ in _shared_out(config, hcas, kept or {}, worked, used)
     ]
 
 
 def left_out(
     config: DevicePluginConfig,
-    found: Sequence[HCA],
+    hcas: Sequence[HCA],
     kept: Mapping[str, Collection[str]] | None = None,
     used: Collection[str] = (),
     *,
     worked: Collection[str] = (),
 ) -> list[Left]:
-    """Every HCA that some pool does not offer, and why, by the same rules as `pools`."""
+    """Every HCA that a pool does not offer, and why, by the same rules as `pools`."""
     return [
-        Left(pool.resource, hca, why)
-        for pool, _, left in _shared_out(config, found, kept or {}, worked, used)
-        for hca, why in left.items()
+        Left(pool.resource, hca_id, why)
+        for pool, _, left in _shared_out(config, hcas, kept or {}, worked, used)
+        for hca_id, why in left.items()
     ]
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
-    """Interfaces of the IPv4 default routes of this network namespace, and those below them.
+    """The interfaces of this network namespace's IPv4 default routes, and those below them.
 
-    Below a bond, bridge or VLAN are its members and its parent (lower_* in sysfs).
+    Below a bond, bridge or VLAN are its members or its parent (lower_* in sysfs).
     """
     try:
         lines = (paths.proc / "net/route").read_text().splitlines()[1:]
     except (OSError, UnicodeDecodeError):
         return frozenset()
-    found: set[str] = set()
-    todo = [name for line in lines if (name := _default(line.split()))]
+    used: set[str] = set()
+    todo = [name for line in lines if (name := _default(line.split())) is not None]
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
+        if name not in used:
+            used.add(name)
             todo += _below(paths, name)
-    return frozenset(found)
+    return frozenset(used)
 
 
 _Taken = tuple[PoolConfig, list[HCA], dict[str, str]]
@@ -119,30 +118,31 @@ _Taken = tuple[PoolConfig, list[HCA], dict[str, str]]
 
 def _shared_out(
     config: DevicePluginConfig,
-    found: Sequence[HCA],
+    hcas: Sequence[HCA],
     kept: Mapping[str, Collection[str]],
     worked: Collection[str],
     used: Collection[str],
 ) -> list[_Taken]:
-    """Of each pool what it takes, and of the rest why not."""
+    """For each pool the HCAs that it takes, and the reason for each other one."""
     order = [pool.resource for pool in config.pools]
     owner: dict[str, str] = {}
     shares = {pool.resource for pool in config.pools if pool.overlap}
-    for resource in [*order, *kept]:  # also what a pool handed out that is no longer there
+    for resource in [*order, *kept]:  # also pools that no longer exist
         for hca_id in kept.get(resource, ()) if resource not in shares else ():
             owner.setdefault(hca_id, resource)
     result: list[_Taken] = []
     for pool in config.pools:
         taken: list[HCA] = []
         left: dict[str, str] = {}
-        with_vfs = _pfs_of_taken(pool, found, worked) if pool.used != "offered" else ()
+        with_vfs = _pfs_of_taken(pool, hcas, worked) if pool.used != "offered" else ()
         mine = kept.get(pool.resource, ())
-        for hca in sorted(found, key=lambda one: one.id):
-            why = "" if hca.id in mine else _why_not(pool, hca, worked, used, with_vfs)
+        for hca in sorted(hcas, key=lambda hca: hca.id):
+            why = None if hca.id in mine else _why_not(pool, hca, worked, used, with_vfs)
             holder = owner.get(hca.id, pool.resource)
-            if not why and holder != pool.resource and hca.id not in mine and not pool.overlap:
+            of_other = holder != pool.resource and hca.id not in mine and not pool.overlap
+            if why is None and of_other:
                 why = f"pool {holder} has it"
-            if why:
+            if why is not None:
                 left[hca.id] = why
             else:
                 taken.append(hca)
@@ -157,27 +157,30 @@ def _why_not(
     worked: Collection[str],
     used: Collection[str],
     with_vfs: Collection[str],
-) -> str:
+) -> str | None:
     selector = selectors.match(pool.selectors, hca)
     if selector is None:
         return selectors.why_not(pool.selectors, hca)
-    return _unfit(pool, selector, hca, worked) or _in_use(pool, selector, hca, used, with_vfs)
+    why = _unsuitable(pool, selector, hca, worked)
+    return _in_use(pool, selector, hca, used, with_vfs) if why is None else why
 
 
-def _unfit(pool: PoolConfig, selector: Selector, hca: HCA, worked: Collection[str]) -> str:
+def _unsuitable(
+    pool: PoolConfig, selector: Selector, hca: HCA, worked: Collection[str]
+) -> str | None:
     if pool.functions == "pci" and (hca.software or hca.aux_type):
-        return "it is no PCI function"
+        return "it is not a PCI function"
     if pool.functions == "auxiliary" and not hca.aux_type:
-        return "it is no auxiliary device"
+        return "it is not an auxiliary device"
     if hca.software and not _takes_software(pool, selector):
-        return "it is a software device, which rdmaDevices, ifNames or drivers must name"
+        return "it is a software device: rdmaDevices, ifNames or drivers must name it"
     if _needs_rdma(pool, selector) and not selectors.rdma_names(hca):
         return "it has no RDMA device"
     if not hca.driver and not selectors.rdma_names(hca):
         return "no driver is bound to it"
     if pool.only_working and not hca.working and hca.id not in worked:
-        return "no port of it works or has worked"
-    return ""
+        return "none of its ports works or has worked"
+    return None
 
 
 def _in_use(
@@ -186,20 +189,20 @@ def _in_use(
     hca: HCA,
     used: Collection[str],
     with_vfs: Collection[str],
-) -> str:
+) -> str | None:
     if pool.used == "offered" or (pool.used == "named" and selectors.names(selector)):
-        return ""
+        return None
     if pool.used == "left" and hca.num_vfs:
         return "it is a PF that has VFs"
     if hca.id in with_vfs:
         return "it is a PF whose VFs are offered"
     routed = set(hca.netdevs).intersection(used)
-    return f"the host's default route is over {min(routed)}" if routed else ""
+    return f"the host's default route uses {min(routed)}" if routed else None
 
 
 def _needs_rdma(pool: PoolConfig, selector: Selector) -> bool:
-    """Where some selectors of a pool say isRdma, the others take what has no RDMA device, too."""
-    return pool.rdma and (selector.isRdma or not any(one.isRdma for one in pool.selectors))
+    """If a selector of the pool has isRdma, the others also match HCAs without an RDMA device."""
+    return pool.rdma and (selector.isRdma or not any(other.isRdma for other in pool.selectors))
 
 
 def _takes_software(pool: PoolConfig, selector: Selector) -> bool:
@@ -208,17 +211,15 @@ def _takes_software(pool: PoolConfig, selector: Selector) -> bool:
     return bool(selector.rdmaDevices or selector.ifNames or selector.drivers)
 
 
-def _pfs_of_taken(
-    pool: PoolConfig, found: Iterable[HCA], worked: Collection[str]
-) -> frozenset[str]:
-    """The PFs of those VFs that the pool takes, or would if no other had them."""
+def _pfs_of_taken(pool: PoolConfig, hcas: Iterable[HCA], worked: Collection[str]) -> frozenset[str]:
+    """The PFs of the VFs that the pool takes, or would take if no other pool had them."""
     return frozenset(
         hca.pf
-        for hca in found
+        for hca in hcas
         if hca.pf
         and not hca.aux_type
         and (selector := selectors.match(pool.selectors, hca))
-        and not _unfit(pool, selector, hca, worked)
+        and _unsuitable(pool, selector, hca, worked) is None
     )
 
 
@@ -253,18 +254,18 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
 def _numa(config: PoolConfig, hcas: Iterable[HCA]) -> tuple[int, ...]:
     if not config.numa:
         return ()
-    nodes = {one.numa for one in hcas if one.numa is not None and one.numa >= 0}
+    nodes = {hca.numa for hca in hcas if hca.numa is not None and hca.numa >= 0}
     return tuple(sorted(nodes))
 
 
-def _default(fields: Sequence[str]) -> str:
-    """The interface of a line of /proc/net/route if that is a default route, else ""."""
+def _default(fields: Sequence[str]) -> str | None:
+    """The interface of a line of /proc/net/route if it is a default route, else None."""
     try:
         name, destination, _, flags, _, _, _, mask = fields[:8]
-        given = int(destination, 16), int(mask, 16), int(flags, 16) & (_UP | _REJECT)
+        route = int(destination, 16), int(mask, 16), int(flags, 16) & (_UP | _REJECT)
     except ValueError:
-        return ""
-    return name if given == (0, 0, _UP) else ""
+        return None
+    return name if route == (0, 0, _UP) else None
 
 
 def _below(paths: Paths, netdev: str) -> list[str]:

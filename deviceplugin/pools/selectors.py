@@ -1,7 +1,8 @@
-"""Which HCAs a pool takes: AND between the keys of a selector, OR within, OR between selectors.
+"""Selects the HCAs of a pool.
 
-Keys and their meaning are those of the SR-IOV network device plugin; `ifNames` is the Mellanox
-plugin's, `rdmaDevices` is our own.
+All keys of a selector must match, each by any of its values; one of several selectors must match.
+The keys are those of the SR-IOV network device plugin, with `ifNames` of the Mellanox plugin and
+our own `rdmaDevices`.
 """
 
 import re
@@ -17,7 +18,7 @@ from host.discovery import HCA
 LINK_TYPES = {"Ethernet": "ether", "InfiniBand": "infiniband"}  # of a port, of a netdev
 
 OWN: Mapping[str, str] = {key: key for key in Selector.__struct_fields__}
-"""How our own file writes the keys."""
+"""The keys as our own file has them."""
 
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _PCI_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
@@ -27,16 +28,16 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 def parse(
     value: object, where: str, spelling: Mapping[str, str] = OWN, *, loose: bool = False
 ) -> Selector:
-    """A selector as a file has it; `spelling` says which key there is which of ours.
+    """Read a selector. `spelling` maps the keys of the file to ours.
 
-    Raises DocumentError for what could never match anything as well.
+    Raises DocumentError, also for values that can never match.
     """
     shapes = {
         written: bool if key == "isRdma" else tuple[str, ...] for written, key in spelling.items()
     }
-    given = documents.fields(value, shapes, where, loose=loose)
+    fields = documents.fields(value, shapes, where, loose=loose)
     checked = {}
-    for written, values in given.items():
+    for written, values in fields.items():
         key = spelling[written]
         if values == () and not loose:
             raise DocumentError(f"{where}.{written}: is empty, which selects nothing: leave it out")
@@ -52,57 +53,57 @@ def parse(
 
 
 def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
-    """The first selector that takes the HCA; an empty one if there are none at all."""
+    """The first selector that matches the HCA; an empty one if there are no selectors."""
     if not selectors:
         return Selector()
-    return next((one for one in selectors if not _objection(one, hca)), None)
+    return next((selector for selector in selectors if _objection(selector, hca) is None), None)
 
 
-def why_not(selectors: Sequence[Selector], hca: HCA) -> str:
-    """Why none takes it, such as "driver is igb, not one of mlx5_core"; "" if one does."""
+def why_not(selectors: Sequence[Selector], hca: HCA) -> str | None:
+    """Why no selector matches: "driver is igb, not one of mlx5_core"; None if one does."""
     if match(selectors, hca) is not None:
-        return ""
-    objections = [_objection(one, hca) for one in selectors]
+        return None
+    objections = [_objection(selector, hca) for selector in selectors]
     if len(objections) == 1:
         return objections[0]
     return "; ".join(f"selector {number}: {text}" for number, text in enumerate(objections))
 
 
 def names(selector: Selector) -> bool:
-    """Whether it means the very HCAs that it takes, not all of a kind or of a PF."""
+    """Whether the selector names single HCAs, not all of a kind or of a PF."""
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
 def rdma_names(hca: HCA) -> tuple[str, ...]:
-    """Its RDMA devices, also those that are in another network namespace. Sorted."""
+    """The RDMA devices of an HCA, also those in other network namespaces, sorted."""
     return tuple(sorted({*(rdma.name for rdma in hca.rdma), *hca.rdma_names}))
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
-    """ "ens2f0#0-3,5" is ("ens2f0", {0, 1, 2, 3, 5}); None where it has no "#". ValueError."""
+    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. ValueError."""
     name, mark, indexes = text.partition("#")
     if not name:
         raise ValueError("a name is missing before the #")
     return name, _indexes(indexes) if mark else None
 
 
-def _objection(selector: Selector, hca: HCA) -> str:
-    return next(_objections(selector, hca), "")
+def _objection(selector: Selector, hca: HCA) -> str | None:
+    return next(_objections(selector, hca), None)
 
 
 def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
-    """What is not as the selector wants it, in the order in which the SR-IOV plugin looks."""
-    for wanted, found, what in _facts(selector, hca):
-        if wanted and not set(wanted).intersection(found):
-            yield _differs(what, found, wanted)
+    """Why the selector does not match, in the order in which the SR-IOV plugin checks."""
+    for wanted, actual, what in _facts(selector, hca):
+        if wanted and not set(wanted).intersection(actual):
+            yield _differs(what, actual, wanted)
     is_pf = hca.pf == ""
     names = hca.netdevs if is_pf else hca.pf_netdevs
     root = (hca.address if is_pf else hca.pf,)
     above = ((selector.pfNames, names, "PF"), (selector.rootDevices, root, "root device"))
-    for wanted, found, what in above:
-        if wanted and not any(_within(one, found, hca) for one in wanted):
+    for wanted, actual, what in above:
+        if wanted and not any(_within(text, actual, hca) for text in wanted):
             suffix = "" if hca.index is None else f"#{hca.index}"
-            yield _differs(what, tuple(f"{name}{suffix}" for name in found if name), wanted)
+            yield _differs(what, tuple(f"{name}{suffix}" for name in actual if name), wanted)
     if selector.pKeys:
         first = _first_pkeys(hca)
         if not {int(text, 16) for text in selector.pKeys}.intersection(first):
@@ -115,7 +116,7 @@ _Fact = tuple[tuple[str, ...], tuple[str, ...], str]
 
 
 def _facts(selector: Selector, hca: HCA) -> tuple[_Fact, ...]:
-    """What is wanted, what there is, and what it is."""
+    """The wanted values, the HCA's values, and what they are called."""
     return (
         (selector.vendors, (hca.vendor,), "vendor"),
         (selector.devices, (hca.device,), "device"),
@@ -129,9 +130,9 @@ def _facts(selector: Selector, hca: HCA) -> tuple[_Fact, ...]:
     )
 
 
-def _differs(what: str, found: Sequence[str], wanted: Sequence[str]) -> str:
+def _differs(what: str, actual: Sequence[str], wanted: Sequence[str]) -> str:
     return (
-        f"{what} is {', '.join(filter(None, found)) or 'unknown'}, not one of {', '.join(wanted)}"
+        f"{what} is {', '.join(filter(None, actual)) or 'unknown'}, not one of {', '.join(wanted)}"
     )
 
 
@@ -170,10 +171,10 @@ def _text(text: str) -> str:
 
 
 def _pci_id(text: str) -> str:
-    found = _PCI_ID.fullmatch(text)
-    if found is None:
+    matched = _PCI_ID.fullmatch(text)
+    if matched is None:
         raise ValueError('write four hexadecimal digits, such as "15b3"')
-    return found[1].lower()
+    return matched[1].lower()
 
 
 def _pkey(text: str) -> str:
@@ -197,14 +198,14 @@ def _link_type(text: str) -> str:
 
 def _aux_type(text: str) -> str:
     if text != "sf":
-        raise ValueError("of auxiliary devices only sf is supported: remove the others")
+        raise ValueError("sf is the only auxiliary device that is supported: remove the others")
     return text
 
 
 def _pf_name(text: str) -> str:
     name, _ = ranges(text)
     if re.search(r"[][*?()^$|\\+{}\s/]", name):
-        raise ValueError("is no interface's name: patterns are not supported, write every name")
+        raise ValueError("is not an interface name: patterns are not supported, write every name")
     return text
 
 
@@ -215,15 +216,15 @@ def _root_device(text: str) -> str:
 
 
 def _indexes(text: str) -> frozenset[int]:
-    found: set[int] = set()
+    indexes: set[int] = set()
     for part in text.split(","):
         matched = _RANGE.fullmatch(part)
         first = int(matched[1]) if matched else 0
         last = int(matched[2] or first) if matched else -1
         if last < first or last > 0xFFFF:
-            raise ValueError(f'"{part}" is no range of VFs: write such as "ens2f0#0-3,5"')
-        found.update(range(first, last + 1))
-    return frozenset(found)
+            raise ValueError(f'"{part}" is not a range of VFs: write for example "ens2f0#0-3,5"')
+        indexes.update(range(first, last + 1))
+    return frozenset(indexes)
 
 
 _ranges = lru_cache(maxsize=1024)(ranges)

@@ -15,7 +15,6 @@ from msgspec import inspect
 
 from cni.ipoib import options as ipoib
 from cni.spec import config as spec
-from cni.spec import gc
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
 from ipam import options as ipam
@@ -34,10 +33,10 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 
 # Keys that are first decoded as plain objects, and the type each is then read as.
 SECTIONS = {
-    "ipam": ipam._IpamSection,
+    "ipam": ipam.IpamKeys,
     "ipRanges": RangeOptions,
     "ranges": RangeOptions,
-    "addresses": ipam._StaticAddress,
+    "addresses": ipam.StaticAddress,
     "routes": Route,
     "dns": DNS,
 }
@@ -48,11 +47,11 @@ FREE: Mapping[Key, tuple[str, ...]] = {
 }
 SHAPES: Mapping[str, Mapping[Key, type]] = {
     "podfabric-ipam": {
-        ("ipam",): ipam._IpamSection,
-        ("runtimeConfig",): ipam._RuntimeIPs,
-        ("args", "cni"): ipam._ArgumentIPs,
+        ("ipam",): ipam.IpamKeys,
+        ("runtimeConfig",): ipam.RuntimeIPs,
+        ("args", "cni"): ipam.ArgumentIPs,
     },
-    "ipoib": {(): ipoib._IpoibConfig},
+    "ipoib": {(): ipoib.IpoibKeys},
     "sriov": {(): sriov._SriovConfig},
     "rdma": {},
 }
@@ -69,7 +68,8 @@ def keys_of(plugin: str) -> list[Key]:
     for at, names in FREE.items():
         keys |= {at, at[:1], *((*at, name) for name in names)}
     keys |= {("ipam",), ("ipam", "type")}
-    keys |= {(key,) for key in (*spec.RUNTIME_KEYS, *gc.KEYS, "logFile", "logLevel", "mac")}
+    ours = (*spec.RUNTIME_KEYS, *spec.VALID_ATTACHMENTS, "logFile", "logLevel", "mac")
+    keys |= {(key,) for key in ours}
     if plugin == "podfabric-ipam":
         keys |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):

@@ -91,7 +91,7 @@ def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> N
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
-    assert text.startswith("4 workers are stuck in calls that do not end, of 4 that are set: ")
+    assert text.startswith("4 of 4 workers are stuck in calls that do not end: ")
     for client in hanging:
         client.close()
 
@@ -141,7 +141,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
         status, text = node.get("/healthz")
         assert status == 503
         assert text == (
-            "no worker can take a call, 8 are stuck in calls that do not end (the log names "
+            "no worker is free, 8 are stuck in calls that do not end (the log names "
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)

@@ -169,7 +169,9 @@ def test_uevents_come_over_the_socket(subscribed: Events, name: str) -> None:
     _ip(name, "link", "add", "one", "type", "veth", "peer", "two")
     datagrams = events.received(uevents)
     assert any(b"SUBSYSTEM=net\0" in datagram and b"/one\0" in datagram for datagram in datagrams)
-    assert all(events.concerns_device(each) for each in datagrams if b"SUBSYSTEM=net\0" in each)
+    assert all(
+        events.concerns_device(datagram) for datagram in datagrams if b"SUBSYSTEM=net\0" in datagram
+    )
 
 
 def test_messages_from_programs_are_ignored(subscribed: Events, name: str) -> None:
@@ -185,4 +187,4 @@ def test_descriptors_are_closed() -> None:
     made = Events()
     sockets: tuple[socket.socket, ...] = made.sockets
     made.close()
-    assert [each.fileno() for each in sockets] == [-1, -1]
+    assert [closed.fileno() for closed in sockets] == [-1, -1]

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from base.paths import Paths
@@ -108,7 +107,7 @@ def _give_hca(paths: Paths) -> None:
         time="2026-01-02T03:04:05Z",
         boot_id=paths.boot_id(),
     )
-    checkpoint.write(paths, [allocation.resource], [msgspec.Raw(msgspec.json.encode(allocation))])
+    checkpoint.write(paths, [allocation.resource], [checkpoint.encode(allocation)])
     entry = {
         "PodUID": "uid-1",
         "ContainerName": "worker",

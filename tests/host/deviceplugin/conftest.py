@@ -10,7 +10,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin.kubelet import registration
-from deviceplugin.kubelet.registration import Mode
+from deviceplugin.kubelet.registration import RegistrationMode
 from deviceplugin.kubelet.server import PluginServer, Resource
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
@@ -46,7 +46,7 @@ def serve(root: Path) -> Iterator[Serve]:
     """Starts a plugin of a resource."""
     with ExitStack() as stack:
 
-        def start(resource: Resource, mode: Mode = "legacy") -> PluginServer:
+        def start(resource: Resource, mode: RegistrationMode = "legacy") -> PluginServer:
             server = PluginServer(Paths(kubelet=root), resource, mode)
             stack.callback(server.close)
             server.start()

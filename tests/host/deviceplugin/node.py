@@ -1,6 +1,7 @@
 """A made-up server with its device plugin, for tests of the whole of it."""
 
 from base.paths import Paths
+from deviceplugin import checkpoint
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host import gpus
@@ -50,3 +51,10 @@ def switches(paths: Paths, ids: list[str]) -> list[str]:
     addresses = [gpus.address_of(found, known) or known.rpartition("-")[0] for known in ids]
     topology = Topology.read(paths, addresses)
     return sorted(topology.switch(address) for address in addresses)
+
+
+def keep_allocations(paths: Paths, count: int) -> None:
+    """Make the checkpoint an older one, with its first allocations only."""
+    now = checkpoint.read(paths)
+    kept = [checkpoint.encode(allocation) for allocation in now.allocations[:count]]
+    checkpoint.write(paths, now.resources, kept, now.offered)

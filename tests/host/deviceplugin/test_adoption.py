@@ -24,7 +24,16 @@ from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.ledger import Ledger
 from deviceplugin.pod_devices import Stale, Unknown
 from deviceplugin.pools.config import PoolConfig
-from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port
+from tests.host.deviceplugin.node import (
+    FIRST,
+    HCA,
+    SHARED,
+    Node,
+    config,
+    container,
+    keep_allocations,
+    port,
+)
 from tests.kubelet import Kubelet, Request
 from tests.kubelet import Pod as Admitted
 from tests.kubelet.devices import Held, PodRejected
@@ -193,18 +202,13 @@ def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["none", "one", "two"])
-def test_what_a_power_cut_took_from_the_log_is_taken_over(
-    node: Node, kubelet: Kubelet, kept: int
-) -> None:
-    """The kubelet has written down what it answered for, and its own file is on the disk."""
+def test_what_an_older_checkpoint_lacks_is_adopted(node: Node, kubelet: Kubelet, kept: int) -> None:
+    """A broken disk, or somebody's backup: the kubelet's own file has what is missing."""
     for number in range(3):
         kubelet.admit(f"worker-{number}", [container()])
     before = held(node.paths)
-    (log,) = node.paths.devices.glob("*.log")
     node.plugin.close()
-    lines = log.read_bytes().rstrip(b"\0").splitlines(keepends=True)
-    assert len(lines) == 3
-    log.write_bytes(b"".join(lines[:kept]).ljust(log.stat().st_size, b"\0"))
+    keep_allocations(node.paths, kept)
     assert len(held(node.paths)) == kept
     node.restart()
     kubelet.wait(lambda: len(held(node.paths)) == 3)
@@ -217,24 +221,24 @@ def test_what_a_power_cut_took_from_the_log_is_taken_over(
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "an earlier pod had the token"])
 @pytest.mark.parametrize("names", [False, True], ids=["nodes", "CDI"])
-def test_what_a_power_cut_took_of_a_token_is_taken_over_as_it_was(
+def test_token_that_an_older_checkpoint_lacks_is_adopted_as_it_was(
     server: Paths, kubelet: Kubelet, older: bool, names: bool
 ) -> None:
     """The container has those HCAs that worked then."""
     node = Node(server, config(PoolConfig(resource=HCA, mode="all", amount=1, cdi=names)))
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 1)
+        before_that = server.checkpoint.read_bytes()
         if older:
             kubelet.remove(kubelet.admit("worker-0", [container()]))
+            before_that = server.checkpoint.read_bytes()
         port(server, 3, up=False)
         node.plugin.look()
         pod = kubelet.admit("worker-1", [container()])
         (before,) = held(server).values()
         assert len(before.devices) == 7
         node.plugin.close()
-        (log,) = server.devices.glob("*.log")
-        lines = log.read_bytes().rstrip(b"\0").splitlines(keepends=True)
-        log.write_bytes(b"".join(lines[:-1]).ljust(log.stat().st_size, b"\0"))
+        server.checkpoint.write_bytes(before_that)
         port(server, 3, up=True)
         (server.proc / "sys/kernel/random/boot_id").write_text("the-next-boot\n")
         kubelet.restart()

@@ -13,7 +13,7 @@ from base.paths import Paths
 from deviceplugin.api import pluginregistration_pb2 as registration_api
 from deviceplugin.api import pluginregistration_pb2_grpc, v1beta1_pb2_grpc
 from deviceplugin.api import v1beta1_pb2 as api
-from deviceplugin.kubelet.registration import Mode
+from deviceplugin.kubelet.registration import RegistrationMode
 from deviceplugin.kubelet.server import PluginServer
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool
@@ -26,7 +26,7 @@ OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "lo
 class Served:
     """A pool on a socket that no kubelet knows, for as many callers as there are."""
 
-    def __init__(self, stack: ExitStack, root: Path, mode: Mode) -> None:
+    def __init__(self, stack: ExitStack, root: Path, mode: RegistrationMode) -> None:
         for name in ("device-plugins", "plugins_registry"):
             (root / name).mkdir(parents=True)
         self.pool = Pool()
@@ -49,7 +49,7 @@ class Served:
 
 
 @pytest.fixture
-def served(root: Path) -> Iterator[Callable[[Mode], Served]]:
+def served(root: Path) -> Iterator[Callable[[RegistrationMode], Served]]:
     with ExitStack() as stack:
         yield lambda mode: Served(stack, root, mode)
 
@@ -84,7 +84,7 @@ def healthy(answer: api.ListAndWatchResponse) -> int:
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
-    served: Callable[[Mode], Served], end: str
+    served: Callable[[RegistrationMode], Served], end: str
 ) -> None:
     one = served("legacy")
     channel = one.caller()
@@ -101,7 +101,7 @@ def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
-    served: Callable[[Mode], Served], end: str
+    served: Callable[[RegistrationMode], Served], end: str
 ) -> None:
     one = served("legacy")
     channel = one.caller()
@@ -147,7 +147,9 @@ def test_a_kubelet_whose_stream_breaks_has_the_list_again(
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 3)
 
 
-def test_info_is_told_while_every_other_call_hangs(served: Callable[[Mode], Served]) -> None:
+def test_info_is_told_while_every_other_call_hangs(
+    served: Callable[[RegistrationMode], Served],
+) -> None:
     """The kubelet asks again now and then, and drops a plugin that does not answer in a second."""
     one = served("watcher")
     channel = one.caller()

@@ -266,8 +266,8 @@ def test_nothing_below_sys_or_dev_is_ever_written(
 @pytest.mark.parametrize(
     ("available", "must", "size", "told"),
     [
-        ([f"{FIRST}-0"], [], 3, "3 ids are asked for, and 1 are available"),
-        ([f"{FIRST}-0"], ["9"], 1, "must include 9, which is not available"),
+        ([f"{FIRST}-0"], [], 3, "3 ids are asked for, and only 1 are available"),
+        ([f"{FIRST}-0"], ["9"], 1, "it must include 9, which is not available"),
         ([f"{FIRST}-0"], [], 0, "0 ids are asked for"),
         ([f"{FIRST}-0", f"{FIRST}-1"], [], 1, ""),
     ],

@@ -112,7 +112,7 @@ def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
         silent.listen()
         first = threads.submit(connection.list, 5.0)
         until(lambda: select.select([silent], [], [], 0)[0])
-        with pytest.raises(KubeletUnreadable, match="is being asked already"):
+        with pytest.raises(KubeletUnreadable, match="another call is still waiting"):
             connection.list(0.2)
         with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             first.result()

@@ -89,13 +89,13 @@ def test_a_kubelet_that_is_not_there_is_waited_for(
     if made == "the directory":
         (root / "device-plugins").mkdir(parents=True)
     server = serve(Pool())
-    kubelet.wait(lambda: "waited for" in server.state().problem)
+    kubelet.wait(lambda: "waiting for the kubelet" in server.state().problem)
     assert not server.state().registered
     server.changed()
     kubelet.start()
     all_healthy(kubelet)
     kubelet.wait(lambda: server.state().problem == "")
-    assert caplog.text.count("is not there: the kubelet is waited for") <= 1
+    assert caplog.text.count("does not exist: waiting for the kubelet") <= 1
 
 
 def test_a_pool_is_back_at_once_after_a_kubelets_restart_and_holders_keep_their_devices(
@@ -240,7 +240,7 @@ def test_a_kubelet_that_listens_no_more_is_tried_until_it_is_replaced(
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(root / "device-plugins/kubelet.sock"))
     server = serve(Pool())
-    kubelet.wait(lambda: "nobody listens" in server.state().problem)
+    kubelet.wait(lambda: "no process listens" in server.state().problem)
     kubelet.start()
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
 
@@ -471,4 +471,4 @@ def test_a_problem_is_logged_for_the_pool_it_is_of(
     with caplog.at_level(logging.INFO):
         server = serve(Pool())
         kubelet.wait(lambda: server.state().problem)
-    assert f"{NAME}: {root}/device-plugins: there is no such directory" in caplog.text
+    assert f"{NAME}: {root}/device-plugins: the directory does not exist" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.pools import config
+from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet, PodRejected
@@ -44,7 +44,7 @@ def kubelet(server: Paths) -> Iterator[Kubelet]:
 @pytest.fixture
 def service(server: Paths) -> Iterator[Service]:
     """The service, not started."""
-    one = Service(server, lambda: config.load(server.config), server.config)
+    one = Service(server, lambda: formats.load(server.config), server.config)
     yield one
     one.close()
 
@@ -93,7 +93,7 @@ def test_file_that_becomes_wrong_is_told_and_what_was_before_stays(
     configure(server, {"name": HCA, "slots": 0})
     until(lambda: errors(caplog))
     (told,) = errors(caplog)
-    assert "slots" in told and "what was before it stays" in told
+    assert "slots" in told and "the former one stays" in told
     kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 1}}])
     configure(server, {"name": HCA, "slots": 2})
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)

@@ -80,7 +80,10 @@ def test_json_is_read_as_json() -> None:
             "f: agent.log_level: 'loud': expected one of debug, info, warning, error",
         ),
         (b"agent: {listen: 9810}", "f: agent.listen: 9810: expected str, got int"),
-        (b"agent: {listen: '0.0.0.0:1'}", "f: agent.listen: '0.0.0.0:1': the endpoint knows no"),
+        (
+            b"agent: {listen: '0.0.0.0:1'}",
+            "f: agent.listen: '0.0.0.0:1': the endpoint does not authenticate",
+        ),
         (b"agent: [3]", "f: agent: expected keys with values, got [3]"),
         (b"3", "f: expected keys with values, got 3"),
         (b"1: 2", "f: 1: unknown key"),
@@ -273,7 +276,7 @@ def test_the_log_tells_what_changed_and_what_waits(
         until(lambda: len(changes) == 1)
     assert caplog.messages == [
         f"{path}: workers was 64, is 3; "
-        "listen was '127.0.0.1:9810', is '' (from the agent's next start on)"
+        "listen was '127.0.0.1:9810', is '' (when the agent starts again)"
     ]
 
 

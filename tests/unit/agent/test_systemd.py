@@ -196,7 +196,7 @@ def test_a_socket_of_another_kind_is_refused(tmp_path: Path, kind: str) -> None:
 def test_a_descriptor_that_is_no_socket_is_refused() -> None:
     code = "    os.close(3) if os.path.exists('/proc/self/fd/3') else None\n" + REFUSE
     with socket.socket(socket.AF_UNIX) as given:
-        assert "descriptor 3, handed over by systemd, is no socket" in activated(code, given)
+        assert "descriptor 3, handed over by systemd, is not a socket" in activated(code, given)
 
 
 def test_sockets_for_another_process_are_left_alone(tmp_path: Path) -> None:

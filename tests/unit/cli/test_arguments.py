@@ -47,10 +47,10 @@ def test_what_can_be_meant_is_taken(of: Callable[[str], object], text: str, valu
         (
             arguments.count,
             ("", "0", "-1", "abc", "1.5", "٣", "1e3", "9" * 20, " 1"),
-            "a number from 1 on",
+            "a positive number",
         ),
-        (arguments.file, ("",), "it is empty: name one, or leave the option out"),
-        (arguments.file_name, ("",), "it is empty: name one, or leave the option out"),
+        (arguments.file, ("",), "it is empty: name a file, or leave the option out"),
+        (arguments.file_name, ("",), "it is empty: name a file, or leave the option out"),
         (arguments.namespace, ("", "a/b", "/"), "the name of a namespace"),
         (arguments.pod, ("", "/", "a/", "/a", "a//b", "a/b/c"), "a pod's name, or namespace/name"),
     ],
@@ -67,14 +67,14 @@ def test_what_cannot_be_meant_says_what_was_expected(
 def test_a_drawing_needs_a_files_name(shell: Shell) -> None:
     printed = shell("topo", "--svg", "")
     assert (printed.code, printed.out) == (2, "")
-    assert "argument --svg: it is empty: name one" in printed.err
+    assert "argument --svg: it is empty: name a file" in printed.err
     assert shell("topo", "--svg", "-").out.startswith("<")
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (["devices", "--config", ""], "argument --config: it is empty: name one"),
+        (["devices", "--config", ""], "argument --config: it is empty: name a file"),
         (["explain", ""], "argument POD: '': expected a pod's name, or namespace/name"),
         (["explain", "a/b/c"], "argument POD: 'a/b/c': expected a pod's name, or namespace/name"),
         (["explain", "a/"], "argument POD: 'a/': expected a pod's name, or namespace/name"),
@@ -85,11 +85,11 @@ def test_a_drawing_needs_a_files_name(shell: Shell) -> None:
         (["explain", "x", "--resource", ""], "--resource, --size and --gpus go with --dry-run"),
         (
             ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "abc"],
-            "argument --size: 'abc': expected a number from 1 on",
+            "argument --size: 'abc': expected a positive number",
         ),
         (
             ["explain", "--dry-run", "--resource", "rdma/hca", "--size", "0"],
-            "argument --size: '0': expected a number from 1 on",
+            "argument --size: '0': expected a positive number",
         ),
         (["explain", "--dry-run", "--resource", ""], "--dry-run needs --resource"),
     ],

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from base.paths import Paths
@@ -48,15 +47,13 @@ def _allocated(
         paths,
         ["rdma/hca"],
         [
-            msgspec.Raw(
-                msgspec.json.encode(
-                    Allocation(
-                        resource=resource,
-                        id=known,
-                        devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
-                        time="2026-11-21T19:12:56Z",
-                        boot_id="b",
-                    )
+            checkpoint.encode(
+                Allocation(
+                    resource=resource,
+                    id=known,
+                    devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=rdma),),
+                    time="2026-11-21T19:12:56Z",
+                    boot_id="b",
                 )
             )
             for resource, known, hca in keys
@@ -113,7 +110,7 @@ def test_the_table_has_both_parts(shell_of: ShellOf, tmp_path: Path) -> None:
 
     offered, _, rest = out.partition("NOT OFFERED")
     vf = next(line for line in offered.splitlines() if line.startswith(servers.VFS[0]))
-    words = ("mlx5_2", "uverbs2 231:194", "ib2", "InfiniBand", "ACTIVE", "well", "rdma/vf")
+    words = ("mlx5_2", "uverbs2 231:194", "ib2", "InfiniBand", "ACTIVE", "healthy", "rdma/vf")
     assert all(word in vf for word in words)
     sf = next(line for line in rest.splitlines() if line.startswith(servers.VFS_SF))
     assert "mlx5_10" in sf
@@ -173,8 +170,8 @@ def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -
     assert "is in another network namespace" in reasons[second]
     assert "delete that pod" in reasons[third]
     assert all(reasons[known] == "" for known in servers.DGX_HCAS[3:])
-    table, _, why = out.partition("NOT WELL")
-    assert table.count("not well") == 3
+    table, _, why = out.partition("UNHEALTHY")
+    assert table.count("unhealthy") == 3
     assert [line.split()[:3] for line in why.splitlines() if line.startswith("0000:")] == [
         [known, "rdma/hca", "1"] for known in (first, second, third)
     ]
@@ -211,7 +208,7 @@ def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path
 @pytest.mark.parametrize(
     ("given", "config", "text"),
     [
-        (["--pool", "rdma/none"], "", "there is no pool rdma/none: rdma/hca"),
+        (["--pool", "rdma/none"], "", "no pool rdma/none: the pools are rdma/hca"),
         ([], "pools: 3", "config.yaml"),
         (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: there is no such file"),
     ],

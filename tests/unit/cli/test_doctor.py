@@ -125,7 +125,7 @@ def test_a_node_without_kubelet_and_agent_fails_and_says_what_to_do(
     printed = Shell(node, monkeypatch, capsys)("doctor")
 
     assert printed.code == 1
-    assert f"{node.agent_socket}: there is none" in printed.out
+    assert f"{node.agent_socket}: it does not exist" in printed.out
     assert "-> `systemctl start podfabric-agent.socket`" in printed.out
     assert "PODFABRIC_KUBELET" in printed.out
 
@@ -181,7 +181,7 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("pools", _config('pools: [{name: rdma/a, selectors: [{vendors: ["8086"]}]}]'), "failed",
          "rdma/a offers nothing: vendor is 15b3"),
         ("pools", _config("pools: []"), "not applicable", "no pool"),
-        ("pools", _gone("sys/class/infiniband_verbs"), "failed", "512 not well: mlx5_0 has no"),
+        ("pools", _gone("sys/class/infiniband_verbs"), "failed", "512 unhealthy: mlx5_0 has no"),
         ("module ib_uverbs", _gone("sys/class/infiniband_verbs"), "failed", "not loaded"),
         ("module rdma_ucm", _gone("sys/class/misc/rdma_cm"), "warning", "rdma_ucm"),
         ("module ib_umad", _config("pools: [{name: rdma/hca, nodes: [umad]}]"), "ok", "ib_umad"),
@@ -297,7 +297,7 @@ def test_ids_that_cannot_be_handed_out_are_a_warning_with_the_reason(node: Paths
     (found,) = _found(node, "pools")
 
     assert found.status == "warning"
-    assert f"4 not well: the RDMA device of {FIRST} is in another network namespace" in found.seen
+    assert f"4 unhealthy: the RDMA device of {FIRST} is in another network namespace" in found.seen
     assert "`podfabric devices`" in found.remedy
 
 
@@ -315,11 +315,11 @@ def test_vfs_that_are_set_up_with_their_pods_are_no_failure(tmp_path: Path) -> N
 
     for check in ("ports", "pools", "IPoIB parents"):
         assert [one.status for one in _found(paths, check)] == ["ok"], check
-    assert "9 are set up with the pods" in _found(paths, "ports")[0].seen
+    assert "9 become active with the pods" in _found(paths, "ports")[0].seen
 
     Tree(paths.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
     (found,) = _found(paths, "pools")
-    assert (found.status, "4 not well: its PF 0000:3b:00.0" in found.seen) == ("warning", True)
+    assert (found.status, "4 unhealthy: its PF 0000:3b:00.0" in found.seen) == ("warning", True)
 
 
 def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
@@ -336,7 +336,7 @@ def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
 def _allocated(paths: Paths, known: str, time: str) -> None:
     device = AllocatedHCA(id=FIRST, address=FIRST, netdevs=(), rdma=())
     one = Allocation(resource="rdma/hca", id=known, devices=(device,), time=time, boot_id="a-boot")
-    checkpoint.write(paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one))])
+    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one)])
 
 
 @pytest.mark.parametrize(
@@ -376,8 +376,8 @@ def _kubelets(paths: Paths, held: dict[str, list[str]], registered: dict[str, li
     ("registered", "status", "words"),
     [
         ({"rdma/hca": [f"{FIRST}-0"]}, "ok", "1 of our 512 ids"),
-        ({"rdma/hca": ["mlx5_0", f"{FIRST}-0"]}, "failed", "none of ours: mlx5_0"),
-        ({"nvidia.com/gpu": ["GPU-0"]}, "failed", "does not know it"),
+        ({"rdma/hca": ["mlx5_0", f"{FIRST}-0"]}, "failed", "not ours: mlx5_0"),
+        ({"nvidia.com/gpu": ["GPU-0"]}, "failed", "does not have it"),
         ({}, "not applicable", "no resource"),
     ],
 )
@@ -413,7 +413,7 @@ def test_sockets_of_the_device_plugin_are_tried(node: Paths) -> None:
 
     assert [(f.status, first.name in f.seen) for f in one] == [("ok", True)]
     assert [(f.status, second.name in f.seen) for f in two] == [("warning", True)]
-    assert [(f.status, "nobody answers" in f.seen) for f in dead] == [("failed", True)]
+    assert [(f.status, "no process answers" in f.seen) for f in dead] == [("failed", True)]
 
 
 def test_a_check_that_breaks_off_is_a_finding_and_the_others_go_on(node: Paths) -> None:

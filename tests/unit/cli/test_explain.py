@@ -161,7 +161,7 @@ def test_the_text_has_the_same_for_people(fleet: Fleet) -> None:
     assert any("uverbs0 231:192" in line and FIRST in line for line in lines)
     match = next(line for line in out.splitlines() if line.startswith("net1"))
     assert "ib0 0xffff" in match
-    assert "yes: on the HCA that main was given" in match
+    assert "yes: on the HCA of main" in match
     assert out.splitlines()[-2].split() == ["GPU", "mlx5_0"]
     assert out.splitlines()[-1].split() == ["GPU0", servers.DGX_GPUS[0], "PIX"]
 
@@ -173,7 +173,7 @@ def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet)
     printed = fleet.shell("explain", "ml/worker-0")
 
     assert "NO: " in printed.out
-    assert f"{SECOND} (mlx5_1), but the pod was given {FIRST} (mlx5_0)" in printed.out
+    assert f"{SECOND} (mlx5_1), but the pod has {FIRST} (mlx5_0)" in printed.out
 
 
 def test_a_gpu_beyond_pxb_is_told_in_a_sentence(fleet: Fleet) -> None:
@@ -257,7 +257,7 @@ def test_what_could_not_be_asked_is_said(shell: Shell, root: Path) -> None:
     assert any("pod-resources/kubelet.sock: does not exist" in note for note in found["notes"])
     assert found["attachments"][0]["rdma"] == "mlx5_3"
     assert found["attachments"][0]["matches"] is None
-    assert "not known" in shell("explain", "ml/worker-0").out
+    assert "unknown" in shell("explain", "ml/worker-0").out
 
 
 def test_a_damaged_journal_file_is_a_note(fleet: Fleet) -> None:
@@ -301,11 +301,11 @@ def test_a_dry_run_says_why_and_where_it_hurts(shell: Shell, root: Path) -> None
 
     out = shell("explain", "--dry-run", "--resource", "rdma/hca", "--gpus", "GPU0").out
 
-    assert "384 free ids, 0 held, 128 not well" in out
-    assert "* not well: port 1 of mlx5_0 is DOWN (Polling) (64 ids)" in out
-    assert "no GPUDirect RDMA; nobody holds it" in out
+    assert "384 free ids, 0 held, 128 unhealthy" in out
+    assert "* unhealthy: port 1 of mlx5_0 is DOWN (Polling) (64 ids)" in out
+    assert "no GPUDirect RDMA; no container holds it" in out
     assert "would not work for GPU0" in out
-    assert "at the least sum of distances" in out
+    assert "with the least sum of distances" in out
 
 
 def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, root: Path) -> None:
@@ -330,8 +330,11 @@ def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (["--resource", "rdma/none"], "there is no pool rdma/none"),
-        (["--resource", "rdma/hca", "--gpus", "GPU9"], "GPU9 is no GPU of this node: GPU0 0000:1a"),
+        (["--resource", "rdma/none"], "no pool rdma/none"),
+        (
+            ["--resource", "rdma/hca", "--gpus", "GPU9"],
+            "GPU9 is not a GPU of this node: its GPUs are GPU0 0000:1a",
+        ),
     ],
 )
 def test_a_dry_run_of_what_is_not_there_is_an_error(
@@ -358,14 +361,16 @@ def test_a_wrong_command_line_ends_with_2(shell: Shell, given: list[str]) -> Non
     assert shell("explain", *given).code == 2
 
 
-def test_no_wait_for_a_silent_kubelet(shell: Shell, root: Path) -> None:
-    directory = root / "kubelet/pod-resources"
-    directory.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(directory / "kubelet.sock"))
-        deaf.listen()
+def test_no_wait_for_a_silent_kubelet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with short_path() as root, socket.socket(socket.AF_UNIX) as silent:
+        paths = servers.dgx(root)
+        paths.pod_resources.parent.mkdir(parents=True)
+        silent.bind(str(paths.pod_resources))
+        silent.listen()
 
-        printed = shell("explain", "ml/worker-0")
+        printed = Shell(paths, monkeypatch, capsys)("explain", "ml/worker-0")
 
     assert printed.code == 1
     assert "DEADLINE_EXCEEDED" in printed.out

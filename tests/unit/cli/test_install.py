@@ -77,7 +77,7 @@ def test_chosen_plugins_only(bin_dir: Path, capsys: pytest.CaptureFixture[str]) 
     assert _tree(bin_dir) == ["ipoib"]
     with pytest.raises(SystemExit):
         _install(bin_dir, "--plugins", "ipoib,ipam")
-    told = f'there is no plugin "ipam": choose of {", ".join(PLUGINS)}'
+    told = f'no plugin "ipam": choose from {", ".join(PLUGINS)}'
     assert told in capsys.readouterr().err
 
 
@@ -267,7 +267,7 @@ def test_directory_that_is_not_there_is_an_error(
 ) -> None:
     for command in (_install, _uninstall):
         assert command(tmp_path / "nowhere") == 1
-        assert f"{tmp_path / 'nowhere'}: is no directory" in capsys.readouterr().err
+        assert f"{tmp_path / 'nowhere'}: is not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["install", "uninstall"])
@@ -294,7 +294,7 @@ def test_launcher_must_be_one(
 ) -> None:
     other = tmp_path / "other"
     assert _install(bin_dir, "--launcher", other) == 1
-    assert f"{other}: there is no launcher: run `make cni`" in capsys.readouterr().err
+    assert f"{other}: this launcher does not exist: run `make cni`" in capsys.readouterr().err
     other.write_bytes(FOREIGN)
     assert _install(bin_dir, "--launcher", other) == 1
     assert f"{other}: is no launcher of podfabric" in capsys.readouterr().err

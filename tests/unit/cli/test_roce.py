@@ -60,7 +60,7 @@ def test_a_pool_admits_no_more_than_a_port_has_gids_for(
 def test_what_is_too_much_is_told_with_what_is_not(root: Path) -> None:
     (found,) = _found(root, f"pools: [{{name: a/b, slots: 64, {ETHERNET}}}]")
     assert found.seen == (
-        "port 1 of mlx5_1: 128 GIDs are enough for 63 pods with an address each, and a/b may give "
+        "port 1 of mlx5_1: 128 GIDs are enough for 63 pods with an address each, but a/b may give "
         "the HCA to 64"
     )
     assert "of 63 at most" in found.remedy

@@ -95,7 +95,7 @@ def test_a_software_device_has_no_row_but_is_named(shell_on: ShellOn, tmp_path: 
 
     assert found["without_place"] == ["rxe0"]
     assert "rxe0" not in found["distances"]
-    assert "nowhere: rxe0" in shell("topo").out
+    assert "without a position: rxe0" in shell("topo").out
 
 
 def test_a_node_without_gpu_and_hca_says_what_to_look_at(

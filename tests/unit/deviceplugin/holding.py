@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from base.paths import Paths
 from base.pod import Pod
 from deviceplugin import checkpoint
@@ -76,7 +74,7 @@ class Holding:
 
     def write(self, form: of_kubelet.Form = "v2") -> None:
         """Both files, as they would be now."""
-        encoded = [msgspec.Raw(msgspec.json.encode(one)) for one in self._allocations]
+        encoded = [checkpoint.encode(one) for one in self._allocations]
         resources = sorted({one.resource for one in self._allocations})
         checkpoint.write(self.paths, resources, encoded)
         of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered, form)

@@ -14,7 +14,7 @@ from deviceplugin.allocate import cdi
 from deviceplugin.allocate.allocation import (
     AllocateRefused,
     AllocateResult,
-    GrantedNode,
+    ContainerNode,
     allocation,
     describe,
 )
@@ -94,8 +94,8 @@ def test_an_hca_comes_with_its_verbs_device_and_the_connection_manager(paths: Pa
     granted = _allocated(paths, _pool(paths), SECOND)
     directory = paths.dev / "infiniband"
     assert granted.nodes == (
-        GrantedNode(path="/dev/infiniband/rdma_cm", host=str(directory / "rdma_cm")),
-        GrantedNode(path="/dev/infiniband/uverbs1", host=str(directory / "uverbs1")),
+        ContainerNode(path="/dev/infiniband/rdma_cm", host=str(directory / "rdma_cm")),
+        ContainerNode(path="/dev/infiniband/uverbs1", host=str(directory / "uverbs1")),
     )
     assert {node.permissions for node in granted.nodes} == {"rw"}
     assert granted.notes == ()

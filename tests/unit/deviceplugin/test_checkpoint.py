@@ -16,15 +16,16 @@ from deviceplugin.checkpoint import (
     AllocatedPort,
     AllocatedRdmaDevice,
     Allocation,
-    Checkpoint,
     CheckpointDamaged,
+    CheckpointFile,
+    StoredAllocation,
 )
 from tests.runtime import CHECKOUT
 
 PAGE = (CHECKOUT / "docs/checkpoint.md").read_text()
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
-    Checkpoint,
-    Allocation,
+    CheckpointFile,
+    StoredAllocation,
     AllocatedHCA,
     AllocatedRdmaDevice,
     AllocatedPort,
@@ -61,16 +62,27 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
 
 
 def write(paths: Paths, *allocations: Allocation) -> None:
-    checkpoint.write(
-        paths, ["rdma/hca"], [msgspec.Raw(msgspec.json.encode(one)) for one in allocations]
-    )
+    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one) for one in allocations])
 
 
 def test_is_read_as_it_was_written(paths: Paths) -> None:
     given = allocation(), allocation(f"{HCA}-1", adopted=True)
     write(paths, *given)
     found = checkpoint.read(paths)
-    assert (found.version, found.resources, found.allocations) == (2, ("rdma/hca",), given)
+    assert (found.resources, found.allocations) == (("rdma/hca",), given)
+
+
+def test_devices_that_several_allocations_have_are_stored_once(paths: Paths) -> None:
+    renumbered = allocation(f"{HCA}-2")
+    (device,) = renumbered.devices
+    renumbered = msgspec.structs.replace(
+        renumbered, devices=(msgspec.structs.replace(device, netdevs=("ib1",)),)
+    )
+    given = allocation(), allocation(f"{HCA}-1"), renumbered
+    write(paths, *given)
+    stored = msgspec.json.decode(paths.checkpoint.read_bytes(), type=CheckpointFile)
+    assert list(stored.hcas.values()) == [device, *renumbered.devices]
+    assert checkpoint.read(paths).allocations == given
 
 
 def test_absent_file_is_nothing_handed_out(paths: Paths) -> None:
@@ -87,7 +99,8 @@ def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
     document = msgspec.json.decode(paths.checkpoint.read_bytes())
     document["later"] = 1
     document["allocations"][0]["later"] = {"a": [1]}
-    document["allocations"][0]["devices"][0]["rdma"][0]["ports"][0]["later"] = None
+    (hca,) = document["hcas"].values()
+    hca["rdma"][0]["ports"][0]["later"] = None
     paths.checkpoint.write_bytes(msgspec.json.encode(document))
     assert checkpoint.read(paths).allocations == (allocation(),)
 
@@ -98,6 +111,12 @@ def test_fields_of_a_later_version_are_skipped(paths: Paths) -> None:
         (b"", "Input data was truncated"),
         (b'{"version": 2, "allocations": [{"resource": "rdma/h', "truncated"),
         (b'{"version": 2, "allocations": [{}]}', "missing required field"),
+        (
+            b'{"version": 2, "resources": [], "hcas": {}, "allocations": [{"resource": "a/b", '
+            b'"id": "0", "devices": ["x"], "time": "", "boot_id": "", "adopted": false}], '
+            b'"offered": {}}',
+            """"hcas" has no 'x'""",
+        ),
         (b'{"version": 1, "log": "l", "allocations": []}', "has version 1, this podfabric reads"),
         (b'{"allocations": []}', "has version 0"),
         (b"[]", "Expected `object`"),
@@ -151,7 +170,7 @@ def test_page_has_every_field_with_its_type(struct: type[msgspec.Struct]) -> Non
 
 def test_example_of_the_page_is_a_checkpoint() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    found = msgspec.json.decode(example, type=Checkpoint)
+    found = msgspec.json.decode(example, type=CheckpointFile)
     assert found.version == checkpoint.VERSION
     assert msgspec.json.decode(msgspec.json.encode(found)) == msgspec.json.decode(example)
     assert f"version {checkpoint.VERSION}" in PAGE
@@ -159,8 +178,8 @@ def test_example_of_the_page_is_a_checkpoint() -> None:
 
 def _heading(struct: type[msgspec.Struct]) -> str:
     return {
-        Checkpoint: "The file",
-        Allocation: "An allocation",
+        CheckpointFile: "The file",
+        StoredAllocation: "An allocation",
         AllocatedHCA: "A device",
         AllocatedRdmaDevice: "An RDMA device",
         AllocatedPort: "A port",

@@ -12,10 +12,9 @@ from deviceplugin.pools.config import (
     DevicePluginConfig,
     PoolConfig,
     Selector,
-    load,
-    parse,
     resource_problem,
 )
+from deviceplugin.pools.formats import load, parse
 from tests.plugins import CHECKOUT
 
 
@@ -123,7 +122,7 @@ def pool(text: str) -> bytes:
         ),
         (
             pool("name: rdma/b, selectors: {pfNames: ['a#2-1']}"),
-            "f: pools[1].selectors.pfNames[0]: 'a#2-1': \"2-1\" is no range of VFs",
+            "f: pools[1].selectors.pfNames[0]: 'a#2-1': \"2-1\" is not a range of VFs",
         ),
         (
             pool("name: rdma/b, selectors: 3"),
@@ -160,9 +159,9 @@ def pool(text: str) -> bytes:
         (pool("name: rdma/a"), "f: rdma/a: the resource already exists"),
         (
             b"pools: [{name: a.b/c-d}, {name: a-b/c.d}]",
-            "f: a.b/c-d and a-b/c.d: containers would find both in the variable PCIDEVICE_A_B_C_D",
+            "f: a.b/c-d and a-b/c.d: both would use the environment variable PCIDEVICE_A_B_C_D",
         ),
-        (b"pools: [{name: A/b}]", "f: pools[0].name: 'A/b': \"A\" is no domain"),
+        (b"pools: [{name: A/b}]", "f: pools[0].name: 'A/b': \"A\" is not a domain"),
     ],
 )
 def test_a_mistake_is_named(content: bytes, error: str) -> None:
@@ -189,7 +188,7 @@ def test_a_mistake_is_named(content: bytes, error: str) -> None:
 )
 def test_resource_names_are_those_of_extended_resources(resource: str, valid: bool) -> None:
     """Kubernetes, pkg/apis/core/v1/helper: IsExtendedResourceName."""
-    assert (resource_problem(resource) == "") is valid
+    assert (resource_problem(resource) is None) is valid
 
 
 def test_the_variable_can_be_used_by_a_shell() -> None:

@@ -1,10 +1,10 @@
-"""Whose GPUs the next HCAs are for, as far as it can be told."""
+"""For which GPUs the next HCAs are, as far as that is known."""
 
 import msgspec
 import pytest
-from msgspec import Struct
 
 from deviceplugin.allocate.demand import waiting_gpus
+from deviceplugin.kubelet.records import PodDevices
 from host.gpus import GPU
 from tests.unit.host import servers
 
@@ -12,23 +12,19 @@ GPUS = [GPU(uuid=servers.gpu_uuid(n), address=f"0000:1{n}:00.0", minor=n, numa=0
 OURS = ("rdma/hca", "rdma/vf")
 
 
-class Row(Struct, frozen=True):
-    """The fields of kubelet.PodDevices that matter here."""
-
-    name: str
-    container: str
-    resource: str
-    ids: tuple[str, ...]
-    namespace: str = "ml"
-    uid: str = ""
+def _row(name: str, container: str, resource: str, ids: tuple[str, ...]) -> PodDevices:
+    """A row of PodResources."""
+    return PodDevices(
+        namespace="ml", name=name, uid="", container=container, resource=resource, ids=ids
+    )
 
 
-def _gpus(pod: str, container: str, *numbers: int) -> Row:
-    return Row(pod, container, "nvidia.com/gpu", tuple(servers.gpu_uuid(n) for n in numbers))
+def _gpus(pod: str, container: str, *numbers: int) -> PodDevices:
+    return _row(pod, container, "nvidia.com/gpu", tuple(servers.gpu_uuid(n) for n in numbers))
 
 
-def _written(uid: str, row: Row) -> Row:
-    """The row as the kubelet's checkpoint has it, which knows pods by their UID."""
+def _written(uid: str, row: PodDevices) -> PodDevices:
+    """The row as the kubelet's checkpoint has it, with the UID only."""
     return msgspec.structs.replace(row, name="", namespace="", uid=uid)
 
 
@@ -38,30 +34,32 @@ def _written(uid: str, row: Row) -> Row:
         pytest.param([], [], id="nothing"),
         pytest.param([_gpus("a", "x", 2, 1)], [1, 2], id="one container"),
         pytest.param(
-            [_gpus("a", "x", 0), Row("a", "x", "rdma/hca", ("h",)), _gpus("b", "x", 1)],
+            [_gpus("a", "x", 0), _row("a", "x", "rdma/hca", ("h",)), _gpus("b", "x", 1)],
             [1],
             id="another has its HCAs",
         ),
         pytest.param(
-            [_gpus("a", "x", 0), Row("a", "x", "rdma/vf", ("h",))], [], id="has some of ours"
+            [_gpus("a", "x", 0), _row("a", "x", "rdma/vf", ("h",))], [], id="has some of ours"
         ),
-        pytest.param([_gpus("a", "x", 0), Row("a", "x", "rdma/hca", ())], [0], id="has none yet"),
+        pytest.param([_gpus("a", "x", 0), _row("a", "x", "rdma/hca", ())], [0], id="has none yet"),
         pytest.param([_gpus("a", "x", 0), _gpus("b", "x", 1)], [], id="two pods: not to be told"),
         pytest.param([_gpus("a", "x", 0), _gpus("a", "y", 1)], [], id="two containers"),
         pytest.param([_gpus("a", "init", 0), _gpus("a", "x", 0)], [0], id="init container's GPUs"),
         pytest.param([_gpus("a", "x", 0), _gpus("a", "x", 3)], [0, 3], id="in several rows"),
-        pytest.param([Row("a", "x", "other.example/thing", ("7",))], [], id="no GPU"),
+        pytest.param([_row("a", "x", "other.example/thing", ("7",))], [], id="no GPU"),
         pytest.param(
-            [Row("a", "x", "s.example/gpu", (f"{servers.gpu_uuid(1)}::3",))],
+            [_row("a", "x", "s.example/gpu", (f"{servers.gpu_uuid(1)}::3",))],
             [1],
             id="a share of a GPU",
         ),
         pytest.param(
-            [Row("a", "x", "nvidia.com/gpu", (servers.gpu_uuid(9),))], [], id="a GPU that is gone"
+            [_row("a", "x", "nvidia.com/gpu", (servers.gpu_uuid(9),))], [], id="a GPU that is gone"
         ),
     ],
 )
-def test_gpus_of_the_one_container_that_lacks_hcas(rows: list[Row], numbers: list[int]) -> None:
+def test_gpus_of_the_one_container_that_lacks_hcas(
+    rows: list[PodDevices], numbers: list[int]
+) -> None:
     expected = [GPUS[number].address for number in numbers]
     assert waiting_gpus(rows, OURS, GPUS) == expected
     assert waiting_gpus(rows[::-1], OURS, GPUS) == expected
@@ -69,7 +67,7 @@ def test_gpus_of_the_one_container_that_lacks_hcas(rows: list[Row], numbers: lis
 
 A = _gpus("a", "x", 0)
 B = _gpus("b", "x", 1)
-HCA_OF_A = Row("a", "x", "rdma/hca", ("h",))
+HCA_OF_A = _row("a", "x", "rdma/hca", ("h",))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ HCA_OF_A = Row("a", "x", "rdma/hca", ("h",))
     ],
 )
 def test_what_the_kubelet_has_written_down_waits_no_more(
-    rows: list[Row], written: list[Row], numbers: list[int]
+    rows: list[PodDevices], written: list[PodDevices], numbers: list[int]
 ) -> None:
     expected = [GPUS[number].address for number in numbers]
     assert waiting_gpus(rows, OURS, GPUS, written) == expected

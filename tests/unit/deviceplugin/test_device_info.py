@@ -160,7 +160,7 @@ def test_what_is_no_copy_is_left_alone(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "cni/copy"
     file.parent.mkdir()
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="is no device information"):
+    with pytest.raises(ValueError, match="is not device information"):
         device_info.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
     assert file.read_bytes() == content
 
@@ -196,7 +196,7 @@ def test_link_and_pipe_are_not_followed(tmp_path: Path) -> None:
     os.mkfifo(paths.devinfo / "cni/pipe")
     with pytest.raises(OSError, match="symbolic links"):
         device_info.update_cni(paths, str(paths.devinfo / "cni/link"), HCA, "mlx5_3", UVERBS)
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         device_info.update_cni(paths, str(paths.devinfo / "cni/pipe"), HCA, "mlx5_3", UVERBS)
     assert target.read_text() == before
     assert (paths.devinfo / "cni/link").is_symlink()
@@ -229,7 +229,7 @@ def test_large_file_is_left_alone(tmp_path: Path) -> None:
     file.parent.mkdir()
     content = json.dumps({"type": "pci", "version": "1.1.0", "x": "x" * (1 << 20)})
     file.write_text(content)
-    with pytest.raises(ValueError, match="is no device information"):
+    with pytest.raises(ValueError, match="is not device information"):
         device_info.update_cni(Paths(devinfo=tmp_path), str(file), HCA, "mlx5_3", UVERBS)
     assert file.read_text() == content
 

@@ -84,11 +84,11 @@ def test_other_arguments_are_handed_back_in_their_order() -> None:
             "-resouce-amount: is given twice, as '1' and",
         ),
         (["-resource-name", "hca"], "-resource-name: 'hca': write domain/name"),
-        (["-master", "a b"], "-master: 'a b': is no interface's name"),
-        (["-master", "a#1"], "-master: 'a#1': is no interface's name"),
-        (["-master", "a", "-resource-amount", "1"], "-master and -resource-amount: are of two"),
-        (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: both say what"),
-        (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: both say what"),
+        (["-master", "a b"], "-master: 'a b': is not an interface name"),
+        (["-master", "a#1"], "-master: 'a#1': is not an interface name"),
+        (["-master", "a", "-resource-amount", "1"], "-master and -resource-amount: belong to two"),
+        (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: both define"),
+        (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: both define"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: list[str], error: str) -> None:

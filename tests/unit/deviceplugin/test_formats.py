@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector, parse
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools.formats import parse
 
 
 def mellanox(**changed: object) -> dict[str, object]:
@@ -139,15 +140,15 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox(devices=["ib0"])]},
-            "f: configList[0]: selectors, devices: both are given: keep selectors",
+            "f: configList[0]: selectors, devices: both are set: keep selectors",
         ),
         (
             {"configList": [mellanox(selectors=None)]},
-            "f: configList[0]: selectors, devices: neither is given",
+            "f: configList[0]: selectors, devices: neither is set",
         ),
         (
             {"configList": [mellanox(selectors={"vendors": []})]},
-            "f: configList[0]: selectors, devices: neither is given",
+            "f: configList[0]: selectors, devices: neither is set",
         ),
         (
             {"configList": [mellanox()], "periodicUpdateInterval": -10},
@@ -155,7 +156,7 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox()], "periodicUpdateInterval": 1, "devices": {"rescan": 1}},
-            "f: periodicUpdateInterval: devices.rescan is there, too: keep one",
+            "f: periodicUpdateInterval: devices.rescan is set, too: keep one",
         ),
         (
             {"configList": [mellanox(selectors={"devices": ["1017"]})]},
@@ -310,7 +311,7 @@ def test_rdma_is_given_only_where_a_selector_asks() -> None:
         ([sriov(), sriov()], "f: intel.com/sriov_net: the resource already exists"),
         (
             [sriov(), sriov(resourceName="sriov-net")],
-            "f: intel.com/sriov_net and intel.com/sriov-net: containers would find both",
+            "f: intel.com/sriov_net and intel.com/sriov-net: both would use",
         ),
         ([sriov(selectors=None)], "f: resourceList[0].selectors: is required"),
         ([sriov(selectors=[])], "f: resourceList[0].selectors: is empty"),
@@ -326,7 +327,7 @@ def test_rdma_is_given_only_where_a_selector_asks() -> None:
         ),
         (
             [sriov(selectors={"NeedVhostNet": True})],
-            "f: resourceList[0].selectors.NeedVhostNet: is not supported: vhost-net",
+            "f: resourceList[0].selectors.NeedVhostNet: is not supported: pods do not get",
         ),
         (
             [sriov(selectors={"ddpProfiles": ["GTPv1-C/U IPv4/IPv6 payload"]})],
@@ -346,7 +347,7 @@ def test_rdma_is_given_only_where_a_selector_asks() -> None:
         ),
         (
             [sriov(deviceType="auxNetDevice", selectors={"auxTypes": ["eth"]})],
-            "f: resourceList[0].selectors.auxTypes[0]: 'eth': of auxiliary devices only sf",
+            "f: resourceList[0].selectors.auxTypes[0]: 'eth': sf is the only",
         ),
         (
             [sriov(deviceType="auxNetDevice", selectors={"auxTypes": ["sf"], "pKeys": ["0x1"]})],

@@ -54,9 +54,7 @@ def aged(paths: Paths, seconds: float) -> None:
     then = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     found = checkpoint.read(paths)
     entries = [msgspec.structs.replace(one, time=then) for one in found.allocations]
-    checkpoint.write(
-        paths, found.resources, [msgspec.Raw(msgspec.json.encode(one)) for one in entries]
-    )
+    checkpoint.write(paths, found.resources, [checkpoint.encode(one) for one in entries])
 
 
 def test_grant_is_written_when_it_returns(paths: Paths) -> None:

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from base.paths import Paths
@@ -89,7 +88,7 @@ def test_id_of_which_nothing_tells_the_hca_is_no_answer(holding: Holding) -> Non
     unknown = Allocation(
         resource=HCA, id="17", devices=(), time="2026-11-21T19:12:56Z", boot_id="this boot"
     )
-    checkpoint.write(holding.paths, [HCA], [msgspec.Raw(msgspec.json.encode(unknown))])
+    checkpoint.write(holding.paths, [HCA], [checkpoint.encode(unknown)])
     with pytest.raises(Unknown, match=r"holds 17 of rdma/hca, .*: delete the pod") as caught:
         pod_devices.given_to(holding.paths, POD)
     assert "try again" not in str(caught.value)

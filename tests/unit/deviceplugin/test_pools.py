@@ -15,8 +15,8 @@ from deviceplugin.pools.config import (
     DevicePluginConfig,
     PoolConfig,
     Selector,
-    parse,
 )
+from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool import Pool, Slot, left_out, pools, used_netdevs
 from host.discovery import HCA
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf

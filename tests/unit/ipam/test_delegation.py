@@ -26,7 +26,7 @@ def bin_dir(tmp_path: Path) -> Path:
 
 
 def executable(path: Path, answer: str = "", code: int = 0) -> None:
-    """A plugin that notes its command and answers the same whatever it is asked."""
+    """A plugin that notes its command and always gives the same answer."""
     path.write_text(
         f"#!/bin/sh\necho $CNI_COMMAND >> {path}.calls\ncat > /dev/null\n"
         f"printf '%s' '{answer}'\nexit {code}\n"
@@ -214,7 +214,7 @@ def test_removal_runs_what_an_add_ran_and_nothing_else_that_is_not_allowed(
     assert calls_of(bin_dir / "once") == [command]
 
 
-def test_removal_whose_executable_is_gone_fails_only_if_an_add_has_run_it(
+def test_removal_without_the_executable_fails_only_if_an_add_has_run_it(
     node: Calls, bin_dir: Path
 ) -> None:
     here, call = delegation(node, bin_dir, "gone"), asked("DEL", "gone")

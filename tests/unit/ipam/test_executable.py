@@ -33,7 +33,7 @@ def ended(call: Call, work: Callable[[], object]) -> bool:
     return False
 
 
-def test_add_whose_client_goes_while_it_reserves_is_undone(
+def test_add_is_undone_if_its_client_goes_while_it_reserves(
     node: Calls, executable: IpamExecutable
 ) -> None:
     reserved = []
@@ -49,7 +49,7 @@ def test_add_whose_client_goes_while_it_reserves_is_undone(
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "GC"])
-def test_call_whose_client_has_gone_changes_nothing(
+def test_call_of_a_client_that_has_gone_changes_nothing(
     node: Calls, executable: IpamExecutable, command: str
 ) -> None:
     """What it was to change may be a later attachment's by now."""

@@ -136,14 +136,14 @@ def test_the_common_gateway_is_for_the_ranges_of_its_family_only() -> None:
     read_options = options(
         with_type(range="10.0.0.0/24", ipRanges=[{"range": "fd00::/64"}], gateway="10.0.0.9")
     )
-    gateways = [one.ranges[0].gateway for one in read_options.sets]
+    gateways = [range_set.ranges[0].gateway for range_set in read_options.sets]
     assert [g if g is None else text(g) for g in gateways] == ["10.0.0.9", None]
 
 
 def test_a_range_of_its_own_gateway_prefers_it() -> None:
     ranges = [{"range": "10.1.0.0/24", "gateway": "10.1.0.254"}]
     read_options = options(with_type(range="10.0.0.0/24", gateway="10.0.0.1", ipRanges=ranges))
-    gateways = [one.ranges[0].gateway for one in read_options.sets]
+    gateways = [range_set.ranges[0].gateway for range_set in read_options.sets]
     assert [text(g) for g in gateways if g is not None] == ["10.0.0.1", "10.1.0.254"]
 
 
@@ -183,7 +183,7 @@ def test_the_runtimes_ranges_come_first() -> None:
     read_options = options(
         with_type(**R), runtimeConfig={"ipRanges": [[{"subnet": "10.7.0.0/24"}]]}
     )
-    assert [str(one.ranges[0].network) for one in read_options.sets] == [
+    assert [str(range_set.ranges[0].network) for range_set in read_options.sets] == [
         "10.7.0.0/24",
         "10.0.0.0/24",
     ]
@@ -201,7 +201,7 @@ def test_addresses_are_unique_by_network_name_or_by_range(shared: bool, domains:
             enable_overlapping_ranges=shared,
         )
     )
-    assert sorted({one.ranges[0].domain for one in read_options.sets}) == domains
+    assert sorted({range_set.ranges[0].domain for range_set in read_options.sets}) == domains
 
 
 def test_a_resolv_conf_is_read(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_overlap_off_makes_each_range_its_own(node: Calls) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_networks_of_the_very_same_range_share_it_whatever_they_say_of_others(
+def test_networks_of_the_same_range_share_it_with_any_other_options(
     node: Calls, first: bool
 ) -> None:
     one = {"range": "10.0.0.0/24", "enable_overlapping_ranges": first}
@@ -246,16 +246,14 @@ def test_an_interface_name_that_is_not_utf_8_is_refused(node: Calls) -> None:
 
 
 @pytest.mark.parametrize("ipam", [None, {"type": "nonsense"}, {"range": 5}, {"rnge": "x"}, POOL])
-def test_del_frees_everything_whatever_the_configuration_says_now(
-    node: Calls, ipam: Json | None
-) -> None:
+def test_del_frees_everything_under_any_later_configuration(node: Calls, ipam: Json | None) -> None:
     node.add({**DUAL, "network_name": "blue"})
     node.delete(ipam)
     assert node.held() == {}
 
 
 def test_del_of_the_unknown_and_a_second_del_succeed(node: Calls) -> None:
-    node.delete(POOL, "nobody")
+    node.delete(POOL, "unknown")
     node.add(POOL)
     node.delete(POOL)
     node.delete(POOL)

@@ -16,7 +16,6 @@ from cni.spec.config import (
     decode_leniently,
 )
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
 from cni.spec.limits import MAX_DEPTH, MAX_TEXT
 from cni.spec.request import Request
 
@@ -51,9 +50,8 @@ def test_removal_reads_what_it_needs_of_a_configuration_beyond_the_limits() -> N
     assert (config.raw, config.whole, config.version) == (raw, False, "1.1.0")
     assert config.text("name", "") == "n1"
     assert set(config.device_ids().values()) == {"0000:af:06.1"}
-    assert valid_attachments(config) == frozenset({("c", "i")})
-    ipam = config.ipam
-    assert ipam == IpamConfig("whereabouts", ambiguous="ipam")
+    assert config.valid_attachments == frozenset({("c", "i")})
+    assert config.ipam == IpamConfig("whereabouts", ambiguous="ipam")
     assert config.keys["ipam"] == {"type": "whereabouts", "log_file": "/x"}
     assert "x" not in config.keys
 
@@ -65,7 +63,7 @@ def test_part_of_another_shape_does_not_keep_a_removal_from_the_rest(
 ) -> None:
     config = decode_for_removal(large(**{key: value}))
     assert config.text("name", "") == "n1"
-    assert valid_attachments(config) == frozenset({("c", "i")})
+    assert config.valid_attachments == frozenset({("c", "i")})
     assert config.ipam.type in ("", "whereabouts")
     config.device_ids()
 

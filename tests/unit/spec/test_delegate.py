@@ -234,7 +234,7 @@ def test_error_document_with_code_0_is_an_error_all_the_same(tmp_path: Path) -> 
 def test_delegate_has_the_limits_that_we_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delegate, "_DESCRIPTORS", (99, delegate._DESCRIPTORS[1]))
+    monkeypatch.setattr(delegate, "DESCRIPTOR_LIMITS", (99, delegate.DESCRIPTOR_LIMITS[1]))
     executable(tmp_path, f"ulimit -Sn > {tmp_path}/limit")
     delegate.run("d", tmp_path, "CHECK", request())
     assert (tmp_path / "limit").read_text() == "99\n"

@@ -1,4 +1,4 @@
-"""The protocol without a process: what is called, and what is answered whatever happens."""
+"""The protocol without a process: what is called, and what is answered."""
 
 import json
 

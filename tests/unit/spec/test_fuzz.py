@@ -1,4 +1,4 @@
-"""Whatever comes in, at most one JSON document goes out, and the exit code fits it."""
+"""Any input is answered with at most one JSON document, and the exit code fits it."""
 
 import contextlib
 import io

@@ -7,7 +7,6 @@ import pytest
 
 from cni.spec.config import decode
 from cni.spec.errors import CNIError, Code
-from cni.spec.gc import valid_attachments
 
 KEY, OLD_KEY = "cni.dev/valid-attachments", "cni.dev/attachments"
 ONE = [{"containerID": "c1", "ifname": "eth0"}]
@@ -15,7 +14,7 @@ OTHER = [{"containerID": "c2", "ifname": "eth0"}]
 
 
 def alive(config: dict[str, Any]) -> set[tuple[str, str]] | None:
-    valid = valid_attachments(decode(json.dumps(config).encode()))
+    valid = decode(json.dumps(config).encode()).valid_attachments
     return None if valid is None else set(valid)
 
 

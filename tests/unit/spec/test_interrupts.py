@@ -65,7 +65,7 @@ def test_call_that_is_not_endable_comes_to_its_own_end() -> None:
         interrupts.checkpoint()
 
 
-def test_call_whose_client_has_gone_is_not_held() -> None:
+def test_call_of_a_client_that_has_gone_is_not_held() -> None:
     """Whether or not another thread has noticed, and asked the call to end."""
     call = Call(endable=True, gone=lambda: True)
     with serving(call):

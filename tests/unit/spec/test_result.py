@@ -338,7 +338,10 @@ def test_newest_versions_lose_nothing(result: Result, version: str) -> None:
 
 @given(whole_results, st.sampled_from(FAMILY_040))
 def test_middle_versions_lose_interface_attributes_only(result: Result, version: str) -> None:
-    plain = tuple(Interface(one.name, one.mac, sandbox=one.sandbox) for one in result.interfaces)
+    plain = tuple(
+        Interface(interface.name, interface.mac, sandbox=interface.sandbox)
+        for interface in result.interfaces
+    )
     expected = Result(interfaces=plain, ips=result.ips, routes=result.routes, dns=result.dns)
     assert results.decode(results.encode(result, version), version) == expected
 

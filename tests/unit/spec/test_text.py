@@ -40,7 +40,7 @@ def test_long_text_loses_its_middle() -> None:
 
 
 @given(st.text(max_size=300), st.integers(1, 100))
-def test_error_document_stays_near_4_kib_whatever_is_quoted(piece: str, times: int) -> None:
+def test_error_document_stays_near_4_kib_with_any_quotation(piece: str, times: int) -> None:
     document = error_document(CNIError(7, piece * times + TAIL))
     assert len(document) < 9000
     message = json.loads(document)["msg"]
