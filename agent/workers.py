@@ -125,6 +125,12 @@ class Workers:
             return len(self._stuck) < most
 
     @property
+    def threads(self) -> int:
+        """The number of threads, including those of stuck workers."""
+        with self._changed:
+            return len(self._threads)
+
+    @property
     def waiting(self) -> int:
         """The number of jobs that wait for a thread."""
         with self._changed:

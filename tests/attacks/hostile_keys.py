@@ -63,21 +63,13 @@ PATHS = (("ipam", "log_file"), ("ipam", "resolvConf"))
 def keys_of(plugin: str) -> list[Key]:
     """Every key of a configuration of that plugin."""
     keys: set[Key] = set()
-    for place, shape in SHAPES[plugin].items():
-        keys |= set(_keys(inspect.type_info(shape), place))
-    for place, names in FREE.items():
-        keys |= {place, place[:1], *((*place, key) for key in names)}
+    for at, shape in SHAPES[plugin].items():
+        keys |= set(_keys(inspect.type_info(shape), at))
+    for at, names in FREE.items():
+        keys |= {at, at[:1], *((*at, name) for name in names)}
     keys |= {("ipam",), ("ipam", "type")}
-    keys |= {
-        (key,)
-        for key in (
-            *spec.RUNTIME_KEYS,
-            *spec.VALID_ATTACHMENTS,
-            "logFile",
-            "logLevel",
-            "mac",
-        )
-    }
+    ours = (*spec.RUNTIME_KEYS, *spec.VALID_ATTACHMENTS, "logFile", "logLevel", "mac")
+    keys |= {(key,) for key in ours}
     if plugin == "podfabric-ipam":
         keys |= {("ipam", key) for key in ipam.WITHOUT_EFFECT}
     for name, entry in (("interfaces", Interface), ("ips", IPConfig), ("routes", Route)):

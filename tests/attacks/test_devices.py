@@ -214,7 +214,8 @@ def test_lost_checkpoint_of_a_kubelet_with_allocations_is_noticed_by_asking_it(
     with Kubelet(node.paths.kubelet) as kubelet:
         kubelet.checkpoint.unlink(missing_ok=True)
         assert PASSED in node.call(deviceID=SECOND).text  # no device was ever allocated
-        kubelet._manager.held, kubelet.pods = node.held, node.pods
+        kubelet.hold(node.held, node.pods)
+        kubelet.checkpoint.unlink()
         reply = node.call(deviceID=VF)
         assert (reply.code, "has no checkpoint of the kubelet" in reply.text) == (11, True)
 

@@ -1,4 +1,4 @@
-"""The checkpoint of allocations where disk or descriptors are lacking: it has what was answered."""
+"""The checkpoint on a full disk, or without descriptors: it has every answered allocation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from base import msgspec_warmup
 from base.paths import Paths
 from deviceplugin import checkpoint
+from deviceplugin.ledger import Ledger
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host import pci
@@ -82,9 +84,9 @@ class PoolNode:
 
         The kubelet forgets a pod with the next allocation only.
         """
-        ledger = self.plugin._ledger
-        ledger.drop_unknown = functools.partial(ledger.drop_unknown, age=-1.0)  # type: ignore[method-assign]
-        self.plugin.compare()
+        of_any_age = functools.partialmethod(Ledger.drop_unknown, age=-1.0)
+        with mock.patch.object(Ledger, "drop_unknown", of_any_age):
+            self.plugin.compare()
 
 
 @contextmanager

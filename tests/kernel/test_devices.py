@@ -359,9 +359,8 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
         for worker in pods:
             assert beside(worker.name) == uverbs_numbers(worker)
             shown = run(IP, "netns", "exec", worker.name, RDMA, "dev").splitlines()
-            assert [number_of(line.split()[1].rstrip(":")) for line in shown] == uverbs_numbers(
-                worker
-            )
+            names = [line.split()[1].rstrip(":") for line in shown]
+            assert [number_of(name) for name in names] == uverbs_numbers(worker)
         node.plugin.look()
         assert not node.plugin._health.pending
         assert all(node.listed(VF).values())

@@ -104,7 +104,7 @@ def test_thread_that_cannot_come_home_is_replaced(
 
     submit(workers, stray)
     submit(workers, lambda: seen.append((threading.get_ident(), here())))
-    until(lambda: len(seen) == 1 and not workers._threads)
+    until(lambda: len(seen) == 1 and workers.threads == 0)
     workers.tend()
     until(lambda: len(seen) == 2)
     assert workers.close(PATIENCE)
@@ -167,7 +167,7 @@ def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
     assert caplog.text.count("cannot be ended") == 2
     let_go.set()
     until(lambda: workers.stuck == 0)
-    until(lambda: len(workers._threads) == 2)
+    until(lambda: workers.threads == 2)
     assert caplog.text.count("has ended after") == 2
     assert workers.close(PATIENCE)
 
@@ -180,7 +180,7 @@ def test_workers_that_are_stuck_are_replaced_up_to_the_limit_and_no_further() ->
         until(lambda: workers.running == 4 or workers.waiting == 0)
         workers.tend()
         assert workers.able is (number < 3)
-    assert (workers.stuck, workers.waiting, len(workers._threads)) == (4, 1, 4)
+    assert (workers.stuck, workers.waiting, workers.threads) == (4, 1, 4)
     let_go.set()
     until(lambda: workers.running == workers.waiting == 0)
     assert workers.able
@@ -213,7 +213,7 @@ def test_threads_that_have_nothing_to_do_end(monkeypatch: pytest.MonkeyPatch) ->
         submit(workers, lambda: go_on.wait(PATIENCE))
     until(lambda: workers.running == 4)
     go_on.set()
-    until(lambda: not workers._threads)
+    until(lambda: workers.threads == 0)
     done = threading.Event()
     submit(workers, done.set)
     assert done.wait(PATIENCE)

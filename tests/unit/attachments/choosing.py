@@ -1,4 +1,4 @@
-"""Attachments of `ipoib` and `sriov` on made-up servers, as far as the choice of an HCA."""
+"""How attachments of `ipoib` and `sriov` choose an HCA, on servers made of files."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ CNI_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=worker-0;K8S_POD_U
 
 
 def show(paths: Paths, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Have the kernel know the interfaces of a server, all up."""
+    """Let the kernel list the interfaces of a server, all up."""
     shown = {
         path.name: Link(
             index=int((path / "ifindex").read_text()),
@@ -70,7 +70,7 @@ def request(ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> Re
 def match_of(
     paths: Paths, call: Request, policy: Policy, *, needed: bool, wanted: bool
 ) -> Iterator[Match]:
-    """The match of a call, locked as while an ADD chooses."""
+    """The match of a call, with the lock that an ADD holds while it chooses."""
     match = matched(paths, call, call.arguments.pod, needed=needed, wanted=wanted, policy=policy)
     with match.choosing():
         yield match
@@ -101,7 +101,7 @@ def sriov(
     policy: Policy = SAFE,
     **config: Any,  # noqa: ANN401
 ) -> str:
-    """The device that an ADD of `sriov` takes, if nothing is in the way of the first that fits."""
+    """The device that an ADD of `sriov` takes, if the first that fits is free."""
     call = request(ifname, cni_args, **{"type": "sriov"} | config)
     wanted = sriov_options.read(call)
     require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
@@ -123,14 +123,14 @@ def sriov(
 
 
 def refusal(call: Any, *given: Any, **config: Any) -> CNIError:  # noqa: ANN401
-    """The error that a call is."""
+    """The error of a call."""
     with pytest.raises(CNIError) as caught:
         call(*given, **config)
     return caught.value
 
 
 def swap(paths: Paths, first: int, second: int) -> None:
-    """The RDMA devices mlx5_N of these numbers have one another's uverbs devices."""
+    """Exchange the uverbs devices of the RDMA devices mlx5_N with these numbers."""
     tree = Tree(paths.sys, paths)
     for number in (first, second):
         link = tree.root / f"class/infiniband_verbs/uverbs{number}"

@@ -68,13 +68,13 @@ def test_every_flipped_bit_is_called_damaged_or_changes_nothing() -> None:
             continue
 
 
-def test_entry_of_a_newer_version_is_not_guessed_at(journal: Journal) -> None:
+def test_entry_of_a_newer_version_is_an_error(journal: Journal) -> None:
     journal.write(msgspec.structs.replace(_entry(), version=2))
     with pytest.raises(JournalDamaged, match="written by a newer one"):
         journal.read(_entry().attachment)
 
 
-def test_file_that_speaks_of_another_attachment_is_damaged(journal: Journal) -> None:
+def test_file_with_another_attachment_is_damaged(journal: Journal) -> None:
     journal.write(_entry("c2"))
     other = journal.path_of(_entry("c2").attachment)
     other.rename(journal.path_of(_entry("c1").attachment))
@@ -113,7 +113,7 @@ def test_second_caller_waits_and_gives_up_in_time(journal: Journal) -> None:
 
 
 def test_locks_exclude_each_other_and_leave_no_file(journal: Journal, tmp_path: Path) -> None:
-    """The file goes with the lock: a waiter must not hold a lock on a file that is gone."""
+    """Unlocking removes the file: a waiter must not get a lock on a removed file."""
     context = multiprocessing.get_context("fork")
     counter = tmp_path / "counter"
     counter.write_text("0")
@@ -139,7 +139,7 @@ def _increment(journal: Journal, counter: Path) -> None:
             counter.write_text(str(number + 1))
 
 
-def test_call_that_nobody_waits_for_stops_waiting_for_its_attachment(journal: Journal) -> None:
+def test_call_without_a_client_stops_waiting_for_its_attachment(journal: Journal) -> None:
     attachment = _entry().attachment
     call = Call(endable=True)
     with journal.locked(attachment):
@@ -166,7 +166,7 @@ def test_entry_that_cannot_be_read_does_not_hide_the_others(journal: Journal) ->
 
 
 def test_call_whose_client_has_gone_does_not_get_the_lock(journal: Journal) -> None:
-    """A DEL neither: what it would remove may be a later attachment by now."""
+    """Not even a DEL: it could remove a later attachment."""
     with serving(Call(endable=False, gone=lambda: True)), pytest.raises(Terminated):  # noqa: SIM117
         with journal.locked(_entry().attachment):
             raise AssertionError("it has the lock")

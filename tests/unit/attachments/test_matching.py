@@ -1,4 +1,4 @@
-"""Attachments of one pod that choose at once; and what is told of the choice."""
+"""Attachments of a pod that choose at the same time, and where the choice is shown."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ def test_attachments_at_once_are_on_different_hcas(server: Holding) -> None:
     assert list(server.paths.locks.iterdir()) == []
 
 
-def test_attachment_that_waits_for_another_of_its_pod_can_be_ended(server: Holding) -> None:
+def test_attachment_that_waits_for_another_of_its_pod_can_be_cancelled(server: Holding) -> None:
     server.give(POD, {f"{A}-0": [A]})
     call = interrupts.Call(endable=True)
 

@@ -1,4 +1,4 @@
-"""The device of an attachment of `sriov` is one that the pod was given."""
+"""An attachment of `sriov` gets a device that was allocated to its pod."""
 
 import pytest
 
@@ -16,7 +16,7 @@ UNASSIGNED = Policy(unassigned_devices=True)
 ANY = Policy(unmatched_devices=True, unassigned_devices=True)
 
 
-def test_vf_that_another_pod_has_for_itself_is_refused_with_its_resource(card: Holding) -> None:
+def test_vf_that_another_pod_has_exclusively_is_refused_with_its_resource(card: Holding) -> None:
     card.give(OTHER, {VF: [VF]}, resource="rdma/whole")
     for refused in (
         refusal(sriov, card, deviceID=VF),
@@ -78,7 +78,7 @@ def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
     assert sriov(card, deviceID=OTHER_VF, match_device=False, policy=ANY) == OTHER_VF
 
 
-def test_free_vf_of_a_master_is_nobodys(card: Holding) -> None:
+def test_free_vf_of_a_master_is_not_allocated(card: Holding) -> None:
     card.give(OTHER, {VF: [VF]})
     assert sriov(card, master="enp59s0f1np0") == OTHER_VF
 
@@ -108,7 +108,7 @@ def test_pod_with_other_hcas_gets_no_vf_of_a_master(card: Holding) -> None:
     assert (refused.code, f"was given {servers.VFS[0]}" in refused.message) == (120, True)
 
 
-def test_pod_with_hcas_but_no_vf_is_told_what_it_has(card: Holding) -> None:
+def test_error_for_a_pod_with_hcas_but_no_vf_names_them(card: Holding) -> None:
     card.give(POD, {f"{servers.VFS_PF}-0": [servers.VFS_PF]})
     refused = refusal(sriov, card)
     assert refused.code == 120
@@ -121,7 +121,7 @@ def test_sf_is_a_device_like_a_vf(card: Holding) -> None:
     assert sriov(card) == servers.VFS_SF
 
 
-def test_pod_that_was_given_nothing_needs_a_device(card: Holding) -> None:
+def test_pod_without_an_allocation_needs_a_device(card: Holding) -> None:
     refused = refusal(sriov, card)
     assert (refused.code, '"deviceID" is missing' in refused.message) == (7, True)
 
@@ -158,7 +158,7 @@ def test_token_of_all_is_each_vf_of_the_pool_in_turn(card: Holding) -> None:
 
 
 @pytest.mark.parametrize("cni_args", [CNI_ARGS, ""])
-def test_device_id_that_nothing_explains_is_told_as_before(card: Holding, cni_args: str) -> None:
+def test_unknown_device_id_is_an_error(card: Holding, cni_args: str) -> None:
     refused = refusal(sriov, card, cni_args=cni_args, deviceID="0", master="enp59s0f1np0")
     assert (
         refused.code,
@@ -177,13 +177,13 @@ def _without_uverbs(tree: Tree, address: str) -> None:
             entry.rename(tree.root / f"gone-{entry.name}")
 
 
-def test_device_without_verbs_has_nothing_to_differ_in(card: Holding) -> None:
+def test_device_without_an_rdma_device_is_not_compared(card: Holding) -> None:
     _without_uverbs(Tree(card.paths.sys, card.paths), VF)
     card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
     assert sriov(card, deviceID=VF) == VF
 
 
-def test_vf_whose_driver_was_bound_anew_is_told_with_both_numbers(card: Holding) -> None:
+def test_vf_whose_driver_was_bound_again_is_an_error_with_both_numbers(card: Holding) -> None:
     card.give(POD, {VF: [VF]})
     swap(card.paths, 6, 7)
     refused = refusal(sriov, card)

@@ -1,4 +1,4 @@
-"""The parent of an attachment of `ipoib` is on an HCA that the pod was given."""
+"""The parent of an attachment of `ipoib` is on an HCA that was allocated to its pod."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_parent_is_on_the_pods_hca(server: Holding) -> None:
     assert ipoib(server) == "ib1"
 
 
-def test_two_attachments_of_two_hcas_have_one_each_whatever_order_they_come_again(
+def test_two_attachments_of_two_hcas_have_one_each_in_any_order_of_their_return(
     server: Holding,
 ) -> None:
     server.give(POD, {f"{B}-0": [B]}, container="first")
@@ -33,7 +33,7 @@ def test_two_attachments_of_two_hcas_have_one_each_whatever_order_they_come_agai
 
 
 def test_containers_of_a_pod_see_one_answer(server: Holding) -> None:
-    """An init container's device is given on to a later container; neither order changes it."""
+    """A later container gets the init container's device; the order changes nothing."""
     server.give(POD, {f"{A}-0": [A]}, container="setup", init=True)
     server.give(POD, {f"{A}-0": [A]}, container="main")
     assert [ipoib(server, f"net{n}") for n in (1, 2)] == ["ib0", "ib0"]
@@ -94,17 +94,17 @@ def test_device_id_that_the_pod_does_not_hold_is_refused_with_both(server: Holdi
 
 @pytest.mark.parametrize("held", [True, False])
 def test_device_of_another_device_plugin_is_taken(server: Holding, held: bool) -> None:
-    """The kubelet says that it is the pod's; or the runtime does, and the pod has none of ours."""
+    """The kubelet lists it for the pod, or the runtime passes it and the pod has none of ours."""
     if held:
         server.give(POD, {f"{A}-0": [A]})
         server.give(POD, {B: []}, resource="nvidia.com/hca")
     assert ipoib(server, deviceID=B) == "ib1"
 
 
-def test_device_that_another_pod_has_for_itself_is_refused_with_its_resource(
+def test_device_that_another_pod_has_exclusively_is_refused_with_its_resource(
     server: Holding,
 ) -> None:
-    """Whatever the runtime says, and though this pod has no HCA to differ from."""
+    """Although the runtime passes it, and this pod has no HCA."""
     server.give(OTHER, {B: [B]}, resource="rdma/whole")
     refused = refusal(ipoib, server, deviceID=B)
     assert refused.code == 120
@@ -182,12 +182,12 @@ def test_kubelet_that_cannot_be_asked(server: Holding) -> None:
     lax = refusal(ipoib, server, master="ib1", match_device=False, policy=UNMATCHED)
     assert lax.code == 11
     server.paths.checkpoint.unlink()
-    shutil.rmtree(server.paths.device_plugins)  # this is no node of Kubernetes
+    shutil.rmtree(server.paths.device_plugins)  # not a Kubernetes node
     assert ipoib(server, master="ib1") == "ib1"
 
 
 @pytest.mark.parametrize("config", [{}, {"master": "ib0"}])
-def test_driver_that_was_loaded_anew_is_told_with_both_numbers(
+def test_driver_that_was_loaded_again_is_an_error_with_both_numbers(
     server: Holding, config: dict[str, Any]
 ) -> None:
     server.give(POD, {f"{A}-0": [A]})
