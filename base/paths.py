@@ -79,10 +79,10 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     def boot_id(self) -> str:
         """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
-        return _boot_id(self.proc)
+        return boot_id_of(self.proc)
 
 
 @cache
-def _boot_id(proc: Path) -> str:
-    """Read once: no process outlives a boot."""
+def boot_id_of(proc: Path) -> str:
+    """The identity of the boot, read once: no process outlives a boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()

@@ -247,6 +247,10 @@ def test_one_attachment_reserves_at_most_64_addresses(node: Calls, key: str, cou
     if key == "CNI_ARGS IP" and count == MANY:  # its text is already too long
         assert error.code == Code.INVALID_ENVIRONMENT
         assert "at most 16384 are allowed: shorten CNI_ARGS" in error.message
+    elif count == MANY:  # the configuration as a whole is beyond its limits
+        assert error.code == Code.INVALID_CONFIG
+        assert "the configuration ha" in error.message
+        assert "shorten it" in error.message
     else:
         assert error.code == Code.INVALID_CONFIG
         assert key in error.message

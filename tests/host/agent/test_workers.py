@@ -93,17 +93,20 @@ def test_thread_that_cannot_come_home_is_replaced(
     workers = Workers(1)
     seen: list[tuple[int, int]] = []
     enter = namespaces.setns
+    both_submitted = threading.Event()
 
     def refuse(*_: object) -> None:
         raise HostError("refused")
 
     def stray() -> None:
+        assert both_submitted.wait(PATIENCE)
         enter(namespace.descriptor, "entering")
         monkeypatch.setattr(namespaces, "setns", refuse)
         seen.append((threading.get_ident(), here()))
 
     submit(workers, stray)
     submit(workers, lambda: seen.append((threading.get_ident(), here())))
+    both_submitted.set()
     until(lambda: len(seen) == 1 and workers.threads == 0)
     workers.tend()
     until(lambda: len(seen) == 2)

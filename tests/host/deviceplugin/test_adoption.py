@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from base.paths import Paths
+from base.paths import Paths, boot_id_of
 from base.pod import Pod
 from deviceplugin import checkpoint, pod_devices
 from deviceplugin.api import v1beta1_pb2
@@ -241,6 +241,7 @@ def test_token_that_an_older_checkpoint_lacks_is_adopted_as_it_was(
         server.checkpoint.write_bytes(before_that)
         port(server, 3, up=True)
         (server.proc / "sys/kernel/random/boot_id").write_text("the-next-boot\n")
+        boot_id_of.cache_clear()
         kubelet.restart()
         node.restart()
         (after,) = held(server).values()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from base.paths import Paths
+from base.paths import Paths, boot_id_of
 from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.server import PluginServer, Rejected
@@ -174,6 +174,7 @@ def rebooted(
         pod = kubelet.admit("worker-0", [container()])
     kubelet.restart()
     (paths.proc / "sys/kernel/random/boot_id").write_text("the-next-boot\n")
+    boot_id_of.cache_clear()
     shutil.rmtree(paths.devinfo)  # /var/run is a tmpfs
     shutil.copytree(paths.sys, f"{paths.sys}.ready", symlinks=True)
     boot(paths)

@@ -191,7 +191,7 @@ static int __init ibloop_init(void)
 	}
 	ibloop_mtu = ib_mtu_int_to_enum(mtu);
 	if (ib_mtu_enum_to_int(ibloop_mtu) != mtu) {
-		pr_err("ibloop: mtu=%u is no IB MTU\n", mtu);
+		pr_err("ibloop: mtu=%u is not an IB MTU\n", mtu);
 		return -EINVAL;
 	}
 	err = ibloop_switch_init();

@@ -11,7 +11,7 @@ from base.pod import Pod
 from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.attachment import Attachment
-from cni.spec.config import decode_for_removal
+from cni.spec.config import decode, decode_for_removal
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.spec.result import Result
@@ -109,6 +109,7 @@ def request(command: str, ipam: Json | None, container_id: str, **how: Unpack[Ho
     document = {"cniVersion": version, "name": network, "type": "macvlan", **how.get("config", {})}
     if ipam is not None:
         document["ipam"] = {"type": "podfabric-ipam", **ipam}
+    decoder = decode_for_removal if command in ("DEL", "GC") else decode
     return Request(
         command=command,
         container_id=container_id,
@@ -116,7 +117,7 @@ def request(command: str, ipam: Json | None, container_id: str, **how: Unpack[Ho
         ifname=how.get("ifname", "eth0"),
         args=";".join(pairs),
         path=tuple(how.get("path", ())),
-        config=decode_for_removal(json.dumps(document).encode()),
+        config=decoder(json.dumps(document).encode()),
         network=network,
         cni_version=version,
         environ={},
