@@ -1,4 +1,4 @@
-"""The launchers' socket. One thread accepts, reads, watches deadlines and closes; workers answer.
+"""The launchers' socket. One thread accepts, reads, notices who hangs up; workers answer.
 
 No client can occupy a worker: a worker gets a request when it is complete, and an answer that the
 client does not read waits here. When a client goes away or its deadline passes, its call ends at

@@ -1,4 +1,4 @@
-"""Which address an attachment gets: rules only, over the `FreeSpace` of a store.
+"""Which address an attachment gets, or the error of a full range, over a store's `FreeSpace`.
 
 Never one that another domain holds on the same link (`others`). Of the rest in this order, for
 all sets of a request before anything is changed: addresses that the same pod holds from a former

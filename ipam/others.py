@@ -1,4 +1,4 @@
-"""What other domains hold of a range: addresses that a request must not get as well.
+"""The next free address of a range, past those that other domains hold on the same link.
 
 A domain is where an address is unique. Two domains may still be on one wire: a network makes its
 range private by an option, and says nothing of its link by that. So the link decides: an address

@@ -1,4 +1,4 @@
-"""The life of an attachment, as the plugins `ipoib` and `sriov` share it.
+"""DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`, and what a failed DEL leaves.
 
 A plugin has its own ADD and says how one of its interfaces is detached and compared. Everything
 that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `sweep`) remove, and

@@ -1,4 +1,4 @@
-"""Which devices an attachment may have: those of its pod, and what no other pod needs.
+"""Which devices an attachment may have: those of its pod (else error 120), or no other pod's.
 
 Who the pod is comes from CNI_ARGS. What it holds comes from the kubelet and the device plugin's
 checkpoint. With `match_device` the interface must be on an HCA that the pod holds (`refusal`,

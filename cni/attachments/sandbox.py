@@ -1,4 +1,4 @@
-"""Whether the sandbox of a journal entry still exists, and what comes back when it does not."""
+"""Whether an entry's sandbox still exists, and waiting for a device that a dead one returns."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Chooses the parent and plans the child on it. Nothing is changed here."""
+"""Chooses the parent and plans the child on it, or says why not (P_Key table, MTU, HCA)."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""Releasing a device: its RDMA devices, its interface, then the settings of its PF are restored.
+"""Releases a device in a DEL: restores its RDMA devices, its interface, then its PF's settings.
 
 In this order, because a VF that is still in a pod must not lose its VLAN: the pod would be in
 another network. A released device may be another pod's at once, so the journal's entry forgets it

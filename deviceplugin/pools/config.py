@@ -1,4 +1,4 @@
-"""The configuration of pools, whichever file format it comes from (`formats`).
+"""The configuration of pools and its defaults, from any file format (`formats`).
 
 docs/pools.md describes every key.
 """

@@ -1,4 +1,4 @@
-"""The house keeps its own rules: CONTRIBUTING lists what exists, a name means one thing, links lead somewhere."""
+"""CONTRIBUTING lists every module, no two classes have one name, and links lead to something."""
 
 import ast
 import re
