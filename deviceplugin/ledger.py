@@ -61,8 +61,9 @@ class Ledger:
             raise  # to set an intact file aside would forget who holds what
         except CheckpointDamaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
-            _set_aside(paths)
+            _keep_aside(paths)
             allocations = ()
+            self._failed = True  # `serve` replaces it; until then readers see the damage
         now, today = time.monotonic(), datetime.now(UTC)
         self._entries: dict[AllocationKey, _LedgerEntry] = {
             allocation.key: _LedgerEntry(
@@ -78,7 +79,7 @@ class Ledger:
         """
         with self._lock:
             self._offered = {resource: tuple(hcas) for resource, hcas in sorted(offered.items())}
-            if self._offered != self._written:
+            if self._failed or self._offered != self._written:
                 self._replace(self._entries)
 
     def allocations(self) -> list[Allocation]:
@@ -206,8 +207,11 @@ def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _set_aside(paths: Paths) -> None:
-    paths.checkpoint.replace(paths.checkpoint.with_suffix(".damaged"))
+def _keep_aside(paths: Paths) -> None:
+    """Keep a copy of the damaged file. The file stays, so that no reader takes it for none."""
+    aside = paths.checkpoint.with_suffix(".damaged")
+    aside.unlink(missing_ok=True)
+    aside.hardlink_to(paths.checkpoint)
 
 
 def _age(allocation: Allocation, boot_id: str, now: datetime) -> float:

@@ -145,7 +145,7 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: bytes) -> list[tuple[int, bytes]]:
-        """A whole table, read again if it changed under the reader. Raises Refused.
+        """A whole table, read again if it changed under the reader. Raises NetlinkError.
 
         If the table changes during the dump, it is read again. Raises NetlinkError.
         """

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipam import salvage, watermark
+from ipam import former_log, salvage, watermark
 from ipam.addresses import Network, parse, parse_interface
 from ipam.recovery import (
     BACKUP,
@@ -43,6 +43,8 @@ from ipam.watermark import Progress
 
 UNKNOWN = "unknown"
 """Network and container of a reservation whose owner is not known."""
+
+_FILES = (DATABASE, WAL, BACKUP, former_log.NAME)
 
 Say = Callable[[str], None]
 
@@ -66,12 +68,13 @@ class _Files(NamedTuple):
     database: Contents
     backup: Contents
     mark: Progress | None
+    ahead: str | None  # changes of an earlier version's log that the database lacks
 
     @property
     def is_current(self) -> bool:
-        """Whether the database has all changes which the mark counts."""
+        """Whether the database has all changes which the mark, or a former log, counts."""
         meta = self.database.meta
-        return meta is not None and missing_changes(meta, self.mark) is None
+        return meta is not None and missing_changes(meta, self.mark) is None and not self.ahead
 
     @property
     def is_sound(self) -> bool:
@@ -95,7 +98,7 @@ def check(directory: Path, say: Say) -> bool:
     with locked(directory):
         files = _read(directory)
         is_new = files.mark is None or files.mark.seq == 0
-        if is_new and not any(has_content(directory / name) for name in (DATABASE, WAL, BACKUP)):
+        if is_new and not any(has_content(directory / name) for name in _FILES):
             return True
     problem = _problem(files)
     if problem is not None:
@@ -158,7 +161,7 @@ def unreserved(
 def _problem(files: _Files) -> str | None:
     if files.database.problem is not None or files.database.meta is None:
         return f"{DATABASE}: {files.database.problem}"
-    return missing_changes(files.database.meta, files.mark)
+    return missing_changes(files.database.meta, files.mark) or files.ahead
 
 
 class _Merged:
@@ -242,6 +245,8 @@ def _lost(files: _Files, facts: NodeFacts, living: Collection[Key]) -> int | Non
 
     The backup copy does not count unless it has all changes: it may have what was released since.
     """
+    if files.ahead:
+        return None
     if files.is_sound or files.is_saved:
         return 0
     database = files.database
@@ -269,7 +274,7 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
     stores += [meta.store for meta in metas]
     seqs = [0 if files.mark is None else files.mark.seq, *(meta.seq for meta in metas)]
     store = stores[0] if stores else uuid.uuid4().hex
-    for name in (DATABASE, WAL, BACKUP):
+    for name in _FILES:
         file = directory / name
         if file.exists():
             aside = unused_aside(file)
@@ -277,16 +282,19 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
             say(f"kept {name} as {aside}")
     for name in (BACKUP, DATABASE):
         build(directory / name, store, max(seqs) + 1, every)
+    (directory / former_log.NAME).unlink(missing_ok=True)
     say(f"wrote {len(every)} reservations to a new {DATABASE}")
 
 
 def _read(directory: Path) -> _Files:
     """Read copies: SQLite writes to what it opens, and a check must not change the files."""
     with _copied(directory) as copy:
+        database = salvage.read(copy / DATABASE)
         return _Files(
-            salvage.read(copy / DATABASE),
+            database,
             salvage.read(copy / BACKUP),
             watermark.read(directory / MARK),
+            former_log.missing_from(database.meta, directory / former_log.NAME),
         )
 
 

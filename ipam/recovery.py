@@ -15,6 +15,7 @@ from pathlib import Path
 
 from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
+from ipam import former_log
 from ipam.addresses import parse
 from ipam.database import BESIDE, Meta, remove
 from ipam.schema import UNREADABLE, Damage, Newer, runs_of
@@ -33,7 +34,6 @@ FAILURES = (*UNREADABLE, OSError, MemoryError)
 UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
-_FORMER_LOG = "reservations.log"  # earlier versions kept one beside the database
 _CHANGES_WORTH_A_CHECKPOINT = 1000
 _LARGE_WAL = 8 << 20  # bytes; some 300 transactions
 _LOOK_AT_WAL = 16  # transactions between two looks at its size
@@ -65,9 +65,13 @@ def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables
         raise
     try:
         _reach(tables.meta, watermark)
-        if (directory / _FORMER_LOG).exists():
-            (directory / _FORMER_LOG).unlink()
-            report(f"address store: removed {_FORMER_LOG} of an earlier version")
+        log = directory / former_log.NAME
+        if log.exists():
+            ahead = former_log.missing_from(tables.meta, log)
+            if ahead is not None:
+                raise Damage(ahead)
+            log.unlink()
+            report(f"address store: removed {former_log.NAME} of an earlier version")
     except BaseException:
         tables.abandon()
         raise
@@ -218,6 +222,9 @@ def _create(directory: Path) -> None:
         raise Damage(f"{DATABASE} {lost} and {MARK} cannot be read")
     if mark is not None and mark.seq > 0:
         raise Damage(f"{DATABASE} {lost} and had {mark.seq} changes")
+    ahead = former_log.missing_from(None, directory / former_log.NAME)
+    if ahead is not None:
+        raise Damage(f"{DATABASE} {lost}, and {ahead}")
     build(database, uuid.uuid4().hex if mark is None else mark.store, 0, ())
 
 
@@ -233,10 +240,10 @@ def _reach(meta: Meta, watermark: Watermark) -> None:
 
 def _is_due(directory: Path, tables: Tables) -> bool:
     synced = 0 if tables.mark is None else tables.mark.synced
+    if tables.meta.seq % _LOOK_AT_WAL:  # a reader may keep the WAL: then the next try is later
+        return False
     if tables.meta.seq - synced >= _CHANGES_WORTH_A_CHECKPOINT:
         return True
-    if tables.meta.seq % _LOOK_AT_WAL:
-        return False
     try:
         return os.stat(f"{directory}/{WAL}").st_size > _LARGE_WAL  # noqa: PTH116 - costs less
     except OSError:

@@ -63,7 +63,14 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     with ExitStack() as held:
         try:
             held.enter_context(
-                locks.locked(path, "the address store", timeout, keep=True, pause=_PAUSE)
+                locks.locked(
+                    path,
+                    "the address store",
+                    timeout,
+                    keep=True,
+                    pause=_PAUSE,
+                    longest_pause=_PAUSE,
+                )
             )
         except Busy:
             raise CNIError(

@@ -313,6 +313,12 @@ class InterfacePlugin(ABC):
         """Undo everything of an attachment whose lock the caller has. Raises CNIError 104."""
         failures = Failures()
         entry, damage = self._read(attachment)
+        if entry is not None and entry.plugin != self.name:
+            raise CNIError(
+                Code.CLEANUP_INCOMPLETE,
+                f'{attachment} was attached by plugin "{entry.plugin}": nothing was removed; call '
+                "its DEL with the configuration of the ADD",
+            )
         # No kernel state outlives a boot.
         if entry is None or entry.boot_id == self.paths.boot_id():
             failures.of(lambda: self.detach(attachment, request, entry))

@@ -50,6 +50,7 @@ def test_del_is_true_however_many_pages_are_left_for_the_backup_copy(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     with disk_with_store() as disk:
         for pages in range(ENOUGH):
             disk.restore()

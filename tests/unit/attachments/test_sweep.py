@@ -17,7 +17,7 @@ from cni.attachments.sweep import (
     sweep_all,
 )
 from cni.spec.attachment import Attachment
-from cni.spec.errors import CNIError
+from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from host.errors import HostError
 
@@ -53,6 +53,12 @@ class Failing(Made):
 
     def remove_strays(self) -> list[str]:
         raise HostError("listing interfaces: no buffer space")
+
+
+class Other(Made):
+    """Another plugin of the same node."""
+
+    name = "other"
 
 
 @pytest.fixture
@@ -117,3 +123,16 @@ def test_removals_are_told_from_failures_by_their_type(paths: Paths) -> None:
         RemovedAttachment(gone)
     ]
     assert [entry.attachment for entry in made.journal.entries()] == [stuck]  # type: ignore[union-attr]
+
+
+def test_del_by_another_plugin_removes_nothing_and_says_so(paths: Paths) -> None:
+    made, other = Made(paths), Other(paths)
+    attachment = killed(made, "c1")
+    entry = made.journal.read(attachment)
+    assert isinstance(entry, JournalEntry)
+    with pytest.raises(CNIError, match='attached by plugin "made"') as caught:
+        other.delete(entry.delete_request())
+    assert caught.value.code == Code.CLEANUP_INCOMPLETE
+    assert made.journal.read(attachment) == entry
+    made.delete(entry.delete_request())
+    assert made.journal.read(attachment) is None

@@ -340,8 +340,17 @@ def test_torn_file_is_logged_and_set_aside_and_a_new_one_begun(
     (line,) = told
     assert str(paths.checkpoint) in line and "set aside" in line
     assert paths.checkpoint.with_suffix(".damaged").read_bytes() == content
+    with pytest.raises(CheckpointDamaged):  # readers see the damage until it is replaced
+        checkpoint.read(paths)
     one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
+
+
+def test_pools_replace_a_damaged_file_though_none_is_offered(paths: Paths) -> None:
+    paths.devices.mkdir(parents=True)
+    paths.checkpoint.write_bytes(b"{")
+    ledger(paths, lambda text: None).serve({})
+    assert checkpoint.read(paths).allocations == ()
 
 
 def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:

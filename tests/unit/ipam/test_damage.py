@@ -212,6 +212,7 @@ def test_older_copy_of_the_database_is_an_error_after_a_reboot_too(
 ) -> None:
     directory = damaged_copy(sound, memory_path, DATABASE, lambda content: content)
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     quiet(directory).reserve(owner("new"), SETS)
     shutil.copy(sound / DATABASE, directory / DATABASE)
     monkeypatch.setattr(recovery, "boot_id", lambda: "next boot")

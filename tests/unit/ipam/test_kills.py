@@ -36,13 +36,13 @@ def load(directory: Path) -> None:
 
 
 def compact(directory: Path) -> None:
-    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
+    with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
         release(directory)
 
 
 def back_up_again(directory: Path) -> None:
     compact(directory)
-    with mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1):
+    with mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1):
         reserve(directory)
 
 

@@ -82,6 +82,7 @@ def test_backup_copy_is_made_again_once_much_has_changed(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 10)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     for number in range(25):
         store.reserve(owner(f"c{number}"), SETS)
     assert len(held_in_backup(store.directory)) == 20
@@ -107,6 +108,7 @@ def test_large_store_is_copied_at_the_end_only(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 2)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     monkeypatch.setattr(recovery, "_CHEAP_TO_COPY", 5)
     with closing(Resident(memory_path)) as kept:
         store = SqliteStore(kept, BOOT)
@@ -123,6 +125,7 @@ def test_backup_copy_that_cannot_be_made_is_reported_and_the_call_succeeds(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     monkeypatch.setattr(recovery, "back_up", refuse)
     reports: list[str] = []
     with closing(Resident(memory_path, report=reports.append)) as kept:

@@ -52,7 +52,7 @@ def both(directory: Path) -> None:
 def compact(directory: Path) -> None:
     with (
         keeping(directory) as store,
-        mock.patch.object(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 1),
+        mock.patch.multiple(recovery, _CHANGES_WORTH_A_CHECKPOINT=1, _LOOK_AT_WAL=1),
     ):
         store.release(owner("c1").attachment)
         store.reserve(owner("victim"), SETS)

@@ -108,6 +108,7 @@ def test_the_files_follow_the_size_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_CHANGES_WORTH_A_CHECKPOINT", 20)
+    monkeypatch.setattr(recovery, "_LOOK_AT_WAL", 1)
     sets = [RangeSet((range_of("10.0.0.0/24"),))]
     sizes = []
     with closing(Resident(tmp_path)) as files:

@@ -1,10 +1,11 @@
 """A store that the program before `segment` wrote.
 
-version1/reservations.sql is what SQLite's shell dumps of its database. It kept a log beside it.
+version1/ has its database as SQLite's shell dumps it, and the log that it kept beside it.
 """
 
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -50,7 +51,7 @@ def directory(memory_path: Path) -> Path:
     with closing(sqlite3.connect(directory / DATABASE, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = WAL")
         database.executescript((WRITTEN / "reservations.sql").read_text())
-    (directory / LOG).write_text("a log of an earlier version\n")
+    shutil.copyfile(WRITTEN / LOG, directory / LOG)
     return directory
 
 
@@ -261,3 +262,55 @@ def test_a_kill_at_any_line_leaves_version_1_or_this_one(
         assert version_of(directory) == VERSION
         assert fsck.check(directory, fail), f"line {line}"
     assert seen == {1, VERSION}
+
+
+# --- the log of an earlier version -----------------------------------------------------------
+
+
+def lose_last_change(directory: Path) -> None:
+    """As if an older copy of the database had been put back: the log has one change more."""
+    change = b'{"seq":8,"drop":[["","10.0.0.4"]]}'
+    with (directory / LOG).open("ab") as log:
+        log.write(b"%08x %b\n" % (zlib.crc32(change), change))
+
+
+def lose_database(directory: Path) -> None:
+    for file in directory.glob(f"{DATABASE}*"):
+        file.unlink()
+
+
+def spoil_log(directory: Path) -> None:
+    (directory / LOG).write_text("not a log\n")
+
+
+@pytest.mark.parametrize("damage", [lose_last_change, lose_database, spoil_log])
+def test_changes_that_only_the_log_has_are_damage_and_the_log_stays(
+    directory: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(directory)
+    log = (directory / LOG).read_bytes()
+    error = error_of(lambda: store_in(directory).reserve(owner("c7"), SETS))
+    assert error.code == Code.STORE_DAMAGED
+    assert LOG in error.message
+    assert (directory / LOG).read_bytes() == log
+    said: list[str] = []
+    assert not fsck.check(directory, said.append)
+    assert said
+    assert not fsck.rebuild(directory, said.append)
+    assert (directory / LOG).read_bytes() == log
+
+
+def test_fsck_keeps_the_log_aside_where_its_loss_is_accepted(directory: Path) -> None:
+    lose_database(directory)
+    assert fsck.rebuild(directory, print, accept_loss=True)
+    (aside,) = directory.glob(f"{LOG}.damaged-*")
+    assert aside.read_bytes() == (WRITTEN / LOG).read_bytes()
+    assert fsck.check(directory, print)
+    store_in(directory).reserve(owner("c7"), SETS)
+
+
+def test_torn_last_line_of_the_log_is_no_change(directory: Path) -> None:
+    with (directory / LOG).open("ab") as log:
+        log.write(b'0000 {"seq": 99')
+    assert held(directory) == HELD
+    assert not (directory / LOG).exists()
