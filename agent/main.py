@@ -268,6 +268,7 @@ def _only_agent(paths: Paths) -> Iterator[None]:
             raise Unable(
                 f"cannot use {paths.state}: {error.strerror}: make it writable for root"
             ) from None
+        locks.remove_abandoned(paths.locks)
         yield
 
 

@@ -6,7 +6,7 @@ The lock is flock(2)'s, so the kernel releases it when its holder dies.
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -59,6 +59,14 @@ def locked(
                 path.unlink(missing_ok=True)
             # Closing is not enough: a child that was just forked still has the descriptor.
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove the lock files in `directory` that no process holds: of holders that were killed."""
+    with suppress(OSError):
+        for path in directory.iterdir():
+            with suppress(Busy, OSError), locked(path, "an ended call", timeout=0.0):
+                pass
 
 
 def _attempt(path: Path) -> FileIO | None:

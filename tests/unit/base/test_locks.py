@@ -9,7 +9,7 @@ import pytest
 
 from base import interrupts
 from base.interrupts import Call, Terminated
-from base.locks import Busy, locked
+from base.locks import Busy, locked, remove_abandoned
 
 HOLDER = """
 import fcntl, sys
@@ -117,3 +117,15 @@ def test_error_in_the_block_releases_the_lock_and_leaves_no_descriptor(path: Pat
     with locked(path, "the device", 0.0):
         pass
     assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_files_of_killed_holders_are_removed_and_held_ones_stay(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    abandoned = path.with_name("abandoned")
+    abandoned.touch()
+    with locked(path, "the device"):
+        remove_abandoned(path.parent)
+        assert [left.name for left in path.parent.iterdir()] == [path.name]
+        with pytest.raises(Busy), locked(path, "the device", timeout=0.0):
+            pass
+    remove_abandoned(path.parent / "missing")
