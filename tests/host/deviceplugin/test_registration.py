@@ -20,7 +20,7 @@ from tests.host.deviceplugin.conftest import Serve, plugin_threads
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet, PodRejected
 from tests.kubelet.endpoint import Endpoint
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 ONE = [{"name": "main", "limits": {NAME: 1}}]
 
@@ -179,6 +179,15 @@ def test_another_programs_socket_under_its_name_is_left_alone(
         assert path.stat().st_ino == number
 
 
+def removed(directory: Path) -> bool:
+    """Remove a directory; False if the plugin made a socket in it meanwhile."""
+    try:
+        shutil.rmtree(directory)
+    except OSError:
+        return False
+    return True
+
+
 def test_a_directory_that_is_replaced_is_followed(
     kubelet: Kubelet, serve: Serve, root: Path
 ) -> None:
@@ -190,7 +199,7 @@ def test_a_directory_that_is_replaced_is_followed(
     kubelet.start()
     all_healthy(kubelet)
     kubelet.stop()
-    shutil.rmtree(root / "device-plugins")
+    until(lambda: removed(root / "device-plugins"))
     kubelet.start()
     all_healthy(kubelet)
     assert len(own_sockets(root)) == 1
