@@ -85,7 +85,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._drop_readers(MAX_CLIENTS)
 
     def has_read(self, client: socket.socket) -> None:
-        """The client has sent its request, or will not: it is no longer dropped for another."""
+        """Count the client as silent no longer, so that it is not dropped for a new one."""
         with self._lock:
             self._reading.pop(client, None)
 
