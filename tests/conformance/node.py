@@ -240,10 +240,11 @@ def inhabitants(netns: Path) -> list[str]:
     """The processes in a namespace."""
     inode = netns.stat().st_ino
     processes = []
-    for entry in Path("/proc").glob("[0-9]*/task/*/ns/net"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if entry.stat().st_ino == inode:
-                processes.append(str(entry))
+            for thread in (process / "task").iterdir():
+                if (thread / "ns" / "net").stat().st_ino == inode:
+                    processes.append(str(thread))
         except OSError:
-            continue
+            continue  # it has ended
     return processes
