@@ -6,21 +6,16 @@ or from the pool. This module only reads.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin import checkpoint
-from deviceplugin.checkpoint import (
-    AllocatedHCA,
-    AllocationKey,
-    Checkpoint,
-    CheckpointDamaged,
-)
+from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, Checkpoint
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
-from deviceplugin.pod_devices import KUBELET_TIMEOUT, PodHoldings, Unknown, hca_of
+from deviceplugin.pod_devices import KUBELET_TIMEOUT, PodHoldings, Unknown, hca_of, recorded
 from host import pci, sysfs
 
 _NONE: Mapping[str, str] = {}
@@ -50,16 +45,14 @@ def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
     )
 
 
-def assigned(paths: Paths) -> Assigned:
+def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
     """What is assigned now; nothing if the node has neither a kubelet nor our checkpoint.
 
-    An id that names no device, such as "17", counts only if our checkpoint has its devices. Raises
-    Unknown if a record that exists, or must exist, cannot be read.
+    An id that names no device, such as "17", counts only if our checkpoint has its devices. `ours`
+    is that checkpoint, for a caller that has read it. Raises Unknown if a record that exists, or
+    must exist, cannot be read.
     """
-    try:
-        ours = checkpoint.read(paths)
-    except CheckpointDamaged as damage:
-        raise Unknown(str(damage)) from None
+    ours = recorded(paths) if ours is None else ours
     ids = _Ids(paths)
     held: dict[AllocationKey, str] = {}
     pooled: dict[str, str] = {}
@@ -119,8 +112,11 @@ class _Ids:
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
-        self._rdma = frozenset(sysfs.names(f"{paths.sys}/class/infiniband"))
         self._holders: dict[str, str] = {}
+
+    @cached_property
+    def _rdma(self) -> frozenset[str]:
+        return frozenset(sysfs.names(f"{self._paths.sysfs}/class/infiniband"))
 
     def device(self, device: AllocatedHCA) -> str:
         """The key in `Assigned` of a device of our checkpoint."""

@@ -143,7 +143,7 @@ class _Encoded(msgspec.Struct):
 def read(paths: Paths) -> Checkpoint:
     """Read the checkpoint; an empty one if there is no file. Raises CheckpointDamaged."""
     try:
-        content = paths.checkpoint.read_bytes()
+        content = files.read(str(paths.checkpoint))
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:

@@ -1,7 +1,7 @@
 """Which HCAs a pod holds, for the CNI plugins, which put the pod's interface on one of them.
 
 The kubelet knows which device ids a pod's containers hold, the checkpoint which HCA each id is.
-The answer is the same whichever of the containers holds the devices and in whatever order they
+The answer is the same whichever of the containers holds the devices and in which order they
 start. Nothing is changed here.
 """
 
@@ -14,7 +14,12 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.pod import Pod
 from deviceplugin import checkpoint, current
-from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, CheckpointDamaged
+from deviceplugin.checkpoint import (
+    AllocatedHCA,
+    AllocatedRdmaDevice,
+    Checkpoint,
+    CheckpointDamaged,
+)
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from host import pci
@@ -74,15 +79,23 @@ class PodHoldings(msgspec.Struct, frozen=True):
         return ", ".join(map(str, self.hcas)) or "no HCA"
 
 
-def given_to(paths: Paths, pod: Pod, *, needed: bool = True) -> PodHoldings:
-    """What a pod holds; nothing if this node hands out nothing. Raises Unknown.
-
-    Unless it is `needed`, the kubelet is not asked while no pod holds an HCA of our pools.
-    """
+def recorded(paths: Paths) -> Checkpoint:
+    """The device plugin's checkpoint. Raises Unknown if it cannot be read."""
     try:
-        ours = checkpoint.read(paths)
+        return checkpoint.read(paths)
     except CheckpointDamaged as damage:
         raise Unknown(str(damage)) from None
+
+
+def given_to(
+    paths: Paths, pod: Pod, *, needed: bool = True, ours: Checkpoint | None = None
+) -> PodHoldings:
+    """What a pod holds; nothing if this node hands out nothing. Raises Unknown.
+
+    Unless it is `needed`, the kubelet is not asked while no pod holds an HCA of our pools. `ours`
+    is the checkpoint, for a caller that has read it.
+    """
+    ours = recorded(paths) if ours is None else ours
     asks = ours.allocations or (needed and (ours.resources or paths.device_plugins.is_dir()))
     if not pod.name or not asks:
         return PodHoldings(pod)

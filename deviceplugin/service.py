@@ -57,6 +57,11 @@ class Service:
         self._held = ExitStack()  # with the lock of the node's only device plugin
         self._thread = threading.Thread(target=self._run, name="device-plugin", daemon=True)
 
+    def prepare(self) -> None:
+        """Load what a start needs, so that it is quick."""
+        if self._paths.device_plugins.is_dir():
+            import deviceplugin.plugin  # noqa: F401 - it loads gRPC
+
     def start(self) -> None:
         """Start the thread and return."""
         self._thread.start()
@@ -103,19 +108,21 @@ class Service:
         """Wait until no other device plugin runs on this node; False if `close` comes first."""
         path = self._paths.devices / "plugin.lock"
         logged: str | None = None
+        patience = 0.0
         while not self._ended.is_set():
             try:
-                lock = locks.locked(path, "the device plugin", timeout=0.0, keep=True)
+                lock = locks.locked(path, "the device plugin", timeout=patience, keep=True)
                 self._held.enter_context(lock)
                 return True
             except Busy:
                 problem = f"another one is running: it has locked {path}"
+                patience = LOOK_EVERY
             except OSError as error:
                 problem = f"cannot use {self._paths.devices}: {error.strerror}"
+                self._ended.wait(LOOK_EVERY)
             if problem != logged:
                 _log.warning("device plugin: %s (waiting)", problem)
             logged = problem
-            self._ended.wait(LOOK_EVERY)
         return False
 
     def _load_configuration(self) -> None:

@@ -8,15 +8,10 @@ import grpc
 
 from base.paths import Paths
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
+from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.errors import KubeletUnreadable
 
 MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_RECEIVE),
-    ("grpc.use_local_subchannel_pool", 1),  # no back-off because of earlier connections
-    ("grpc.default_authority", "localhost"),
-)
 
 
 class PodResourcesClient:
@@ -65,7 +60,7 @@ class PodResourcesClient:
         made = _identity(self._socket)
         if self._stub is None or made != self._made:  # a kubelet makes a new socket when it starts
             self._drop()
-            self._channel = grpc.insecure_channel(f"unix:{self._socket}", _OPTIONS)
+            self._channel = open_channel(self._socket, max_receive=MAX_RECEIVE)
             self._stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
             self._made = made
         request = podresources_pb2.ListPodResourcesRequest()

@@ -27,6 +27,7 @@ from deviceplugin.api import (
     v1beta1_pb2_grpc,
 )
 from deviceplugin.kubelet import sockets
+from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.sockets import Identity, Listener, SocketError
 from deviceplugin.kubelet.streams import Streams
 from deviceplugin.kubelet.waker import Waker
@@ -241,18 +242,13 @@ class Keeper:
     def _register(self) -> None:
         """Call Register. Raises grpc.RpcError."""
         assert self._listener is not None
-        options = (
-            # No back-off because of earlier connections.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.default_authority", "localhost"),
-        )
         request = v1beta1_pb2.RegisterRequest(
             version=VERSION,
             endpoint=self._listener.path.name,
             resource_name=self._resource,
             options=OPTIONS,
         )
-        with grpc.insecure_channel(f"unix:{self._kubelet}", options) as channel:
+        with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             with self._lock:
                 if self._closing:
@@ -288,8 +284,7 @@ class Keeper:
         listener, self._listener = self._listener, None
         self._live_since = None
         if listener is not None:
-            self._streams.end()
-            listener.close()
+            listener.close(self._streams.end)
 
     def _pause(self) -> float:
         return float(min(FIRST_PAUSE * 2 ** min(self._attempts, 20), LONGEST_PAUSE))

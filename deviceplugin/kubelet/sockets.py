@@ -20,6 +20,7 @@ import grpc
 
 MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
 MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
+_PAUSE = 0.05  # seconds between two looks for calls that came while the server ended
 HALF_MADE = 10.0  # seconds after which a socket without its final name is a leftover
 
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
@@ -130,16 +131,24 @@ class Listener:
         """The file is still the one that this listener made."""
         return self._identity is not None and identity(self.path) == self._identity
 
-    def close(self, grace: float = 1.0) -> None:
-        """End the server. Running calls have `grace` seconds to end. May be called again."""
+    def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
+        """End the server. May be called again.
+
+        `end_calls` ends the running calls that would last; they all have `grace` seconds. It is
+        called until none runs: a call may come until the server takes no more.
+        """
         if self.exists:
             with suppress(OSError):
                 self.path.unlink()
         self._identity = None
-        self._end(grace)
+        self._end(grace, end_calls)
 
-    def _end(self, grace: float) -> None:
-        self._server.stop(grace).wait(grace + 5)
+    def _end(self, grace: float, end_calls: Callable[[], object] = lambda: None) -> None:
+        stopped = self._server.stop(grace)
+        deadline = time.monotonic() + grace + 5
+        end_calls()
+        while not stopped.wait(_PAUSE) and time.monotonic() < deadline:
+            end_calls()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

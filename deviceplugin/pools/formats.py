@@ -1,8 +1,8 @@
 """Reads the configuration in any of its three formats.
 
 Besides our own there are those of the Mellanox shared plugin and of the SR-IOV plugin, recognized
-by their top-level keys `configList` and `resourceList`, alone or beside `agent` and `devices`. What
-is an error in those plugins is an error here. Their keys match in upper and lower case, as in their
+by their top-level keys `configList` and `resourceList`. A file may have all three. What is an error
+in those plugins is an error here. Their keys match in upper and lower case, as in their
 Go decoder. A key that would change what a pod gets, and that is not supported, is refused.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
@@ -10,7 +10,7 @@ sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ POOL_KEYS = {
     "placement": Placement,
     "selectors": object,
     "nodes": _Nodes,
+    "rdma": bool,
     "cdi": bool,
     "numa": bool,
     "overlap": bool,
@@ -131,24 +132,15 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
         if part in parts:
             raise DocumentError(f"{name}: {key}: appears twice: keep one")
         parts[part] = value
-    forms = sorted({"pools", "configList", "resourceList"}.intersection(parts))
-    if len(forms) > 1:
-        raise DocumentError(
-            f"{name}: {forms[0]} and {forms[1]}: keep one, and write all pools there"
-        )
     settings = _devices(parts, name)
-    if "resourceList" in parts:
-        pools = _each(parts["resourceList"], f"{name}: resourceList", prefix or "intel.com", _sriov)
-    elif "configList" in parts:
-        pools = _each(parts["configList"], f"{name}: configList", prefix or "rdma", _mellanox)
-    elif prefix:
+    lists = [form for form in _FORMS if form.key in parts]
+    if prefix and not any(form.prefix for form in lists):
         raise DocumentError(
             f"{name}: a resource prefix is for files with a resourceList or configList: here the "
             "names of the pools have it"
         )
-    elif "pools" in parts:
-        pools = _each(parts["pools"], f"{name}: pools", "", _own)
-    else:
+    pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
+    if not lists:
         pools = (config.DEFAULT,)
     if problem := config.together_problem(pools):
         raise DocumentError(f"{name}: {problem}")
@@ -173,17 +165,16 @@ def _devices(parts: dict[str, Any], name: str) -> dict[str, Any]:
     return settings
 
 
-_ReadPool = Callable[[object, str, str], PoolConfig]
-
-
-def _each(value: object, where: str, prefix: str, read_pool: _ReadPool) -> tuple[PoolConfig, ...]:
+def _each(parts: dict[str, Any], form: "_Form", name: str, prefix: str) -> tuple[PoolConfig, ...]:
+    """The pools that are written in one of the forms."""
+    value, where = parts[form.key], f"{name}: {form.key}"
     if not isinstance(value, list):
         raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(value)}")
-    if not value and read_pool is not _own:
-        raise DocumentError(
-            f'{where}: no resources configuration found: for none write "pools: []"'
-        )
-    return tuple(read_pool(pool, f"{where}[{n}]", prefix) for n, pool in enumerate(value))
+    if not value and form.prefix:
+        remedy = "remove the key" if "pools" in parts else 'for none write "pools: []"'
+        raise DocumentError(f"{where}: no resources configuration found: {remedy}")
+    domain = prefix or form.prefix
+    return tuple(form.read(pool, f"{where}[{n}]", domain) for n, pool in enumerate(value))
 
 
 def _own(value: object, where: str, _: str) -> PoolConfig:
@@ -197,14 +188,27 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     if "name" not in values:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
     written_selectors, nodes = values.pop("selectors", []), values.pop("nodes", ())
+    chosen = _selectors(written_selectors, f"{where}.selectors", selectors.OWN)
+    if not values.get("rdma", True):
+        _check_without_rdma(chosen, nodes, where)
     return PoolConfig(
         resource=_resource(values.pop("name"), f"{where}.name"),
         used="named" if mode == "exclusive" else "offered",
-        selectors=_selectors(written_selectors, f"{where}.selectors", selectors.OWN),
+        selectors=chosen,
         umad="umad" in nodes,
         issm="issm" in nodes,
         **values,
     )
+
+
+def _check_without_rdma(chosen: tuple[Selector, ...], nodes: Sequence[str], where: str) -> None:
+    """Refuse what contradicts `rdma: false` in a pool of ours."""
+    asking = {"nodes": bool(nodes), "selectors.isRdma": any(each.isRdma for each in chosen)}
+    for key, asks in asking.items():
+        if asks:
+            raise DocumentError(
+                f"{where}.{key}: asks for RDMA devices, but the pool has rdma: false: remove one"
+            )
 
 
 def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
@@ -334,3 +338,20 @@ def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[s
             raise DocumentError(f'{where}.{key}: is neither an address nor "*"')
         by_address[address] = value
     return by_address
+
+
+class _Form(msgspec.Struct, frozen=True):
+    """One way to write pools."""
+
+    key: str  # of the list, at the top of the file
+    read: Callable[[object, str, str], PoolConfig]  # an entry, its path, the domain
+    prefix: str = ""  # the domain of entries without one; "" where the names have it
+
+
+# In the order in which they choose HCAs. It is not that of the keys in the file, because programs
+# that write a file may sort them. The shared plugin's pools come last: they offer what others have.
+_FORMS = (
+    _Form("pools", _own),
+    _Form("resourceList", _sriov, "intel.com"),
+    _Form("configList", _mellanox, "rdma"),
+)
