@@ -13,14 +13,22 @@ from base import interrupts
 from base.interrupts import Call
 from cni.spec.dispatch import Answer, answer, error_document
 from cni.spec.errors import CNIError, Code
+from cni.spec.launcher import seconds_of
 from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 
 Loader = Callable[[Mapping[str, str]], Plugin]
 """Returns the plugin for a call with that environment."""
 
+UNANSWERED_SINCE = "PODFABRIC_UNANSWERED_SINCE"  # cni/launcher/launcher.c
 MAX_LINES = 50  # of a call's notes, in the log
 MAX_TEXT = 4096
+
+_LEAVING = {"ADD": Code.TRY_AGAIN, "STATUS": Code.UNAVAILABLE}
+_LEAVES = (
+    "podfabric is leaving this node and attaches no pod (`podfabric agent --until-empty`): install "
+    "it again, or remove the network from the pod"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +41,17 @@ class Observer(Protocol):
 
 
 class Calls:
-    """Runs calls of the agent's plugins, which have the names of their executables."""
+    """Runs calls of the agent's plugins, which have the names of their executables.
 
-    def __init__(self, plugins: Mapping[str, Loader], observer: Observer) -> None:
+    With `until_empty` nothing is attached.
+    """
+
+    def __init__(
+        self, plugins: Mapping[str, Loader], observer: Observer, *, until_empty: bool = False
+    ) -> None:
         self._plugins = plugins
         self._observer = observer
+        self._refused = _LEAVING if until_empty else {}
 
     def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
         """The answer's frame: always a result or a CNI error."""
@@ -46,12 +60,16 @@ class Calls:
         with collected() as notes, interrupts.serving(call):
             reply = _short_enough(self._answer(request, netns))
             seconds = time.monotonic() - started
-            code = self._log(reply, notes.text, seconds)
+            noted = notes.text
+            code = self._log(reply, noted, seconds)
         self._observer.observe(request.name, verb, code, seconds)
-        stderr = notes.text.encode(errors="backslashreplace")
+        stderr = noted.encode(errors="backslashreplace")
         return framing.write_answer(ANSWERED, reply.exit_code, stderr, reply.document)
 
     def _answer(self, request: framing.LauncherRequest, netns: int | None) -> Answer:
+        code = self._refused.get(request.environ.get("CNI_COMMAND", ""))
+        if code is not None:
+            return Answer(error_document(CNIError(code, _LEAVES)), 1)
         load = self._plugins.get(request.name)
         if load is None:
             names = ", ".join(sorted(self._plugins))
@@ -67,7 +85,13 @@ class Calls:
                 raise OSError(request.stdin_errno, os.strerror(request.stdin_errno))
             return request.config
 
-        return answer(lambda: load(request.environ), request.environ, read_config, netns)
+        return answer(
+            lambda: load(request.environ),
+            request.environ,
+            read_config,
+            netns,
+            unanswered_since=seconds_of(request.environ.get(UNANSWERED_SINCE, "")),
+        )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
         """Log the call and its notes; its CNI code."""

@@ -57,6 +57,8 @@ class LauncherConnection:
         self._request: LauncherRequest | None = None  # complete, and no worker has it yet
         self.overtime = False
         self._peer = peer
+        self._look = select.poll()
+        self._look.register(peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
         self._lock = threading.Lock()
         self._closed = False
         self._netns: int | None = None
@@ -240,9 +242,7 @@ class LauncherConnection:
     def _gone(self) -> bool:
         if self._closed:
             return True
-        look = select.poll()
-        look.register(self._peer, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
-        return bool(look.poll(0))
+        return bool(self._look.poll(0))
 
     def _send(self) -> None:
         try:

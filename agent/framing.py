@@ -15,7 +15,8 @@ agent answers
     standard error  standard output
 
 with status 0; or with status 1 if the call was not begun and another process may do it instead:
-then standard output has the CNI error. `cni/launcher/launcher.c` is the other side.
+then standard output has the CNI error. Status 2 is the same of an agent that is ending: the next
+agent may do the call. `cni/launcher/launcher.c` is the other side.
 """
 
 import struct
@@ -29,7 +30,7 @@ MAX_ENVIRON = 1 << 20
 MAX_CONFIG = 16 << 20
 MAX_STDERR = 1 << 20
 MAX_STDOUT = 16 << 20
-ANSWERED, REFUSED = 0, 1
+ANSWERED, REFUSED, LEAVING = 0, 1, 2
 
 
 class BadFrame(Exception):

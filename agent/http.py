@@ -78,6 +78,8 @@ class Endpoint(ThreadingMixIn, TCPServer):
         if self._closing:
             return
         self._closing = True
+        with suppress(OSError):  # wakes the thread, which would look at `shutdown` later
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         if isinstance(self._listen, Path):
             self._listen.unlink(missing_ok=True)  # before another process can listen there
@@ -105,6 +107,8 @@ class Endpoint(ThreadingMixIn, TCPServer):
         except BlockingIOError:
             raise
         except OSError as error:  # no descriptor is left
+            if self._closing:
+                raise
             _log.warning("metrics and health: accepting a connection: %s", error.strerror)
             time.sleep(0.2)
             raise

@@ -1,8 +1,14 @@
 """The agent from its start to SIGTERM.
 
-It reads settings, sets up the log, takes the lock that makes it the only agent of the node, makes
-the plugins and the socket, and reports that it is ready. The sweep runs beside the first calls,
-each attachment under its own lock.
+It reads settings, sets up the log and makes the plugins. Then it waits for its turn: a lock makes
+it the only agent of the node that listens. It makes the socket and reports that it is ready. The
+sweep runs beside the first calls, each attachment under its own lock.
+
+An agent that leaves its node attaches no pod, and ends its service when the node is empty.
+
+At SIGTERM it closes its sockets, gives the lock to the next agent, which may have been waiting for
+it, and finishes its running calls. So two agents may be at work for a while, in calls for different
+attachments, as an agent and a fallback may.
 """
 
 import errno
@@ -17,12 +23,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from pathlib import Path
 from types import FrameType
 
-from agent import logs, settings, systemd, unix_socket
+from agent import departure, logs, presence, settings, systemd, unix_socket
 from agent.calls import Calls, Loader
+from agent.departure import STANDING_BY, Departure, Leaving
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
+from agent.presence import Presence
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
 from agent.workers import Workers
@@ -40,10 +49,14 @@ from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from deviceplugin.pools import formats
 from deviceplugin.service import Service
+from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
+
+LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
+PAUSE = 0.02  # seconds between two attempts to get its lock
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 """More plugins by name, which may use the node's addresses."""
@@ -51,22 +64,30 @@ Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
 _log = logging.getLogger(__name__)
 
 
+GONE = "the node has no attachment, and podfabric's launchers and files are removed"
+
+
 class Unable(Exception):
     """The agent cannot start. The text says why and what to do."""
 
 
-def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
+def run(
+    paths: Paths, extra: Extra = lambda addresses: {}, *, leaving: Leaving | None = None
+) -> int:
     """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins."""
     try:
         loaded = settings.load(paths.config)
         logs.configure(loaded)
         msgspec_warmup.build()
+        procfs.use(paths.proc)
         _allow_descriptors()
         with ExitStack() as stack:
-            stack.enter_context(_only_agent(paths))
             _claim(paths)
-            agent = Agent(paths, loaded, extra, stack)
-            agent.serve()
+            agent = Agent(paths, loaded, extra, stack, leaving)
+            if agent.wait():
+                agent.serve()
+        if leaving is not None:
+            departure.remove_directories(paths)
     except (Unable, SettingsError, systemd.Unsuitable) as error:
         _log.error("%s", error)
         return 1
@@ -76,13 +97,26 @@ def run(paths: Paths, extra: Extra = lambda addresses: {}) -> int:
 class Agent:
     """All parts of the agent, connected. What must be closed is on `stack`."""
 
-    def __init__(self, paths: Paths, loaded: Settings, extra: Extra, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        loaded: Settings,
+        extra: Extra,
+        stack: ExitStack,
+        leaving: Leaving | None,
+    ) -> None:
+        self._presence = stack.enter_context(_present(paths.run))
+        self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
+        self._sockets = stack.enter_context(ExitStack())
+        self._server: Server | None = None
+        self._leaving = leaving
+        self._departure: Departure | None = None
         self._paths = paths
         self._settings = loaded
         self._stack = stack
-        store = Resident(paths.ipam)
-        stack.callback(store.close)
-        self._addresses = AddressPlugin.on_node(store, cache(paths.boot_id), self._policy)
+        self._store = Resident(paths.ipam)
+        stack.callback(self._store.close)
+        self._addresses = AddressPlugin.on_node(self._store, cache(paths.boot_id), self._policy)
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
@@ -102,43 +136,88 @@ class Agent:
             allocations=self._devices.held,
             by_range=loaded.listen.startswith(UNIX),  # only root can read there
         )
-        listener = stack.enter_context(self._listener())
-        self._server = Server(
-            listener,
-            Calls({**self._plugins(), **extra(self._addresses)}, self._metrics),
-            self._workers,
-            loaded,
-            handed_over=self._activated,
-            refused=self._metrics.refused,
+        self._calls = Calls(
+            {**self._plugins(), **extra(self._addresses)},
+            self._metrics,
+            until_empty=leaving is not None,
         )
         self._metrics.watch(
             running=lambda: self._workers.running,
             waiting=lambda: self._workers.waiting,
             stuck=lambda: self._workers.stuck,
-            connections=lambda: self._server.connections,
+            connections=lambda: self._server.connections if self._server is not None else 0,
         )
         self._state = "starting"
-        self._open_endpoint()
-
-    def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish running calls and refuse the others."""
+        self._stopping = False
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
+
+    def wait(self) -> bool:
+        """Wait until no other agent of the node listens; False if SIGTERM comes first."""
+        path = self._paths.state / departure.LOCK
+        patience = 0.0
+        while not self._stopping:
+            try:
+                lock = locks.locked(
+                    path, "the agent", timeout=patience, keep=True, longest_pause=PAUSE
+                )
+                self._turn.enter_context(lock)
+            except locks.Busy:
+                if self._state == "starting":
+                    self._stand_by(path)
+                patience = LOOK_EVERY
+            except OSError as error:
+                raise Unable(
+                    f"cannot use {self._paths.state}: {error.strerror}: make it writable for root"
+                ) from None
+            else:
+                if self._leaving is None:
+                    _finish_removal(self._paths)
+                locks.remove_abandoned(self._paths.locks)
+                return True
+        return False
+
+    def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
+        self._server = Server(
+            self._sockets.enter_context(self._listener()),
+            self._calls,
+            self._workers,
+            self._settings,
+            leave=self._leave,
+            refused=self._metrics.refused,
+        )
+        self._open_endpoint()
         watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
         self._stack.callback(watched.close)
-        self._devices.start()
+        if self._leaving is None:
+            self._devices.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
-        if self._state == "starting":
-            self._state = "serving"
+        self._tell("serving")
+        if self._stopping:  # before there was a server
+            self._server.stop()
         systemd.notify("READY=1")
         _log.info("serving at %s", self._paths.agent_socket)
+        if self._leaving is not None:
+            self._departure = Departure(
+                self._paths,
+                self._leaving.quiet,
+                self._store,
+                self._tell,
+                self._sweep,
+                self._server.stop,
+            )
+            self._stack.callback(self._departure.close)
         self._server.serve()
         self._workers.close(0.0)
+        if self._leaving is not None and self._departure is not None:
+            self._departure.close()
+            self._depart(self._leaving, empty=self._departure.empty)
         _log.info("stopped")
 
     def _plugins(self) -> dict[str, Loader]:
@@ -154,9 +233,11 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket of systemd, which keeps it, or our own, which is removed at the end."""
+        """The socket of systemd, which keeps it, or our own.
+
+        The file of our own stays at the end: it tells launchers that there will be an agent again.
+        """
         inherited = systemd.listening_socket()
-        self._activated = inherited is not None
         if inherited is not None:
             with inherited:
                 yield inherited
@@ -170,7 +251,8 @@ class Agent:
             raise Unable(f"cannot listen at {path}: {error.strerror or error}{more}") from None
         with listener:
             yield listener
-            path.unlink(missing_ok=True)
+            # Closing is not enough: a child that was just forked still has the descriptor.
+            listener.shutdown(socket.SHUT_RDWR)
 
     def _open_endpoint(self) -> None:
         if not self._settings.listen:
@@ -184,21 +266,21 @@ class Agent:
                 f'cannot listen at {self._settings.listen}: {error.strerror}: set "agent.listen" '
                 f"in {self._paths.config} to a free address"
             ) from None
-        self._stack.callback(endpoint.close)
+        self._sockets.callback(endpoint.close)
 
     def _alive(self) -> tuple[bool, str]:
-        if self._state != "starting" and not self._server.lively():
+        if self._state.startswith("serving") and self._server and not self._server.lively():
             return False, "the serving thread has been stuck for 5 seconds: restart the agent"
         if not self._workers.able:
             return False, (
                 f"no worker is free, {self._workers.stuck} are stuck in calls that do not end (the "
                 "log names them): restart the agent"
             )
-        return True, self._state
+        return True, "stopping" if self._stopping else self._state
 
     def _ready(self) -> tuple[bool, str]:
         alive, text = self._alive()
-        if not alive or self._state != "serving":
+        if not alive or text not in ("serving", GONE):
             return False, text
         stuck, limit = self._workers.stuck, self._workers.limit
         if 2 * stuck >= limit:
@@ -215,19 +297,59 @@ class Agent:
         """Apply new settings, as far as a running agent can."""
         logs.configure(new)
         self._workers.limit = new.workers
-        self._server.limits = new
+        if self._server is not None:
+            self._server.limits = new
         self._settings = new
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        self._state = "stopping"
+        self._stopping = True
         systemd.notify_stopping(self._settings.grace + 2 * OVERTIME)
-        self._server.stop()
+        if self._server is not None:
+            self._server.stop()
+
+    def _tell(self, state: str) -> None:
+        self._state = state
+        self._presence.tell(state)
+
+    def _stand_by(self, lock: Path) -> None:
+        """Make ready to serve at once when the other agent ends."""
+        self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
+        text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
+        systemd.notify(f"STATUS={text}")
+        _log.info("%s", text)
+        self._devices.prepare()
+
+    def _leave(self) -> None:
+        """Let the next agent take over. The running calls end here."""
+        self._presence.tell("stopping")
+        withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
+        withdrawing.start()
+        self._stack.callback(withdrawing.join)
+        self._sockets.close()
+        if self._departure is None or not self._departure.empty:
+            self._turn.close()
+            _log.info("left the next calls to the next agent")
+
+    def _depart(self, leaving: Leaving, *, empty: bool) -> None:
+        """Remove launchers and files from an empty node. Then wait for SIGTERM, do nothing else."""
+        self._store.close()
+        if empty:
+            departure.remove(self._paths, leaving.uninstall, lambda: self._stopping)
+        self._turn.close()
+        if self._stopping:
+            return
+        self._tell(GONE if empty else "another agent serves")
+        if empty:
+            _log.info("%s: remove this agent", GONE)
+            self._open_endpoint()
+        while not self._stopping:
+            time.sleep(LOOK_EVERY)
 
     def _sweep(self) -> None:
         """Remove what a kill or a reboot left behind."""
         started = time.monotonic()
         try:
-            outcomes = sweep_all(self._ipoib, self._sriov)
+            outcomes = sweep_all(self._addresses, self._ipoib, self._sriov)
         except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
             self._metrics.swept(removed=0, errors=1)
             _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))
@@ -256,20 +378,25 @@ def _allow_descriptors() -> None:
 
 
 @contextmanager
-def _only_agent(paths: Paths) -> Iterator[None]:
-    """Hold the lock of the node's agent. Raises Unable if another agent has it."""
-    path = paths.state / "agent.lock"
+def _present(run: Path) -> Iterator[Presence]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(locks.locked(path, "the agent", timeout=0, keep=True))
-        except locks.Busy:
-            raise Unable(f"another agent is running: it holds {path} (fuser {path})") from None
+            told = stack.enter_context(presence.present(run, "starting"))
         except OSError as error:
-            raise Unable(
-                f"cannot use {paths.state}: {error.strerror}: make it writable for root"
-            ) from None
-        locks.remove_abandoned(paths.locks)
-        yield
+            raise Unable(f"cannot use {run}: {error.strerror}: make it writable for root") from None
+        yield told
+
+
+def _finish_removal(paths: Paths) -> None:
+    """Remove the rest of the files of an installation whose removal was interrupted."""
+    try:
+        if departure.removal_has_begun(paths):
+            departure.remove_state(paths)
+        _claim(paths)
+    except OSError as error:
+        raise Unable(
+            f"cannot remove {error.filename}, of a podfabric that left this node: {error.strerror}"
+        ) from None
 
 
 def _claim(paths: Paths) -> None:

@@ -101,7 +101,10 @@ class Metrics:
         label = str(int(code)) if code in _CODES else _OTHER
         with self._lock:
             self._requests[plugin, verb, label] += 1
-            self._durations.setdefault((plugin, verb), Durations()).add(seconds)
+            durations = self._durations.get((plugin, verb))
+            if durations is None:
+                durations = self._durations[plugin, verb] = Durations()
+            durations.add(seconds)
 
     def refused(self, reason: str) -> None:
         """Count a call that was not begun."""

@@ -32,7 +32,9 @@ class Room(Generic[Who]):
 
     def admitted(self) -> list[Who]:
         """The waiting requests that get their bytes now."""
-        admitted = []
+        admitted: list[Who] = []
+        if not self._waiting:  # nearly always
+            return admitted
         with self._lock:
             while self._waiting and self._waiting[0][1] <= self._free:
                 who, size = self._waiting.popleft()
@@ -46,7 +48,7 @@ class Room(Generic[Who]):
             if who in self._held:
                 self._free += self._held.pop(who)
                 self._left = None if self._held else time.monotonic()
-            if any(waiting is who for waiting, _ in self._waiting):
+            if self._waiting and any(waiting is who for waiting, _ in self._waiting):
                 self._waiting = deque(entry for entry in self._waiting if entry[0] is not who)
             return bool(self._waiting)
 

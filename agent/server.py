@@ -16,7 +16,7 @@ from typing import Protocol
 
 from agent import framing, logs
 from agent.connections import CLEANING_UP, ConnectionState, LauncherConnection, Lost, TooLarge
-from agent.framing import ANSWERED, REFUSED, BadFrame
+from agent.framing import ANSWERED, LEAVING, REFUSED, BadFrame
 from agent.logs import fields
 from agent.room import Room
 from agent.workers import Job, Workers
@@ -59,8 +59,8 @@ class Limits(Protocol):
 class Server:
     """Serves `listener`, a listening unix socket, until `stop` is called.
 
-    `refused` gets the reason of each refusal. `handed_over` says that systemd keeps the listener:
-    then clients that connect while this server stops wait for the next agent.
+    `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
+    clients: the next agent may listen from then on, while this one finishes the running calls.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Server:
         workers: Workers,
         limits: Limits,
         *,
-        handed_over: bool = False,
+        leave: Callable[[], object] = lambda: None,
         refused: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.limits = limits
         self._listener = listener
         self._caller = caller
         self._workers = workers
-        self._handed_over = handed_over
+        self._leave = leave
         self._refused = refused
         self._connections: dict[int, LauncherConnection] = {}
         self._room: Room[LauncherConnection] = Room(ROOM)
@@ -98,7 +98,10 @@ class Server:
         return time.monotonic() - self._last_tick < within
 
     def stop(self) -> None:
-        """Finish running calls, refuse the others, end `serve`. Safe in a signal handler."""
+        """Finish running calls, leave the others to the next agent, end `serve`.
+
+        Safe in a signal handler.
+        """
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
@@ -114,6 +117,7 @@ class Server:
 
     def _drain(self) -> None:
         self._accept_if_room()
+        self._leave()
         for connection in list(self._connections.values()):
             # A worker that comes to a refused call later skips it.
             if not connection.begun and connection.state is not ConnectionState.ANSWERED:
@@ -179,16 +183,13 @@ class Server:
             self._refused("not_root")
             _log.warning("refused a connection of uid %d: the agent serves root only", uid)
             self._fail(connection, Code.INVALID_ENVIRONMENT, f"the agent serves root, not {uid}")
-        elif self._stopping:
-            self._refuse(connection, *STOPPING)
         else:
             self._receive(connection)
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Accept clients up to the limit; the others wait in the backlog, or for the next agent."""
-        leaving = self._stopping and self._handed_over
-        room = len(self._connections) < self.limits.connections and not leaving
+        """Accept clients up to the limit; the others wait in the backlog. None while stopping."""
+        room = len(self._connections) < self.limits.connections and not self._stopping
         if room and not self._accepting:
             self._epoll.register(self._listener, select.EPOLLIN)
         elif not room and self._accepting:
@@ -307,7 +308,8 @@ class Server:
         """Refuse a call that was not begun: the launcher may use its fallback."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
-        frame = framing.write_answer(REFUSED, 1, b"", error_document(error))
+        status = LEAVING if self._stopping else REFUSED
+        frame = framing.write_answer(status, 1, b"", error_document(error))
         self._answer_early(connection, frame)
 
     def _fail(self, connection: LauncherConnection, code: int, text: str) -> None:

@@ -15,9 +15,11 @@ followed it; if it has lost its client, it is undone before the DEL reads the jo
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import FrameType
+
+from base.context import Bound
 
 _armed = False
 
@@ -27,6 +29,19 @@ class Terminated(BaseException):
 
     Not an Exception, so that no handler takes it for a failure of one step.
     """
+
+
+class _Holding:
+    """Blocks that must not be interrupted; used by the call's own thread only."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
 
 
 class Call:
@@ -42,7 +57,7 @@ class Call:
         self._lock = threading.Lock()
         self._settled = not endable  # it can no longer be interrupted
         self._ended = False
-        self._held = 0  # depth of `held` blocks; used by the call's own thread only
+        self._holding = _Holding()
 
     def end(self) -> bool:
         """Interrupt the call, from any thread. False if it can no longer be interrupted."""
@@ -53,7 +68,7 @@ class Call:
             return True
 
     def _checkpoint(self) -> None:
-        if self._ended and not self._held:
+        if self._ended and not self._holding.depth:
             raise Terminated
 
     def _require_client(self) -> None:
@@ -69,26 +84,13 @@ class Call:
                 raise Terminated
             self._settled = True
 
-    @contextmanager
-    def _hold(self) -> Iterator[None]:
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-
 
 _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
-@contextmanager
-def serving(call: Call) -> Iterator[None]:
+def serving(call: Call) -> Bound[None, Call]:
     """This thread serves that call in the block."""
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
+    return Bound(_call, call)
 
 
 def arm() -> None:
@@ -121,14 +123,14 @@ def hold() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-@contextmanager
-def held() -> Iterator[None]:
+def held() -> AbstractContextManager[None]:
     """Do not interrupt the block. In a process, a pending SIGTERM is delivered at its end."""
     call = _call.get()
-    if call is not None:
-        with call._hold():
-            yield
-        return
+    return call._holding if call is not None else _without_sigterm()
+
+
+@contextmanager
+def _without_sigterm() -> Iterator[None]:
     if not _armed:
         yield
         return

@@ -5,9 +5,7 @@ The lock is flock(2)'s, so the kernel releases it when its holder dies.
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from io import FileIO
+from contextlib import suppress
 from pathlib import Path
 
 from base import interrupts
@@ -22,17 +20,8 @@ class Busy(Exception):
     """Another call did not end in time."""
 
 
-@contextmanager
-def locked(
-    path: Path,
-    what: str,
-    timeout: float = TIMEOUT,
-    *,
-    keep: bool = False,
-    pause: float = _PAUSE,
-    longest_pause: float = _LONGEST_PAUSE,
-) -> Iterator[None]:
-    """Hold the lock file `path` for the block. Not reentrant.
+class LockFile:
+    """The lock file `path`, to be held by `with`. Not reentrant.
 
     Args:
         path: the lock file; missing directories above it are created (0700).
@@ -40,25 +29,90 @@ def locked(
         timeout: seconds to wait for another holder; with 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and a waiter opens a new one.
+        stay_open: keep the file open between two uses, until `close`. It is opened again if
+            another file has its path by then. One thread at a time may use the object.
         pause: seconds between two attempts at first; they double up to `longest_pause`.
 
-    Raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call ends.
+    `with` raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call
+    ends.
     """
-    interrupts.checkpoint()
-    file = wait_until(lambda: _attempt(path), timeout, pause, longest_pause)
-    if file is None:
-        raise Busy(
-            f"another call for {what} is still running after {timeout:g} s "
-            f"(it holds {path}): try again later"
-        )
-    with file:
+
+    def __init__(
+        self,
+        path: Path | str,
+        what: str,
+        timeout: float = TIMEOUT,
+        *,
+        keep: bool = False,
+        stay_open: bool = False,
+        pause: float = _PAUSE,
+        longest_pause: float = _LONGEST_PAUSE,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._what = what
+        self._timeout = timeout
+        self._keep = keep
+        self._stay_open = stay_open
+        self._pauses = pause, longest_pause
+        self._descriptor = -1
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Wait for the lock, if given for another time. Raises Busy, OSError, Terminated."""
+        interrupts.checkpoint()
+        seconds = self._timeout if timeout is None else timeout
+        locked = self._attempt()
+        if not locked and seconds > 0:
+            locked = wait_until(self._attempt, seconds, *self._pauses)
+        if not locked:
+            raise Busy(
+                f"another call for {self._what} is still running after {seconds:g} s "
+                f"(it holds {self._path}): try again later"
+            )
+
+    def release(self) -> None:
+        """Let others have the lock."""
         try:
-            yield
-        finally:
-            if not keep:
-                path.unlink(missing_ok=True)
+            if not self._keep:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path)  # noqa: PTH108 - a Path costs more than the call
             # Closing is not enough: a child that was just forked still has the descriptor.
-            fcntl.flock(file, fcntl.LOCK_UN)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            if not self._stay_open:
+                self.close()
+
+    def close(self) -> None:
+        """Close the file of a lock that is not held."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _attempt(self) -> bool:
+        """Open the file and lock it; False if another process or thread has the lock."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            descriptor = _open(self._path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):  # noqa: PTH116 - cheaper
+                self._descriptor = descriptor
+                return True
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another holder, or the previous one has removed the file meanwhile
+        return False
+
+
+locked = LockFile  # reads better behind `with`
 
 
 def remove_abandoned(directory: Path) -> None:
@@ -69,25 +123,9 @@ def remove_abandoned(directory: Path) -> None:
                 pass
 
 
-def _attempt(path: Path) -> FileIO | None:
-    """The file with the lock; None if another process or thread has the lock."""
-    file = _open(path)
+def _open(path: str) -> int:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # noqa: PTH116 - cheaper
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        file.close()
-        raise
-    file.close()  # another holder, or the previous one has removed the file meanwhile
-    return None
-
-
-def _open(path: Path) -> FileIO:
-    try:
-        return FileIO(os.open(path, _FLAGS, 0o600), "r+")
+        return os.open(path, _FLAGS, 0o600)
     except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return FileIO(os.open(path, _FLAGS, 0o600), "r+")
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, _FLAGS, 0o600)

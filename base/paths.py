@@ -1,13 +1,13 @@
 """Paths of the node's files. Every root can be changed, so that tests run on trees of their own."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import msgspec
 
 
-class Paths(msgspec.Struct, frozen=True, kw_only=True):
+class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The root directories, and the paths below them."""
 
     sys: Path = Path("/sys")
@@ -32,47 +32,52 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
         }
         return cls(**roots)
 
-    @property
+    @cached_property
+    def sysfs(self) -> str:
+        """`sys` as text: an ADD reads some 50 attributes, and a Path costs more than the call."""
+        return str(self.sys)
+
+    @cached_property
     def attachments(self) -> Path:
         """The journal: one file per attachment."""
         return self.state / "attachments"
 
-    @property
+    @cached_property
     def ipam(self) -> Path:
         """The address store and its lock."""
         return self.state / "ipam"
 
-    @property
+    @cached_property
     def devices(self) -> Path:
         """The device plugin's records, and each pod's choice of HCA."""
         return self.state / "devices"
 
-    @property
+    @cached_property
     def checkpoint(self) -> Path:
         """The allocation checkpoint (deviceplugin/checkpoint.py)."""
         return self.devices / "checkpoint.json"
 
-    @property
+    @cached_property
     def device_plugins(self) -> Path:
         """The directory of the kubelet's and the device plugins' sockets."""
         return self.kubelet / "device-plugins"
 
-    @property
+    @cached_property
     def pod_resources(self) -> Path:
         """The socket of the kubelet's PodResources API."""
         return self.kubelet / "pod-resources/kubelet.sock"
 
-    @property
+    @cached_property
     def locks(self) -> Path:
         """Lock files of calls; a boot may remove them."""
         return self.run / "lock"
 
-    @property
+    @cached_property
     def config(self) -> Path:
         """The administrator's configuration of this node."""
         return self.etc / "config.yaml"
 
-    @property
+    @cached_property
     def agent_socket(self) -> Path:
         """The socket that launchers connect to."""
         return self.run / "agent.sock"

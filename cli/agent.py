@@ -3,18 +3,54 @@
 import argparse
 import os
 import signal
+import sys
 
-from agent import main as agent
+from agent import presence
 from base.paths import Paths
+from cli.arguments import seconds
+
+NOT_PREPARED = ("starting", "stopping")
+QUIET = 60.0  # seconds without an attachment: a runtime repeats a DEL that it believes lost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no options of its own."""
+    """The options of `podfabric agent`."""
+    parser.add_argument(
+        "--state",
+        action="store_true",
+        help="start no agent: print what the one of this container does, and exit with 0 if it "
+        "serves or is prepared to",
+    )
+    parser.add_argument(
+        "--until-empty",
+        nargs="?",
+        type=seconds,
+        const=QUIET,
+        metavar="SECONDS",
+        help="leave the node: attach nothing, detach until the node has had no attachment for "
+        f"that long (default: {QUIET:g}), remove launchers and files, wait for SIGTERM",
+    )
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM; the exit code."""
+    paths = Paths.from_environ(os.environ)
+    if arguments.state:
+        return _print_state(paths)
+    # A probe asks for the state every few seconds and needs none of these.
+    from agent import main as agent
+    from agent.departure import Leaving
+    from cli.install import uninstall
+
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.dup2(2, 1)  # what a library prints belongs into the log, on standard error
-    return agent.run(Paths.from_environ(os.environ))
+    quiet: float | None = arguments.until_empty
+    return agent.run(paths, leaving=Leaving(quiet, uninstall) if quiet is not None else None)
+
+
+def _print_state(paths: Paths) -> int:
+    states = presence.states(paths.run)
+    for state in states or ["no agent runs with the mounts of this process"]:
+        sys.stdout.write(f"{state}\n")
+    return 0 if states and not set(states) & set(NOT_PREPARED) else 1

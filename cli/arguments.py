@@ -11,6 +11,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A time; 0 is allowed."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 5:
+        raise ArgumentTypeError(f"{text!r}: expected whole seconds, 0 to 99999")
+    return float(text)
+
+
 def file_name(text: str) -> str:
     """A file's name; not the empty text of a script's unset variable."""
     if not text:

@@ -28,8 +28,9 @@ FALLBACK = ".podfabric"
 """The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""
 
 CODE = Path(__file__).resolve().parent.parent
-LAUNCHER = CODE / "build/cni/launcher"
-"""Where `make cni` leaves the launcher."""
+_OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
+LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
+"""The image's launcher for this machine (deploy/Containerfile), or what `make cni` built."""
 
 _LAUNCHER_MARK = b"podfabric launcher 1"  # cni/launcher/launcher.c
 _SCRIPT_MARK = b"# podfabric: the CNI executable"

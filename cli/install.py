@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite files of other software")
     parser.add_argument(
-        "--launcher", type=file, default=executables.LAUNCHER, help="default: what `make cni` built"
+        "--launcher",
+        type=file,
+        default=executables.LAUNCHER,
+        help="default: the image's for this machine, else what `make cni` built",
     )
     _add_bin_dir(parser)
     parser.set_defaults(main=run, action=_install)
@@ -106,7 +109,11 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
-    bin_dir: Path = arguments.bin_dir
+    return uninstall(arguments.bin_dir)
+
+
+def uninstall(bin_dir: Path) -> Iterator[str]:
+    """Remove podfabric's executables; a line for each. Raises InstallRefused, OSError."""
     if not bin_dir.is_dir():
         raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):

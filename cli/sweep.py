@@ -10,6 +10,8 @@ from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
+from host import procfs
+from ipam.plugin import AddressPlugin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Remove the attachments of dead sandboxes; the exit code."""
     try:
         paths = Paths.from_environ(os.environ)
-        done = sweep_all(IPoIB(paths), Sriov(paths))
+        procfs.use(paths.proc)
+        addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id)
+        done = sweep_all(addresses, IPoIB(paths), Sriov(paths))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

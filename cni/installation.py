@@ -95,6 +95,12 @@ def identify(state: Path) -> str:
     return _identity_of(state)
 
 
+def remove_identity(state: Path) -> None:
+    """Remove what `identify` made, also after it was killed. Raises OSError."""
+    for path in (state / _IDENTITY, *state.glob(f".{_IDENTITY}.*")):
+        path.unlink(missing_ok=True)
+
+
 def claim(paths: Paths, identity: str) -> None:
     """Record that agent and fallback use this state directory in this boot.
 

@@ -2,14 +2,14 @@
 
 import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from host import links
+from host import links, procfs, sysfs
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -53,6 +53,17 @@ AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+# Disabled by a sysctl (addrconf_add_dev), not in the kernel, or for an MTU below 1280
+# (ipv6_add_dev).
+_WITHOUT_FAMILY = (
+    errno.EACCES,
+    errno.EAFNOSUPPORT,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.ENOBUFS,
+)
+
+
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
     """A route through an interface. None and 0 leave a value to the kernel."""
 
@@ -65,9 +76,12 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     advmss: int = 0
 
 
-def addition(link: Link, cidr: str) -> Change:
-    """Add an address. IPv6 without duplicate detection: whoever assigned it knows it is unique,
-    and detection would cost every pod one to two seconds."""
+def addition(link: Link, cidr: str, *, if_possible: bool = False) -> Change:
+    """Add an address; with `if_possible` only if the interface has the address' family.
+
+    IPv6 without duplicate detection: whoever assigned it knows it is unique, and detection would
+    cost every pod one to two seconds.
+    """
     address, _, prefix = cidr.partition("/")
     family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
     packed = socket.inet_pton(family, address)
@@ -77,7 +91,8 @@ def addition(link: Link, cidr: str) -> Change:
     request += attribute(IFA_ADDRESS, packed)
     what = f'adding address {cidr} to "{link.name}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
-    return Change(what, RTM_NEWADDR, request, flags, accepted=(errno.EEXIST,))
+    accepted = (errno.EEXIST, *(_WITHOUT_FAMILY if if_possible else ()))
+    return Change(what, RTM_NEWADDR, request, flags, accepted)
 
 
 def of(route: Rtnetlink, link: Link) -> set[str]:
@@ -199,23 +214,22 @@ def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysct
         for family, name, value in sysctls:
             path = _sysctl_path(family, link, name)
             try:
-                if path.read_text().strip() != value:
-                    path.write_text(value)
+                if sysfs.text(path) != value:
+                    _write(path, value)
             except OSError as error:
                 raise HostError(f"setting {path} to {value}: {error.strerror}") from None
 
 
-def sysctl(namespace: NetworkNamespace, family: int, link: Link, name: str) -> str | None:
-    """The value of an interface's sysctl in a namespace; None if it does not exist."""
-    with namespace.entered():
-        try:
-            return _sysctl_path(family, link, name).read_text().strip()
-        except OSError:
-            return None
+def _write(path: str, value: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
 
 
-def _sysctl_path(family: int, link: Link, name: str) -> Path:
-    return Path(f"/proc/sys/net/ipv{family}/conf/{link.name}/{name}")
+def _sysctl_path(family: int, link: Link, name: str) -> str:
+    return f"{procfs.path()}/sys/net/ipv{family}/conf/{link.name}/{name}"
 
 
 def _covered(networks: Sequence[Network], gateway: str) -> bool:

@@ -56,8 +56,8 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
     HCA that is not a PCI function has no `device/infiniband` below the netdev.
     """
     guid = link.mac.replace(":", "")[-16:]
-    below_netdev = f"{paths.sys}/class/net/{link.name}/device/infiniband"
-    for directory in (below_netdev, f"{paths.sys}/class/infiniband"):
+    below_netdev = f"{paths.sysfs}/class/net/{link.name}/device/infiniband"
+    for directory in (below_netdev, f"{paths.sysfs}/class/infiniband"):
         for hca in sorted(sysfs.names(directory)):
             ports = f"{directory}/{hca}/ports"
             for number in sorted(sysfs.names(ports)):
@@ -66,9 +66,15 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
     return None
 
 
+def node_guid(paths: Paths, hca: str) -> str:
+    """The node GUID that an HCA's driver has read, "00:11:22:33:44:55:66:77"; "" if unknown."""
+    digits = sysfs.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid").replace(":", "")
+    return bytes.fromhex(digits).hex(":")
+
+
 def bdf_of(paths: Paths, name: str) -> str:
     """The PCI address of the function under a netdev of the host; "" if there is none."""
-    address = sysfs.target(f"{paths.sys}/class/net/{name}/device")
+    address = sysfs.target(f"{paths.sysfs}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 

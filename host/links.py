@@ -1,4 +1,4 @@
-"""Interfaces: look up, create, move, configure, delete.
+"""Interfaces, as the kernel shows them. `link_changes` creates, moves, configures, deletes them.
 
 An interface's index identifies it within one namespace. The kernel may assign another index when
 an interface moves, so look it up again after a move.
@@ -6,19 +6,14 @@ an interface moves, so look it up again after a move.
 
 import errno
 import fcntl
-import socket
 import struct
 from collections.abc import Sequence
 
 import msgspec
 
 from host.errors import HostError, LinkMissing, explained
-from host.namespaces import NetworkNamespace
 from host.netlink import (
     HEADER,
-    NLA_F_NESTED,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
     Change,
     NetlinkError,
     Rtnetlink,
@@ -34,13 +29,17 @@ from host.netlink import (
 from host.rtnetlink import (
     IFINFOMSG,
     IFLA_ADDRESS,
-    IFLA_AF_SPEC,
     IFLA_ALT_IFNAME,
     IFLA_BROADCAST,
     IFLA_EXT_MASK,
+    IFLA_GRO_IPV4_MAX_SIZE,
+    IFLA_GRO_MAX_SIZE,
+    IFLA_GROUP,
+    IFLA_GSO_IPV4_MAX_SIZE,
+    IFLA_GSO_MAX_SEGS,
+    IFLA_GSO_MAX_SIZE,
     IFLA_IFALIAS,
     IFLA_IFNAME,
-    IFLA_INET6_ADDR_GEN_MODE,
     IFLA_INFO_DATA,
     IFLA_INFO_KIND,
     IFLA_IPOIB_MODE,
@@ -48,31 +47,63 @@ from host.rtnetlink import (
     IFLA_IPOIB_UMCAST,
     IFLA_LINK,
     IFLA_LINKINFO,
+    IFLA_LINKMODE,
     IFLA_MTU,
-    IFLA_NET_NS_FD,
     IFLA_PARENT_DEV_NAME,
     IFLA_PERM_ADDRESS,
     IFLA_PROP_LIST,
+    IFLA_TXQLEN,
+    IFLA_XDP,
+    IFLA_XDP_DRV_PROG_ID,
+    IFLA_XDP_HW_PROG_ID,
+    IFLA_XDP_SKB_PROG_ID,
     RTEXT_FILTER_SKIP_STATS,
-    RTM_DELLINK,
-    RTM_DELLINKPROP,
     RTM_GETLINK,
-    RTM_NEWLINK,
-    RTM_NEWLINKPROP,
-    RTM_SETLINK,
 )
 
 ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
 IFF_UP, IFF_PROMISC, IFF_ALLMULTI = 0x1, 0x100, 0x200  # linux/if.h
-IFF_LOWER_UP = 0x10000
+IFF_RUNNING, IFF_LOWER_UP = 0x40, 0x10000
 IFNAMSIZ, IFALIASZ = 16, 256
-SIOCGIFHWADDR, SIOCGIFINDEX = 0x8927, 0x8933  # linux/sockios.h
+SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
 _U16 = struct.Struct("=H")
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
+_IFREQ_FLAGS = struct.Struct("=16sH22x")
 _IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
-IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
 IPOIB_MODES = ("datagram", "connected")  # IPOIB_MODE_*, linux/if_link.h
+
+FLAGS = {
+    "promisc": IFF_PROMISC,
+    "allmulti": IFF_ALLMULTI,
+    "debug": 0x4,
+    "notrailers": 0x20,
+    "noarp": 0x80,
+    "multicast": 0x1000,
+    "portsel": 0x2000,
+    "automedia": 0x4000,
+    "dynamic": 0x8000,
+}
+"""The flags of linux/if.h that a user can set, besides IFF_UP (__dev_change_flags)."""
+
+_U8, _U32 = struct.Struct("=B"), struct.Struct("=I")
+SETTINGS = {
+    "txqueuelen": (IFLA_TXQLEN, _U32),
+    "group": (IFLA_GROUP, _U32),
+    "mode": (IFLA_LINKMODE, _U8),  # 1: dormant, so that it never gets into operation
+    "gso_max_segs": (IFLA_GSO_MAX_SEGS, _U32),
+    "gso_max_size": (IFLA_GSO_MAX_SIZE, _U32),
+    "gro_max_size": (IFLA_GRO_MAX_SIZE, _U32),
+    "gso_ipv4_max_size": (IFLA_GSO_IPV4_MAX_SIZE, _U32),  # since Linux 6.3
+    "gro_ipv4_max_size": (IFLA_GRO_IPV4_MAX_SIZE, _U32),
+}
+"""Settings that are kept when an interface moves to another namespace, as ip-link(8) calls them."""
+
+XDP_MODES = {  # where the kernel shows the program's id, and the flag that names the mode
+    "generic": (IFLA_XDP_SKB_PROG_ID, 0x2),
+    "driver": (IFLA_XDP_DRV_PROG_ID, 0x4),
+    "hardware": (IFLA_XDP_HW_PROG_ID, 0x8),
+}
 
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
 
@@ -95,6 +126,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     pkey: int | None = None
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
     umcast: bool = False
+    settings: dict[str, int] = {}  # those of SETTINGS that this kernel has
+    xdp: tuple[str, ...] = ()  # those of XDP_MODES in which it has a program
 
     @property
     def up(self) -> bool:
@@ -114,9 +147,18 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(route: Rtnetlink, name: str) -> Link | None:
     """The interface of that name, or alternative name, in the socket's namespace."""
+    part = message_of(route, name)
+    return None if part is None else of_message(part)
+
+
+def message_of(route: Rtnetlink, name: str, more: int = 0) -> bytes | None:
+    """The kernel's message about the interface of that name; None if there is none.
+
+    `more`: what to ask for besides (RTEXT_FILTER_* of linux/rtnetlink.h).
+    """
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
-    question = _question(attributes=string(IFLA_IFNAME if short else IFLA_ALT_IFNAME, name))
-    return _get(route, f'looking up interface "{name}"', question)
+    named = string(IFLA_IFNAME if short else IFLA_ALT_IFNAME, name)
+    return _get(route, f'looking up interface "{name}"', _question(attributes=named, more=more))
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
@@ -173,9 +215,22 @@ def has_name(route: Rtnetlink, name: str) -> bool:
     return True
 
 
+def is_running(route: Rtnetlink, name: str) -> bool:
+    """Whether the interface with that name is up and has carrier, at a tenth of a look-up's cost.
+
+    True also if that cannot be told, because it has gone or has another name: a look-up can.
+    """
+    request = name.encode(errors="surrogateescape").ljust(_IFREQ.size, b"\0")
+    try:
+        return bool(_IFREQ_FLAGS.unpack(fcntl.ioctl(route, SIOCGIFFLAGS, request))[1] & IFF_RUNNING)
+    except OSError:
+        return True
+
+
 def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
     """The interface of that index in the socket's namespace, after these changes."""
-    return _get(route, f"looking up interface {index}", _question(index), after)
+    part = _get(route, f"looking up interface {index}", _question(index), after)
+    return None if part is None else of_message(part)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
@@ -190,139 +245,11 @@ def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     """All interfaces of the socket's namespace, or those of one kind."""
     info = attribute(IFLA_LINKINFO, string(IFLA_INFO_KIND, kind)) if kind else b""
     with trying("listing interfaces"):
-        links = [_link(part) for _, part in route.table(RTM_GETLINK, _question(attributes=info))]
+        links = [
+            of_message(part) for _, part in route.table(RTM_GETLINK, _question(attributes=info))
+        ]
     # The kernel shows all of them where it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
-
-
-def make_ipoib_child(
-    route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
-) -> Link:
-    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
-
-    The message has no queue length, so that the driver's own applies (twice its send queue).
-    """
-    settings = attribute(IFLA_IPOIB_PKEY, _U16.pack(pkey))
-    settings += attribute(IFLA_IPOIB_MODE, _U16.pack(IPOIB_MODES.index(mode)))
-    settings += attribute(IFLA_IPOIB_UMCAST, _U16.pack(umcast))
-    info = string(IFLA_INFO_KIND, "ipoib") + attribute(IFLA_INFO_DATA, settings)
-    request = IFINFOMSG.pack(0, 0, 0, 0, 0) + string(IFLA_IFNAME, name)
-    request += number(IFLA_LINK, parent.index) + attribute(IFLA_LINKINFO, info)
-    what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
-    route.change(Change(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
-    child = require(route, name)
-    made = (child.pkey, child.mode, child.umcast)
-    if made != (pkey, mode, umcast):
-        delete(route, child)
-        raise HostError(
-            f'the kernel made an IPoIB child of "{parent.name}" with P_Key, mode, umcast {made}, '
-            f"not {(pkey, mode, umcast)}"
-        )
-    return child
-
-
-def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
-    """Set the MTU, in bytes."""
-    request = _settings(link, number(IFLA_MTU, mtu))
-    route.change(Change(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
-
-
-def move(
-    route: Rtnetlink,
-    link: Link,
-    target: NetworkNamespace,
-    name: str,
-    alias: str,
-    *,
-    mtu: int = 0,
-    mac: str = "",
-    up: bool = False,
-) -> None:
-    """Move an interface, rename it and set its alias in one message.
-
-    A message of its own for each would cost more: every move waits ~16 ms for an RCU barrier. The
-    caller must have checked that `name` is free in the target, because the kernel answers EEXIST
-    only after the move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move,
-    address, MTU, name, alias, up. So an interface with the alias has been moved.
-
-    Args:
-        mtu: in bytes; 0 keeps it.
-        mac: 6 bytes as text; "" keeps it.
-        up: set the interface up too.
-    """
-    request = _settings(
-        link,
-        number(IFLA_NET_NS_FD, target.descriptor)
-        + string(IFLA_IFNAME, name)
-        + string(IFLA_IFALIAS, alias[: IFALIASZ - 1])
-        + (number(IFLA_MTU, mtu) if mtu else b"")
-        + (attribute(IFLA_ADDRESS, _packed(mac)) if mac else b""),
-        flags=IFF_UP if up else 0,
-        change=IFF_UP if up else 0,
-    )
-    what = f'moving "{link.name}" into netns "{target.path}" as "{name}"'
-    route.change(Change(what, RTM_SETLINK, request))
-
-
-def rename(route: Rtnetlink, link: Link, name: str) -> None:
-    """Give an interface another name. Before Linux 6.2 it must be down."""
-    request = _settings(link, string(IFLA_IFNAME, name))
-    route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
-
-
-def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
-    """Set the alias; an empty one is none."""
-    request = _settings(link, string(IFLA_IFALIAS, alias[: IFALIASZ - 1]))
-    route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
-
-
-def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
-    """Set the hardware address (6 bytes)."""
-    what = f'setting the hardware address of "{link.name}" to {mac}'
-    route.change(Change(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac)))))
-
-
-def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Add an alternative name to an interface."""
-    what = f'giving "{link.name}" the alternative name "{altname}"'
-    flags = NLM_F_CREATE | NLM_F_EXCL
-    route.change(Change(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
-
-
-def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Remove an alternative name from an interface."""
-    what = f'removing the alternative name "{altname}" of "{link.name}"'
-    route.change(Change(what, RTM_DELLINKPROP, _altname(link, altname)))
-
-
-def no_generated_address(link: Link) -> Change:
-    """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
-    mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
-    request = _settings(link, attribute(IFLA_AF_SPEC, attribute(socket.AF_INET6, mode)))
-    what = f'setting the address generation mode of "{link.name}"'
-    return Change(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
-
-
-def up(link: Link) -> Change:
-    """Set an interface up."""
-    request = _settings(link, flags=IFF_UP, change=IFF_UP)
-    return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
-
-
-def down(link: Link) -> Change:
-    """Set an interface down."""
-    request = _settings(link, change=IFF_UP)
-    return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
-
-
-def flagged(link: Link, flags: int, among: int) -> Change:
-    """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
-    request = _settings(link, flags=flags, change=among)
-    words = {IFF_PROMISC: "promisc", IFF_ALLMULTI: "allmulti"}
-    what = " and ".join(
-        f"{word} {'on' if flags & flag else 'off'}" for flag, word in words.items() if among & flag
-    )
-    return Change(f'setting {what} of "{link.name}"', RTM_SETLINK, request)
 
 
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
@@ -332,52 +259,38 @@ def permanent_mac(route: Rtnetlink, link: Link) -> str:
     return fields(part, HEADER.size + IFINFOMSG.size).get(IFLA_PERM_ADDRESS, b"").hex(":")
 
 
-def delete(route: Rtnetlink, link: Link) -> None:
-    """Delete an interface. It is no error if it has gone already."""
-    what = f'deleting "{link.name}"'
-    route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
-
-
-def _question(index: int = 0, attributes: bytes = b"") -> bytes:
+def _question(index: int = 0, attributes: bytes = b"", more: int = 0) -> bytes:
     """A question about interfaces, without statistics: some are summed up over all CPUs."""
-    mask = number(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
+    mask = number(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS | more)
     return IFINFOMSG.pack(0, 0, index, 0, 0) + mask + attributes
 
 
-def _settings(link: Link, attributes: bytes = b"", *, flags: int = 0, change: int = 0) -> bytes:
-    return IFINFOMSG.pack(0, 0, link.index, flags, change) + attributes
-
-
-def _altname(link: Link, altname: str) -> bytes:
-    listed = attribute(IFLA_PROP_LIST | NLA_F_NESTED, string(IFLA_ALT_IFNAME, altname))
-    return _settings(link, listed)
-
-
-def _packed(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", ""))
-
-
-def _get(route: Rtnetlink, what: str, question: bytes, after: Sequence[Change] = ()) -> Link | None:
+def _get(
+    route: Rtnetlink, what: str, question: bytes, after: Sequence[Change] = ()
+) -> bytes | None:
     try:
-        return _link(route.ask(RTM_GETLINK, question, after=after)[1])
+        return route.ask(RTM_GETLINK, question, after=after)[1]
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None
 
 
-def _link(part: bytes) -> Link:
+def of_message(part: bytes) -> Link:
     """An interface from the kernel's RTM_NEWLINK, with the netlink header in front."""
     _, link_type, index, flags, _ = IFINFOMSG.unpack_from(part, HEADER.size)
     shown = fields(part, HEADER.size + IFINFOMSG.size)
-    info = fields(shown.get(IFLA_LINKINFO, b""))
+    info = fields(shown[IFLA_LINKINFO]) if IFLA_LINKINFO in shown else {}
     kind = text(info.get(IFLA_INFO_KIND, b""))
-    ipoib = fields(info.get(IFLA_INFO_DATA, b"")) if kind == "ipoib" else {}
-    pkey, mode, umcast = (
-        _U16.unpack(ipoib[key])[0] if key in ipoib else None
-        for key in (IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST)
-    )
+    pkey = mode = umcast = None
+    if kind == "ipoib":
+        ipoib = fields(info.get(IFLA_INFO_DATA, b""))
+        pkey, mode, umcast = (
+            _U16.unpack(ipoib[key])[0] if key in ipoib else None
+            for key in (IFLA_IPOIB_PKEY, IFLA_IPOIB_MODE, IFLA_IPOIB_UMCAST)
+        )
     listed = shown.get(IFLA_PROP_LIST, b"")
+    xdp = fields(shown.get(IFLA_XDP, b""))
     return Link(
         index=index,
         name=text(shown[IFLA_IFNAME]),
@@ -394,8 +307,16 @@ def _link(part: bytes) -> Link:
             text(listed[start:end])
             for name, start, end in attributes(listed, 0, len(listed))
             if name == IFLA_ALT_IFNAME
-        ),
+        )
+        if listed
+        else (),
         pkey=pkey,
         mode=IPOIB_MODES[mode] if mode is not None and mode < len(IPOIB_MODES) else "",
         umcast=bool(umcast),
+        settings={
+            name: form.unpack_from(shown[kind])[0]
+            for name, (kind, form) in SETTINGS.items()
+            if kind in shown
+        },
+        xdp=tuple(name for name, (kind, _) in XDP_MODES.items() if kind in xdp),
     )

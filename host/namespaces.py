@@ -11,11 +11,12 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
 from base.types import NetnsIdentity, NetnsInode
+from host import procfs
 from host.errors import HostError, NamespaceGone
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -30,13 +31,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class NetworkNamespace:
     """An open network namespace. As a context manager it closes the descriptor."""
 
-    def __init__(self, descriptor: int, path: str, seen_from: str | None = None) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
-        if seen_from is None:
-            seen_from = view() if self._path_leads_here() else ""
-        self.seen_from = seen_from
-        """The mount namespace in which the path leads here; "" if it does not in ours."""
+        self._identity: NetnsIdentity | None = None
+        self.seen_from = ""
+        """`where` the path led here at `look_at_path`; "" if it does not in our mounts."""
 
     @classmethod
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
@@ -70,7 +70,7 @@ class NetworkNamespace:
     @classmethod
     def own(cls) -> "NetworkNamespace":
         """The one that the calling thread is in."""
-        return cls(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC), _OWN, seen_from="")
+        return cls(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC), _OWN)
 
     @property
     def inode(self) -> NetnsInode:
@@ -80,15 +80,33 @@ class NetworkNamespace:
     @property
     def identity(self) -> NetnsIdentity:
         """A text that identifies it among all namespaces of this boot (its cookie)."""
+        if self._identity is not None:
+            return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
-            try:
-                cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
-            except OSError:  # before Linux 5.14
-                return NetnsIdentity(f"inode:{self.inode}")
-        return NetnsIdentity(f"cookie:{int.from_bytes(cookie, sys.byteorder)}")
+            return self.identify_by(inside)
+
+    def identify_by(self, inside: socket.socket) -> NetnsIdentity:
+        """Its identity, as a socket of the namespace shows it: then no thread has to enter it.
+
+        Only the namespace's number is shown before Linux 5.14.
+        """
+        try:
+            cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+        except OSError:
+            self._identity = NetnsIdentity(f"inode:{self.inode}")
+        else:
+            self._identity = NetnsIdentity(f"cookie:{int.from_bytes(cookie, sys.byteorder)}")
+        return self._identity
+
+    def look_at_path(self) -> None:
+        """Find out whether the path leads here, for `seen_from` and `was_removed`."""
+        self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:
-        """Whether the path no longer leads here, because the runtime removed the sandbox."""
+        """Whether the path no longer leads here, because the runtime removed the sandbox.
+
+        False if it did not lead here at `look_at_path`.
+        """
         return self.seen_from != "" and not self._path_leads_here()
 
     def _path_leads_here(self) -> bool:
@@ -107,7 +125,7 @@ class NetworkNamespace:
         """
         seen = set()
         hidden = ""
-        for entry in Path("/proc").glob("[0-9]*/ns/net"):
+        for entry in procfs.path().glob("[0-9]*/ns/net"):
             try:
                 link = entry.readlink()
                 if link in seen:
@@ -133,7 +151,7 @@ class NetworkNamespace:
         Runtimes and ip-netns(8) keep names there. The caller closes the namespaces.
         """
         seen = set()
-        for path in (*Path("/run/netns").glob("*"), *Path("/proc").glob("[0-9]*/ns/net")):
+        for path in (*Path("/run/netns").glob("*"), *procfs.path().glob("[0-9]*/ns/net")):
             try:
                 status = path.stat()
                 if (status.st_dev, status.st_ino) in seen:
@@ -143,18 +161,9 @@ class NetworkNamespace:
             except (OSError, HostError):
                 continue  # it has gone, or may not be examined
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> AbstractContextManager[None]:
         """The calling thread is in the namespace during the block, and returns in any case."""
-        own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            setns(self.descriptor, f'cannot enter netns "{self.path}"')
-            try:
-                yield
-            finally:
-                setns(own, "cannot return to the host's network namespace")
-        finally:
-            os.close(own)
+        return _Visit(self)
 
     def __enter__(self) -> "NetworkNamespace":
         return self
@@ -168,10 +177,60 @@ class NetworkNamespace:
         os.close(self.descriptor)
 
 
+class _Visit:
+    """A thread's stay in a namespace."""
+
+    def __init__(self, namespace: NetworkNamespace) -> None:
+        self._namespace = namespace
+        self._own = -1
+
+    def __enter__(self) -> None:
+        self._own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            setns(self._namespace.descriptor, f'cannot enter netns "{self._namespace.path}"')
+        except BaseException:
+            os.close(self._own)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            setns(self._own, "cannot return to the host's network namespace")
+        finally:
+            os.close(self._own)
+
+
 def setns(descriptor: int, what: str) -> None:
     """Move the calling thread into a network namespace (setns(2)). Raises HostError."""
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         raise HostError(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def where(path: str) -> str:
+    """The mount namespace, and the identity of the path's directory."""
+    return f"{view()} {_directory(path)}"
+
+
+def proves_absence(path: str, seen_from: str) -> bool:
+    """Whether a path that leads to no namespace here leads to none where it did (`where`).
+
+    In the same mount namespace it does. In another one, as after the start of another container, it
+    does if its directory is the same and has no such name: a runtime unmounts a namespace and then
+    removes the file. A file that is there may be mounted upon elsewhere.
+    """
+    mounts, _, directory = seen_from.partition(" ")
+    if mounts == view():
+        return True
+    return (
+        directory not in ("", "?") and directory == _directory(path) and not os.path.lexists(path)
+    )
+
+
+def _directory(path: str) -> str:
+    try:
+        status = os.stat(os.path.dirname(path))  # noqa: PTH116, PTH120
+    except OSError:
+        return "?"
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def view() -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from host import addresses, links
+from host import addresses, link_changes, links
 from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
@@ -21,6 +21,7 @@ from host.netlink import Rtnetlink
 ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
 MODES = links.IFF_PROMISC | links.IFF_ALLMULTI
+_FLAGS = sum(links.FLAGS.values())
 
 # A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and the kernel grants the
 # lock in order of arrival. If all threads moved as soon as they could, each interface would wait
@@ -50,7 +51,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of an interface on the host, to be restored. The journal keeps them."""
+    """The properties of an interface on the host, to be restored. The journal keeps them.
+
+    What has a default is missing in the entries of an earlier version, and is not restored there.
+    """
 
     name: str
     kind: str
@@ -60,7 +64,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     alias: str = ""
     device: str = ""
     altnames: tuple[str, ...] = ()
-    flags: int = 0  # those of MODES that are set
+    flags: int = 0  # those of `flags_known` that are set
+    flags_known: int = MODES
+    broadcast: str = ""
+    settings: dict[str, int] = {}  # of links.SETTINGS
+    xdp: tuple[str, ...] | None = None  # the modes in which it has an XDP program
 
 
 def origin_of(link: Link) -> Origin:
@@ -74,7 +82,11 @@ def origin_of(link: Link) -> Origin:
         alias=link.alias,
         device=link.device,
         altnames=link.altnames,
-        flags=link.flags & MODES,
+        flags=link.flags & _FLAGS,
+        flags_known=_FLAGS,
+        broadcast=link.broadcast if link.link_type == links.ARPHRD_ETHER else "",
+        settings=link.settings,
+        xdp=link.xdp,
     )
 
 
@@ -110,7 +122,7 @@ def move_in(
     """
     _drop_clashing_altnames(host, pod, link, name)
     with _moving:
-        links.move(host, link, namespace, name, mark.alias, mtu=mtu)
+        link_changes.move(host, link, namespace, name, mark.alias, mtu=mtu)
     seen = links.identify(pod, name)
     if seen is not None and seen.is_of(link):
         flags = link.flags & ~(links.IFF_UP | links.IFF_LOWER_UP)
@@ -131,12 +143,14 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     takes the PF's address when its driver resets it, which setting it down does.
     """
     try:
-        links.set_mac(route, link, mac)
+        link_changes.set_mac(route, link, mac)
     except HostError as refusal:
         if refusal.code not in (errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES):
             raise
-        again = [links.up(link)] if link.up else []
-        now = links.by_index(route, link.index, after=[links.up(link), links.down(link), *again])
+        again = [link_changes.up(link)] if link.up else []
+        now = links.by_index(
+            route, link.index, after=[link_changes.up(link), link_changes.down(link), *again]
+        )
         if now is None or now.mac != mac:
             raise
 
@@ -149,37 +163,36 @@ def configure(
     sysctls: Sequence[Sysctl] = (),
     link_local: str = "",
     modes: tuple[int, int] = (0, 0),
-) -> tuple[Link, list[str]]:
-    """Set sysctls, modes and addresses, then set the interface up.
+) -> Link:
+    """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
 
     In this order, because the kernel announces only addresses that exist when it comes up.
 
     Args:
         cidrs: the addresses.
         sysctls: set before the addresses.
-        link_local: an IPv6 address to use in place of the kernel's, if the pod has IPv6.
+        link_local: an IPv6 address to use in place of the kernel's. An interface without IPv6
+            (a sysctl, the kernel, an MTU below 1280) gets none.
         modes: the flags of MODES to set, and the mask of those to set or clear.
 
-    Returns the interface and every address that it got. Raises HostError, and LinkMissing if it
-    has gone or has lost its mark.
+    Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
     if any(":" in cidr for cidr in cidrs):
         sysctls = (*sysctls, *IPV6_SYSCTLS)
     if sysctls:
         addresses.set_sysctls(namespace, link, sysctls)
-    assigned = list(cidrs)
     changes = []
     if link_local:
-        changes.append(links.no_generated_address(link))
-        if addresses.sysctl(namespace, 6, link, "disable_ipv6") == "0":
-            assigned.append(link_local)
+        changes.append(link_changes.no_generated_address(link))
     if modes[1]:
-        changes.append(links.flagged(link, *modes))
-    changes += [addresses.addition(link, cidr) for cidr in assigned]
-    ready = links.by_index(pod, link.index, after=[*changes, links.up(link)])
+        changes.append(link_changes.flagged(link, *modes))
+    changes += [addresses.addition(link, cidr) for cidr in cidrs]
+    if link_local:
+        changes.append(addresses.addition(link, link_local, if_possible=True))
+    ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
     if ready is None or ready.alias != link.alias:
         raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
-    return ready, assigned
+    return ready
 
 
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
@@ -187,7 +200,7 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 
     Args:
         route: a socket in the namespace.
-        names: the names that it probably has; tried first.
+        names: the names that it probably has, the most probable one first; tried first.
         origin: its properties on the host.
         mark: its mark. A pod can change or forge it.
 
@@ -195,8 +208,10 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     function has two interfaces also by its mark or address. Any other interface is identified by
     its mark, or by name, kind and address together.
     """
-    for name in names:
-        link = links.find(route, name) if links.has_name(route, name) else None
+    for position, name in enumerate(names):
+        # To ask whether there is such a name costs less than to look for an interface in vain.
+        likely = position == 0 or links.has_name(route, name)
+        link = links.find(route, name) if likely else None
         if link is None or (origin.device and not _is_of_device(link, origin)):
             continue
         if link.alias == mark.alias or _is_unmarked(link, origin):
@@ -226,38 +241,55 @@ def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, m
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
-        _move_out(host, pod, link, origin, mark)
+        return restore_from(host, pod, link, origin, mark)
     return _restore(host, origin, mark)
 
 
-def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> None:
-    """Move an interface to the host. It gets its old name and properties if the name is free."""
+def restore_from(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> bool:
+    """The same as `restore`, of the interface `link` that was found in the pod."""
+    name = _move_out(host, pod, link, origin, mark)
+    return _restore(host, origin, mark, name)
+
+
+def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> str:
+    """Move an interface to the host. It gets its old name and properties if the name is free.
+
+    Returns the name that it has there.
+    """
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
     link = _without_foreign_altnames(pod, link, origin)
     _drop_clashing_altnames(pod, host, link, name)
+    _restore_flags(pod, link, origin)  # IPv6 starts on the host as the flags are then
     mtu = origin.mtu if link.mtu != origin.mtu else 0
     mac = _address_to_restore(link, origin)
     with NetworkNamespace.own() as home, _moving:
         try:
             if free:
-                links.move(pod, link, home, name, origin.alias, mtu=mtu, mac=mac, up=origin.up)
+                link_changes.move(
+                    pod, link, home, name, origin.alias, mtu=mtu, mac=mac, up=origin.up
+                )
             else:
-                links.move(pod, link, home, name, mark.alias)
+                link_changes.move(pod, link, home, name, mark.alias)
         except HostError:
             if links.by_index(pod, link.index) is not None:
                 raise
             # It was moved and a later part of the message failed: `_restore` does the rest.
+    return name
 
 
-def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
-    """Restore the properties of an interface on the host that differ. The mark goes last."""
-    link = find(host, (mark.temporary_name, origin.name), origin, mark)
+def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
+    """Restore the properties of an interface on the host that differ. The mark goes last.
+
+    `name` is its name there, if that is known.
+    """
+    names = (name,) if name else (mark.temporary_name, origin.name)
+    link = find(host, names, origin, mark)
     if link is None:
         return False
     if link.name != origin.name:
         if origin.name in link.altnames:  # udev adds one by its naming policy
-            links.drop_altname(host, link, origin.name)
+            link_changes.drop_altname(host, link, origin.name)
             kept = tuple(name for name in link.altnames if name != origin.name)
             link = msgspec.structs.replace(link, altnames=kept)
         if links.has_name(host, origin.name):
@@ -265,25 +297,45 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark) -> bool:
                 f'"{origin.name}" on the host is another interface now, so the one that came '
                 f'back from the pod is called "{link.name}": rename one of them'
             )
-        links.rename(host, link, origin.name)
+        link_changes.rename(host, link, origin.name)
     mac = _address_to_restore(link, origin)
     if mac:
         set_address(host, link, mac)
     if link.mtu != origin.mtu:
-        links.set_mtu(host, link, origin.mtu)
-    if (link.flags ^ origin.flags) & MODES:
-        host.change(links.flagged(link, origin.flags, MODES))
+        link_changes.set_mtu(host, link, origin.mtu)
+    _restore_settings(host, link, origin)
     if origin.up and not link.up:
-        host.change(links.up(link))
+        host.change(link_changes.up(link))
     if link.alias != origin.alias:  # otherwise it is restored, and its names are the host's
         link = _without_foreign_altnames(host, link, origin)
     for altname in origin.altnames:
         if altname not in link.altnames:
             with suppress(HostError):  # another interface may have it now
-                links.add_altname(host, link, altname)
+                link_changes.add_altname(host, link, altname)
     if link.alias != origin.alias:
-        links.set_alias(host, link, origin.alias)
+        link_changes.set_alias(host, link, origin.alias)
     return True
+
+
+def _restore_flags(route: Rtnetlink, link: Link, origin: Origin) -> None:
+    different = (link.flags ^ origin.flags) & origin.flags_known
+    if different:
+        route.change(link_changes.flagged(link, origin.flags, different))
+
+
+def _restore_settings(host: Rtnetlink, link: Link, origin: Origin) -> None:
+    """Restore what a pod may have changed and a move keeps, where it differs."""
+    _restore_flags(host, link, origin)
+    changed = {
+        name: value
+        for name, value in origin.settings.items()
+        if link.settings.get(name, value) != value
+    }
+    broadcast = origin.broadcast if link.broadcast != origin.broadcast else ""
+    if changed or broadcast:
+        host.change(link_changes.with_settings(link, changed, broadcast))
+    for mode in set(link.xdp).difference(link.xdp if origin.xdp is None else origin.xdp):
+        host.change(link_changes.without_xdp(link, mode))
 
 
 def _is_of_device(link: Link, origin: Origin) -> bool:
@@ -307,7 +359,7 @@ def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> L
     """Remove alternative names that the pod added; they could clash with the next pod's."""
     for altname in link.altnames:
         if altname not in origin.altnames:
-            links.drop_altname(route, link, altname)
+            link_changes.drop_altname(route, link, altname)
     kept = tuple(altname for altname in link.altnames if altname in origin.altnames)
     return msgspec.structs.replace(link, altnames=kept)
 
@@ -320,4 +372,4 @@ def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, na
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):
-            links.drop_altname(source, link, altname)
+            link_changes.drop_altname(source, link, altname)

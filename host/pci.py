@@ -92,8 +92,32 @@ def find(paths: Paths, address: str) -> Function | None:
     bdf = canonical(address)
     if bdf is None:
         return None
-    pf = sysfs.target(f"{_device(paths, bdf)}/physfn")
-    return _read(paths, bdf, pf, _index(_device(paths, pf), bdf) if pf else None, None)
+    return _read(paths, bdf, *place_of_vf(paths, bdf), None)
+
+
+def is_present(paths: Paths, address: str) -> bool:
+    """Whether there is a device with that address, as `find` has it."""
+    return sysfs.exists(_device(paths, address))
+
+
+def driver_of(paths: Paths, address: str) -> str:
+    """The driver of the device with that address, as `find` has it; "" if there is none."""
+    return _driver(paths, address)
+
+
+def netdevs(paths: Paths, address: str) -> list[str]:
+    """The netdevs of the device with that address, as `find` has it, in this namespace."""
+    return list(_netdevs(_device(paths, address)))
+
+
+def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
+    """The PF of the VF with that address, as `find` has it, and its number there.
+
+    "" and None for another device; None also if the PF does not list it.
+    """
+    device = _device(paths, address)
+    pf = sysfs.target(f"{device}/physfn")
+    return pf, _index(_device(paths, pf), address) if pf else None
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
@@ -181,7 +205,7 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
 
     Binding a driver assigns new numbers, so a name read before that is stale.
     """
-    for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
+    for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if sysfs.text(f"{entry}/ibdev") == rdma:
             return uverbs
     return ""
@@ -189,8 +213,21 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
 
 def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
     """Each RDMA device's character device: {"mlx5_0": ("uverbs0", 231, 192)}."""
+    return _uverbs_in(f"{paths.sysfs}/class/infiniband_verbs")
+
+
+def uverbs_number(paths: Paths, rdma: str) -> tuple[str, int, int] | None:
+    """The character device of an RDMA device, as in `uverbs_numbers`; None if it has none.
+
+    One that the host has is found below its own device: a node has a hundred others.
+    """
+    numbers = _uverbs_in(f"{_rdma(paths, rdma)}/device/infiniband_verbs")
+    return numbers.get(rdma) or uverbs_numbers(paths).get(rdma)
+
+
+def _uverbs_in(directory: str) -> dict[str, tuple[str, int, int]]:
     numbers = {}
-    for uverbs, entry in _below(f"{paths.sys}/class/infiniband_verbs").items():
+    for uverbs, entry in _below(directory).items():
         major, _, minor = sysfs.text(f"{entry}/dev").partition(":")
         rdma = sysfs.text(f"{entry}/ibdev")
         if rdma and major.isdecimal() and minor.isdecimal():
@@ -277,7 +314,7 @@ def _function_above(device: str) -> str:
 
 
 def _bus(paths: Paths, address: str) -> str:
-    return f"{paths.sys}/bus/{'pci' if ':' in address else 'auxiliary'}"
+    return f"{paths.sysfs}/bus/{'pci' if ':' in address else 'auxiliary'}"
 
 
 def _device(paths: Paths, address: str) -> str:
@@ -290,7 +327,7 @@ def _driver_directory(paths: Paths, address: str, driver: str) -> str:
 
 
 def _rdma(paths: Paths, name: str) -> str:
-    return f"{paths.sys}/class/infiniband/{name}"
+    return f"{paths.sysfs}/class/infiniband/{name}"
 
 
 def _driver(paths: Paths, address: str) -> str:
@@ -333,7 +370,7 @@ def _below(directory: str) -> dict[str, str]:
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
     """The address of the device under a netdev or RDMA device; "" for another bus or none."""
-    link = f"{paths.sys}/class/{kind}/{name}/device"
+    link = f"{paths.sysfs}/class/{kind}/{name}/device"
     device = sysfs.target(link)
     if device.startswith("virtio"):  # its parent is the PCI function
         device = os.path.basename(os.path.dirname(os.path.realpath(link)))  # noqa: PTH119, PTH120
@@ -344,7 +381,7 @@ def _address_under(paths: Paths, kind: str, name: str) -> str:
 def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
     """Software RDMA devices, such as Soft-RoCE, by the netdev they are on."""
     by_netdev: dict[str, list[str]] = {}
-    for name, device in _below(f"{paths.sys}/class/infiniband").items():
+    for name, device in _below(f"{paths.sysfs}/class/infiniband").items():
         if _is_virtual(device) and (netdev := _netdev_of_soft(device)):
             by_netdev.setdefault(netdev, []).append(name)
     return by_netdev

@@ -190,7 +190,7 @@ def add_soft(socket: RdmaNetlink, kind: str, name: str, netdev: str) -> None:
 
 
 def delete_soft(socket: RdmaNetlink, device: NetlinkRdmaDevice) -> None:
-    """Delete a software device. It is no error if it has gone already."""
+    """Delete a software device, if it still exists."""
     request = attribute(RDMA_NLDEV_ATTR_DEV_INDEX, _U32.pack(device.index))
     try:
         socket.ask(_kind(RDMA_NLDEV_CMD_DELLINK), request, NLM_F_ACK)

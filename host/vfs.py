@@ -8,10 +8,12 @@ reads afterwards.
 import errno
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from base.waiting import wait_until
+from host import links, netlink
 from host.errors import HostError, explained
 from host.links import ARPHRD_INFINIBAND, Link
 from host.netlink import (
@@ -79,10 +81,17 @@ def read(route: Rtnetlink, pf: Link, index: int) -> VF:
 
     GUIDs are reported since Linux 5.5, by drivers with ndo_get_vf_guid (mlx5's IPoIB).
     """
-    for fields in _fields(_answer(route, pf)):
-        if _index(fields) == index:
-            return _vf(fields, pf)
-    raise HostError(f'"{pf.name}" has no VF {index}')
+    return _among(_answer(route, pf), pf, index)
+
+
+def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
+    """The interface `pf` and what `read` tells of its VF, by one question; None without it."""
+    answer = links.message_of(route, pf, RTEXT_FILTER_VF)
+    if answer is None:
+        return None
+    # The list of many VFs has a wrong length, so what is behind it cannot be found.
+    link = links.of_message(answer[: _list_in(answer).start])
+    return link, _among(answer, link, index)
 
 
 def every(route: Rtnetlink, pf: Link) -> list[VF]:
@@ -121,11 +130,19 @@ def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto:
 def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int) -> None:
     """Set the VF's guaranteed and maximum transmit rates in Mbit/s; 0 means none."""
     what = _what(f"min_tx_rate {minimum} and max_tx_rate {maximum}", pf, index)
+    refused = _tried(route, pf, attribute(IFLA_VF_RATE, _RATE.pack(index, minimum, maximum)))
+    if refused is None:
+        return
+    if refused.code == errno.EINVAL and not pf.carrier:
+        # igb, ixgbe and i40e compare the rate with the speed of the link, and refuse without one.
+        remedy = f'"{pf.name}" has no carrier: see its cable and the switch'
+        if not pf.up:
+            remedy = f'"{pf.name}" is down: ip link set {pf.name} up'
+        raise _failure(what, refused, f"{remedy} (drivers need the link's speed)", (errno.EINVAL,))
     remedy = "its driver cannot limit a VF to that"
     if minimum:
         remedy = "many drivers, Intel's among them, cannot do min_tx_rate: leave it out"
-    wanted = attribute(IFLA_VF_RATE, _RATE.pack(index, minimum, maximum))
-    _set(route, pf, what, remedy, wanted, against=(errno.EINVAL, *UNSUPPORTED))
+    raise _failure(what, refused, remedy, (errno.EINVAL, *UNSUPPORTED))
 
 
 def set_spoofchk(route: Rtnetlink, pf: Link, index: int, on: bool) -> None:
@@ -218,6 +235,13 @@ def _tried(route: Rtnetlink, pf: Link, *wanted: bytes) -> NetlinkError | None:
     return refusal
 
 
+def _among(answer: bytes, pf: Link, index: int) -> VF:
+    for fields in _fields(answer):
+        if _index(fields) == index:
+            return _vf(fields, pf)
+    raise HostError(f'"{pf.name}" has no VF {index}')
+
+
 def _answer(route: Rtnetlink, pf: Link) -> bytes:
     """The PF's link message with its VFs, without statistics."""
     mask = _U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS)
@@ -227,8 +251,16 @@ def _answer(route: Rtnetlink, pf: Link) -> bytes:
     return answer
 
 
-def _fields(answer: bytes) -> Iterator[dict[int, bytes]]:
-    """The attributes of each VF, by type.
+class _VFList(NamedTuple):
+    """The list of VFs in a link message: how many, and where the first and the last one are."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def _list_in(answer: bytes) -> _VFList:
+    """The list in a message, an empty one if it has none.
 
     The kernel writes the list's length modulo 64 KiB (nla_nest_end), which about 300 VFs exceed.
     So the number of VFs ends the list, not its length.
@@ -238,12 +270,19 @@ def _fields(answer: bytes) -> Iterator[dict[int, bytes]]:
         if kind == IFLA_NUM_VF:
             (number,) = _U32.unpack_from(answer, start)
         elif kind == IFLA_VFINFO_LIST:
-            entries = attributes(answer, start, len(answer) if number else stop)
-            for _, (entry, first, last) in zip(range(number or len(answer)), entries, strict=False):
-                if entry != IFLA_VF_INFO:
-                    return
-                yield {field: answer[a:b] for field, a, b in attributes(answer, first, last)}
+            return _VFList(number or len(answer), start, len(answer) if number else stop)
+    return _VFList(0, len(answer), len(answer))
+
+
+def _fields(answer: bytes) -> Iterator[dict[int, bytes]]:
+    """The attributes of each VF, by type."""
+    number, start, stop = _list_in(answer)
+    for _, (entry, first, last) in zip(
+        range(number), attributes(answer, start, stop), strict=False
+    ):
+        if entry != IFLA_VF_INFO:
             return
+        yield netlink.fields(answer[first:last])
 
 
 def _index(fields: Mapping[int, bytes]) -> int:

@@ -7,8 +7,10 @@ IPv4 octets are decimal.
 """
 
 import ipaddress
+from functools import lru_cache
 from typing import NamedTuple
 
+_LONGEST = 45  # characters of an address; with more zeros a tenant can make one of any length
 MAPPED_FIRST = 0xFFFF << 32
 MAPPED_LAST = MAPPED_FIRST | 0xFFFF_FFFF
 
@@ -48,6 +50,7 @@ def family(address: int) -> int:
     return 4 if MAPPED_FIRST <= address <= MAPPED_LAST else 6
 
 
+@lru_cache(1024)  # a call asks for the same few several times
 def text(address: int) -> str:
     """The canonical text (RFC 5952 for IPv6)."""
     if family(address) == 4:
@@ -57,6 +60,11 @@ def text(address: int) -> str:
 
 def parse(written: str) -> int:
     """The address that `written` names. ValueError if it is not an address; no prefix, no zone."""
+    return _parse(written) if len(written) <= _LONGEST else _parse.__wrapped__(written)
+
+
+@lru_cache(1024)
+def _parse(written: str) -> int:
     if ":" not in written:
         octets = written.split(".")
         if not all(octet.isascii() and octet.isdigit() for octet in octets):

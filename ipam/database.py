@@ -92,8 +92,8 @@ class Database:
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
-            self.refresh()
-            self._require_own_wal()
+            self.meta = Meta(*meta_of(self.connection)[1:])
+            self._look_at_wal()
         except BaseException:
             self._disconnect()  # a damaged file is not written to
             raise
@@ -121,6 +121,7 @@ class Database:
         if busy:
             return False
         self._generation_on_disk = self._generation()
+        self._wal_is_new = True
         self._count(synced=True)
         return True
 
@@ -130,18 +131,33 @@ class Database:
 
     def refresh(self) -> None:
         """Read `meta` again, since another process may have used the store."""
-        self.meta = Meta(*meta_of(self.connection)[1:])
+        before, self.meta = self.meta, Meta(*meta_of(self.connection)[1:])
+        if self.meta != before:
+            self._look_at_wal()
+
+    def look(self) -> None:
+        """Begin to read, at one state of the database: SQLite locks once for all that follows.
+
+        `begin` and `commit` make a transaction that writes of it, `end` ends it without.
+        """
+        self._execute("BEGIN")
+        self.refresh()
+
+    def end(self) -> None:
+        """End what `look` began, if nothing was written."""
+        if self.connection.in_transaction:
+            self._execute("COMMIT")
 
     def begin(self) -> None:
-        """Begin a transaction. The first one of a WAL starts a new generation of the database."""
-        self._execute("BEGIN IMMEDIATE")
-        generation = self._generation()
-        if generation == self._generation_on_disk:
-            self._execute(f"PRAGMA user_version = {generation + 1}")
+        """Begin to write. The first one of a WAL starts a new generation of the database."""
+        if not self.connection.in_transaction:
+            self._execute("BEGIN IMMEDIATE")
+        if self._wal_is_new:
+            self._execute(f"PRAGMA user_version = {self._generation_on_disk + 1}")
 
     def record(self, seq: int) -> None:
         """Set the number of transactions, within one."""
-        self.meta = self.meta._replace(seq=seq)
+        self.meta = Meta(self.meta.store, seq, self.meta.held)
         content = (VERSION, *self.meta)
         self._execute(
             "UPDATE meta SET version = ?, store = ?, seq = ?, count = ?, crc = ? WHERE id = 1",
@@ -151,6 +167,7 @@ class Database:
     def commit(self) -> None:
         """End the transaction, and count it in the mark. Raises OSError if that fails."""
         self._execute("COMMIT")
+        self._wal_is_new = False
         self._count()
 
     def reopen(self) -> None:
@@ -171,13 +188,17 @@ class Database:
         """Bring the mark up to `meta`."""
         if self._watermark is None or self.mark is None:
             return
-        seq = self.meta.seq
-        mark = self.mark._replace(seq=seq, held=self.meta.held)
-        if synced:
-            mark = mark._replace(synced=seq)
-        if saved:
-            mark = mark._replace(saved=seq)
-        self._watermark.write(mark)
+        seq, last = self.meta.seq, self.mark
+        self._watermark.write(
+            Progress(
+                last.boot,
+                last.store,
+                seq,
+                self.meta.held,
+                seq if synced else last.synced,
+                seq if saved else last.saved,
+            )
+        )
 
     def _disconnect(self) -> None:
         # sqlite3_interrupt() ends the checkpoint of a close before its first page.
@@ -192,8 +213,8 @@ class Database:
         ((generation,),) = self._execute("PRAGMA user_version").fetchall()
         return int(generation)
 
-    def _require_own_wal(self) -> None:
-        """ForeignWal if the WAL belongs to another copy of the database file.
+    def _look_at_wal(self) -> None:
+        """See whether the WAL has a transaction. ForeignWal if it is of another copy of the file.
 
         SQLite would mix the two. Between checkpoints the file does not change, and the first
         transaction of a WAL adds 1 to the generation: so the WAL has that of its file, or 1 more.
@@ -204,6 +225,7 @@ class Database:
                 f"its file is of generation {self._generation_on_disk}, and its WAL makes it "
                 f"{generation}: another copy was put in its place"
             )
+        self._wal_is_new = generation == self._generation_on_disk
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)

@@ -84,13 +84,15 @@ class Delegation:
 
         `added`: whether an ADD ran the same configuration, by the journal; None if the journal
         cannot tell. What an ADD ran runs again, also if it is not allowed now. What no ADD ran has
-        nothing to release, and is skipped if it is not allowed or cannot be started. If the journal
-        cannot tell, that is a CNIError.
+        nothing to release, and is skipped if it is not allowed or cannot be started, or if only the
+        runtime has its executable. If the journal cannot tell, that is a CNIError.
         """
         config = request.config.ipam
-        if added or not config.type or self._is_ours(config.type, request):
+        if added or not config.type:
             return self.of(request, added=config)
         try:
+            if self._is_ours(config.type, request):
+                return InProcess(request, self._plugin)
             _require_plain(config)
             self._require_allowed(config)
             delegate.find(config.type, self._directory)

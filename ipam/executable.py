@@ -5,7 +5,7 @@ itself: they hold the attachment's lock already.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,20 @@ class IpamExecutable:
     @contextmanager
     def _locked(self, request: Request) -> Iterator[None]:
         attachment = Attachment(request.network, request.container_id, request.ifname)
-        path = self._directory / f"addresses-{attachment.key}"
-        with ExitStack() as held:
-            try:
-                held.enter_context(locks.locked(path, f"the addresses of {attachment}"))
-            except Busy as busy:
-                raise CNIError(Code.TRY_AGAIN, str(busy)) from None
-            except OSError as error:
-                raise CNIError(
-                    Code.IO_FAILURE,
-                    f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
-                    "written, by root",
-                ) from None
+        path = f"{self._directory}/addresses-{attachment.key}"
+        lock = locks.locked(path, f"the addresses of {attachment}")
+        try:
+            lock.acquire()
+        except Busy as busy:
+            raise CNIError(Code.TRY_AGAIN, str(busy)) from None
+        except OSError as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
+                "written, by root",
+            ) from None
+        try:
             interrupts.require_client()
             yield
+        finally:
+            lock.release()

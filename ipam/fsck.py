@@ -273,6 +273,10 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
     stores = [] if files.mark is None else [files.mark.store]
     stores += [meta.store for meta in metas]
     seqs = [0 if files.mark is None else files.mark.seq, *(meta.seq for meta in metas)]
+    log = former_log.reach_of(directory / former_log.NAME)
+    if log is not None:  # a call that comes before its removal must not find the database behind it
+        stores.append(log.store)
+        seqs.append(log.seq)
     store = stores[0] if stores else uuid.uuid4().hex
     for name in _FILES:
         file = directory / name

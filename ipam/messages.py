@@ -27,7 +27,7 @@ class Messages:
     def __init__(
         self, log_file: str = "", level: str = "warning", directories: Sequence[str] = ()
     ) -> None:
-        self._file = log_file if confined.is_below(directories, log_file) else ""
+        self._file = log_file if log_file and confined.is_below(directories, log_file) else ""
         self._directories = directories
         self._lowest = LEVELS.index(level)
 

@@ -117,6 +117,10 @@ class StaticAddress(msgspec.Struct, frozen=True):
 
 def read(network: NetworkConfig) -> IpamOptions:
     """The options in a network configuration. CNIError 7 that names what is wrong with them."""
+    return network.derived(_read)
+
+
+def _read(network: NetworkConfig) -> IpamOptions:
     keys = network.at("ipam", Section)
     if keys is None:
         raise invalid_config("IPAM config missing 'ipam' key")

@@ -28,7 +28,16 @@ from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.requested_ips import final_sets
 from ipam.sqlite_store import SqliteStore
-from ipam.store import AddressTaken, Grant, Owner, RangeUsage, ReservedAddress, Store, Usage
+from ipam.store import (
+    AddressTaken,
+    Grant,
+    Owner,
+    RangeUsage,
+    Reservation,
+    ReservedAddress,
+    Store,
+    Usage,
+)
 from ipam.store_files import StoreFiles
 from ipam.usage import SeenRanges
 
@@ -129,6 +138,10 @@ class AddressPlugin:
             raise
         listed = ", ".join(reservation.address for reservation in released)
         messages.info(f"DEL {attachment}: {listed or 'nothing'}")
+
+    def release_stale(self) -> list[Reservation]:
+        """See Store.release_stale: no sandbox of this node outlives its boot."""
+        return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:
         """Compare prevResult's addresses with those reserved for the attachment."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
-from ipam.recovery import DATABASE, FAILURES, WAL, Report, back_up, compact, open_store
-from ipam.store_files import LOCK_TIMEOUT, locked
+from ipam.recovery import DATABASE, FAILURES, WAL, Report, back_up, compact, explained, open_store
+from ipam.store_files import LOCK_TIMEOUT, lock_of, locked, take
 from ipam.tables import Tables
 
 _CLOSE_TIME = 2.0  # seconds
@@ -33,6 +33,7 @@ class Resident:
         self._database, self._wal = str(directory / DATABASE), str(directory / WAL)
         self._report = report
         self._lock_timeout = lock_timeout
+        self._lock = lock_of(directory, stay_open=True)
         self._turn = threading.Lock()
         self._tables: Tables | None = None
         self._files: tuple[_FileStatus | None, _FileStatus | None] = (None, None)
@@ -51,10 +52,12 @@ class Resident:
                 f"{self._lock_timeout:g} s: nothing was changed; try again",
             )
         try:
-            with locked(self.directory, max(0.0, deadline - time.monotonic())):
+            take(self._lock, self.directory, max(0.0, deadline - time.monotonic()))
+            try:
                 tables = self._open()
                 try:
                     yield tables
+                    tables.end()
                     self._settle()
                     if compact(self.directory, tables, self._report):
                         self._files = self._status()
@@ -64,14 +67,21 @@ class Resident:
                     raise
                 if self._closed or not tables.is_shared:
                     self._close()
+            except FAILURES as error:
+                raise explained(error, self.directory) from None
+            finally:
+                self._lock.release()
         finally:
             self._turn.release()
 
     def close(self) -> None:
         """Close the files after a backup copy was made, and keep none open from here on.
 
-        A transaction that is still at work keeps them, as a killed one would.
+        A transaction that is still at work keeps them, as a killed one would. May be called again,
+        also when the directory is gone: it makes nothing there.
         """
+        if self._closed:
+            return
         self._closed = True
         if not self._is_own() or not self._turn.acquire(timeout=_CLOSE_TIME):
             return
@@ -84,6 +94,7 @@ class Resident:
                 finally:
                     self._close()
         finally:
+            self._lock.close()
             self._turn.release()
 
     def _open(self) -> Tables:
@@ -93,8 +104,11 @@ class Resident:
             self._tables = open_store(self.directory, self._report, kept=True)
             self._process = os.getpid()
             self._files = self._status()
-        else:
-            self._tables.refresh()
+        try:
+            self._tables.look()
+        except BaseException:
+            self._close()
+            raise
         return self._tables
 
     def _settle(self) -> None:

@@ -29,6 +29,10 @@ _READ_BY = {
 
 def of_config(network: NetworkConfig) -> str:
     """Such as "eth0" or "br0 vlan 100"; "" if the configuration names no link."""
+    return network.derived(_named)
+
+
+def _named(network: NetworkConfig) -> str:
     # Go's decoder, which other plugins use, ignores the case of keys.
     written = {key.lower(): value for key, value in network.keys.items()}
     plugin = written.get("type")

@@ -15,6 +15,7 @@ from ipam.allocation import AddressChoice
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
 from ipam.recovery import FAILURES, UNCERTAIN, explained
+from ipam.segments import BEFORE
 from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
 from ipam.store_files import PerCall, StoreFiles
 from ipam.tables import Tables
@@ -98,6 +99,18 @@ class SqliteStore:
             ]
             self._write(tables, drop=dead)
         return dead
+
+    def release_stale(self) -> list[Reservation]:
+        """See Store.release_stale."""
+        with self._files.transaction() as tables:
+            # What was imported has no link, and may be in use on another node.
+            stale = [
+                held
+                for held in tables.all()
+                if held.boot != self.boot and held.segment not in ("", BEFORE)
+            ]
+            self._write(tables, drop=stale)
+        return stale
 
     def forget(self, reservation: Reservation) -> None:
         """Free one address whose owner will not, for an operator.

@@ -154,6 +154,9 @@ class Store(Protocol):
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
         """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
 
+    def release_stale(self) -> list[Reservation]:
+        """Free what was reserved in an earlier boot for a link of this node, and return it."""
+
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """Everything that the attachment holds, lowest address first."""
 

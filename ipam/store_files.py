@@ -5,12 +5,11 @@ A process that does one call opens them for one transaction (`PerCall`). An agen
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from base import locks
-from base.locks import Busy
+from base.locks import Busy, LockFile
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from ipam.recovery import FAILURES, LOCK, Report, compact, explained, open_store
@@ -59,29 +58,39 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
 
     CNIError 5 and 112, and 11 if another process holds the lock for `timeout` seconds.
     """
-    path = directory / LOCK
-    with ExitStack() as held:
-        try:
-            held.enter_context(
-                locks.locked(
-                    path,
-                    "the address store",
-                    timeout,
-                    keep=True,
-                    pause=_PAUSE,
-                    longest_pause=_PAUSE,
-                )
-            )
-        except Busy:
-            raise CNIError(
-                Code.TRY_AGAIN,
-                f"the lock {path} of the address store has been held by another process for "
-                f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
-                f"(fuser {path})",
-            ) from None
-        except OSError as error:
-            raise explained(error, directory) from None
-        try:
-            yield
-        except FAILURES as error:
-            raise explained(error, directory) from None
+    lock = lock_of(directory)
+    take(lock, directory, timeout)
+    try:
+        yield
+    except FAILURES as error:
+        raise explained(error, directory) from None
+    finally:
+        lock.release()
+
+
+def lock_of(directory: Path, *, stay_open: bool = False) -> LockFile:
+    """The lock of the store in `directory`."""
+    return LockFile(
+        f"{directory}/{LOCK}",
+        "the address store",
+        keep=True,
+        stay_open=stay_open,
+        pause=_PAUSE,
+        longest_pause=_PAUSE,
+    )
+
+
+def take(lock: LockFile, directory: Path, timeout: float) -> None:
+    """Wait for the lock of the store in `directory`. CNIError 5 and 11."""
+    try:
+        lock.acquire(timeout)
+    except Busy:
+        path = f"{directory}/{LOCK}"
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"the lock {path} of the address store has been held by another process for "
+            f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
+            f"(fuser {path})",
+        ) from None
+    except OSError as error:
+        raise explained(error, directory) from None

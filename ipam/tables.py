@@ -183,32 +183,34 @@ class Tables(Database, DomainQueries):
     def put(self, reservation: Reservation) -> None:
         """Record a reservation; it replaces the one that the address may have."""
         address = parse(reservation.address)
-        before = self._run_up_to(reservation.domain, address)
-        taken = before is not None and before.last >= address
-        present = self.at(reservation.domain, address) is not None
-        if present is not taken:
+        domain, row = reservation.domain, reservation_row(reservation)
+        before, after = self._runs_around(domain, address)
+        if before is not None and before.last >= address:
+            if self.at(domain, address) is None:
+                raise Damage(
+                    f"{reservation.address} is free among the reservations and taken among the runs"
+                )
+            self._execute(f"REPLACE INTO reservation VALUES ({RESERVATION_MARKS})", row)
+            return
+        try:
+            self._execute(f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", row)
+        except sqlite3.IntegrityError:
             raise Damage(
-                f"{reservation.address} is {'held' if present else 'free'} among the "
-                f"reservations and {'taken' if taken else 'free'} among the runs"
-            )
-        if not present:
-            self._take(reservation.domain, address, before)
-            self.meta = self.meta._replace(held=self.meta.held + 1)
-        self._execute(
-            f"REPLACE INTO reservation VALUES ({RESERVATION_MARKS})", reservation_row(reservation)
-        )
+                f"{reservation.address} is held among the reservations and free among the runs"
+            ) from None
+        self._take(domain, address, before, after)
+        self.meta = self.meta._replace(held=self.meta.held + 1)
 
-    def drop(self, domain: str, address: int) -> Reservation | None:
-        """Forget the reservation of an address; what it was."""
-        reservation = self.at(domain, address)
+    def drop(self, domain: str, address: int) -> None:
+        """Forget the reservation of an address, if there is one."""
         run = self.run_at(domain, address)
-        if (reservation is None) is not (run is None):
-            raise Damage(f"the runs and the reservations differ about {text(address)}")
-        if reservation is None or run is None:
-            return None
-        self._execute(
+        held = self._execute(
             "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, key_of(address))
-        )
+        ).rowcount
+        if bool(held) is not (run is not None):
+            raise Damage(f"the runs and the reservations differ about {text(address)}")
+        if run is None:
+            return
         if run.first < address:
             self._put_run(domain, Interval(run.first, address - 1))
         else:
@@ -216,7 +218,6 @@ class Tables(Database, DomainQueries):
         if address < run.last:
             self._put_run(domain, Interval(address + 1, run.last))
         self.meta = self.meta._replace(held=self.meta.held - 1)
-        return reservation
 
     def load(self, reservations: Iterable[Reservation]) -> None:
         """Add many reservations; sqlite3.IntegrityError if an address of them is not free."""
@@ -259,12 +260,24 @@ class Tables(Database, DomainQueries):
         ).fetchone()
         return None if row is None else run_of(row)
 
-    def _take(self, domain: str, address: int, before: Interval | None) -> None:
-        """Add a free address to the runs; `before` is the last one that begins before it."""
+    def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
+        """The last run that begins up to `address`, and the one that begins right behind it."""
+        rows = self._execute(
+            "SELECT domain, first, last, crc FROM run WHERE domain = ? AND first <= ? "
+            "ORDER BY first DESC LIMIT 2",
+            (domain, key_of(address + 1)),
+        ).fetchall()
+        runs = [run_of(row) for row in rows]
+        after = runs.pop(0) if runs and runs[0].first > address else None
+        return (runs[0] if runs else None), after
+
+    def _take(
+        self, domain: str, address: int, before: Interval | None, after: Interval | None
+    ) -> None:
+        """Add a free address to the runs between these two."""
         first = last = address
         if before is not None and before.last == address - 1:
             first = before.first
-        after = self.run_at(domain, address + 1)
         if after is not None:
             last = after.last
             self._remove_run(domain, after)

@@ -5,12 +5,15 @@ left to undo:
 
     {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
 
-The checksum covers the bytes of "entry" and detects a torn or flipped file.
+The checksum covers the bytes of "entry" and detects a torn or flipped file. A later entry of the
+attachment is a line behind the first one, and the last line counts. If a kill or a power cut tears
+it, the one before it does.
 """
 
+import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from base import files, interrupts, locks
+from base.locks import LockFile
 from base.paths import Paths
 from base.pod import Pod
 from cni.spec.attachment import Attachment
@@ -57,7 +61,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str
     netns: str
     netns_identity: str
-    netns_seen_from: str = ""  # the mount namespace in which `netns` led there; "" if in none
+    netns_seen_from: str = ""  # `where` (host.namespaces) `netns` led there; "" if nowhere
     boot_id: str
     phase: Phase
     pod_namespace: str = ""
@@ -164,15 +168,15 @@ class _JournalFile(msgspec.Struct):
 
 
 def to_bytes(entry: JournalEntry) -> bytes:
-    """The file's content."""
+    """The line of an entry."""
     body = msgspec.json.encode(entry)
-    return msgspec.json.encode(_JournalFile(f"{zlib.crc32(body):08x}", msgspec.Raw(body))) + b"\n"
+    return b'{"crc32":"%08x","entry":%b}\n' % (zlib.crc32(body), body)
 
 
 def from_bytes(content: bytes, name: str) -> JournalEntry:
     """The entry in a file's content. Raises JournalDamaged with the file's `name` in its text."""
     try:
-        file = msgspec.json.decode(content, type=_JournalFile)
+        file = msgspec.json.decode(_last_line(content), type=_JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
             raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
         entry = msgspec.json.decode(file.entry, type=JournalEntry)
@@ -186,23 +190,52 @@ def from_bytes(content: bytes, name: str) -> JournalEntry:
     return entry
 
 
+def _last_line(content: bytes) -> bytes:
+    """The last line; not what is behind it, if that was torn while it was written."""
+    *ended, rest = content.split(b"\n")
+    lines = [line for line in ended if line]
+    return rest if rest and (not lines or _begins_with_json(rest)) else lines[-1] if lines else b""
+
+
+def _begins_with_json(text: bytes) -> bool:
+    """Whether it begins with a whole value, so that it was not torn."""
+    try:
+        json.JSONDecoder().raw_decode(text.decode(errors="replace"))
+    except ValueError:
+        return False
+    return True
+
+
+class AttachmentLock(LockFile):
+    """An attachment's lock. Who gets it must still have a client: Terminated."""
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Wait for the lock. Raises Busy, OSError, Terminated."""
+        super().acquire(timeout)
+        try:
+            interrupts.require_client()
+        except BaseException:
+            self.release()
+            raise
+
+
 class Journal:
     """The directory of journal files of one node, and the lock of each attachment and device."""
 
     def __init__(self, paths: Paths) -> None:
         self._directory = paths.attachments
-        self._locks = paths.locks
+        self._files_below = str(paths.attachments)
+        self._locks = str(paths.locks)
 
     def path_of(self, attachment: Attachment) -> Path:
         """The file of an attachment: readable first, unambiguous by the key."""
-        name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
-        return self._directory / name
+        return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
         """The entry, None if the journal has none. Raises JournalDamaged."""
-        path = self.path_of(attachment)
+        path = self._file_of(attachment)
         try:
-            entry = from_bytes(path.read_bytes(), str(path))
+            entry = from_bytes(files.read(path), path)
         except FileNotFoundError:
             return None
         if entry.attachment != attachment:
@@ -213,17 +246,20 @@ class Journal:
         """Put an entry on disk. It survives a kill, and the first one of an ADD a power cut.
 
         After a power cut there is nothing left in the kernel to undo, and the entry of an earlier
-        boot is removed in every phase alike: so a later entry needs to outlive this boot only.
+        boot is removed in every phase alike: so a later entry needs to outlive this boot only, and
+        is appended. An empty line before it ends what a killed writer may have left.
         """
-        durable = entry.phase is Phase.ADDING
-        files.write_atomically(self.path_of(entry.attachment), to_bytes(entry), durable=durable)
+        path, line = self._file_of(entry.attachment), to_bytes(entry)
+        first = entry.phase is Phase.ADDING
+        if first or not files.append(path, b"\n" + line):
+            files.write_atomically(path, line, durable=first)
 
     def remove(self, attachment: Attachment) -> None:
         """Forget an attachment. Only once nothing is left to undo.
 
         If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
         """
-        files.remove(self.path_of(attachment), durable=False)
+        files.remove(self._file_of(attachment), durable=False)
 
     def set_aside(self, attachment: Attachment) -> Path:
         """Rename a damaged file, so that an administrator can look at it. Answers its new path."""
@@ -267,19 +303,22 @@ class Journal:
             except JournalDamaged as damage:
                 yield damage
 
-    @contextmanager
-    def locked(self, attachment: Attachment, timeout: float = locks.TIMEOUT) -> Iterator[None]:
+    def locked(
+        self, attachment: Attachment, timeout: float = locks.TIMEOUT
+    ) -> AbstractContextManager[None]:
         """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
-        path = self._locks / f"attachment-{attachment.key}"
-        with locks.locked(path, str(attachment), timeout):
-            interrupts.require_client()
-            yield
+        path = f"{self._locks}/attachment-{attachment.key}"
+        return AttachmentLock(path, str(attachment), timeout)
 
     def device_locked(
         self, device: str, timeout: float = locks.TIMEOUT
     ) -> AbstractContextManager[None]:
         """One call at a time decides which attachment has a device. Raises Busy."""
-        return locks.locked(self._locks / f"device-{device}", f"device {device}", timeout)
+        return locks.locked(f"{self._locks}/device-{device}", f"device {device}", timeout)
+
+    def _file_of(self, attachment: Attachment) -> str:
+        name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
+        return f"{self._files_below}/{name}"
 
     def _files(self) -> list[Path]:
         """The files' paths. Raises OSError; glob would take an unreadable directory for empty."""

@@ -29,7 +29,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import require_convertible
-from host import netdev_move
+from host import netdev_move, sysfs
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
@@ -141,6 +141,7 @@ def sandbox_of(request: Request) -> Iterator[Sandbox]:
         netlink() as host,
         netlink(namespace) as pod,
     ):
+        namespace.look_at_path()
         yield Sandbox(namespace, host, pod)
 
 
@@ -297,7 +298,7 @@ class InterfacePlugin(ABC):
 
         Raises CNIError.
         """
-        if any(self.paths.ipam.glob("*.db")):
+        if any(name.endswith(".db") for name in sysfs.names(str(self.paths.ipam))):
             return
         for entry in self.journal.entries():
             if isinstance(entry, JournalEntry) and entry.addresses:

@@ -196,8 +196,10 @@ def matched(
     about one that holds nothing.
     """
     try:
-        every = assigned(paths)
-        holdings = pod_devices.given_to(paths, pod, needed=needed or bool(every.pooled))
+        ours = pod_devices.recorded(paths)
+        every = assigned(paths, ours)
+        asked = needed or bool(every.pooled)
+        holdings = pod_devices.given_to(paths, pod, needed=asked, ours=ours)
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
     return Match(
@@ -216,7 +218,20 @@ def require_records(paths: Paths) -> None:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
 
 
-def none_given(pod: Pod, what: str) -> CNIError:
+def without_kubelet(paths: Paths) -> str:
+    """What to add to the error for a pod that was given no device: this node has no kubelet.
+
+    "" if it has one.
+    """
+    if paths.device_plugins.is_dir():
+        return ""
+    return (
+        f" (no kubelet gives devices to pods of this node: {paths.device_plugins} does not exist; "
+        "if its root directory is another one, set PODFABRIC_KUBELET for the agent)"
+    )
+
+
+def none_given(paths: Paths, pod: Pod, what: str) -> CNIError:
     """The error for a choice that is left to the match, if the pod holds no HCA."""
     if not pod.name:
         return CNIError(
@@ -226,7 +241,7 @@ def none_given(pod: Pod, what: str) -> CNIError:
         )
     return mismatch(
         f"{what}: pod {pod} was given no HCA of this node's pools: have a "
-        'container request one (resources.limits, such as "rdma/hca": 1)'
+        f'container request one (resources.limits, such as "rdma/hca": 1){without_kubelet(paths)}'
     )
 
 

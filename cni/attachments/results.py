@@ -77,10 +77,10 @@ def uverbs_of(paths: Paths, rdma_devices: Iterable[str]) -> tuple[str, str]:
 
     ("", "") if none has one.
     """
-    numbers = pci.uverbs_numbers(paths)
     for name in rdma_devices:
-        if name in numbers:
-            return name, numbers[name][0]
+        number = pci.uverbs_number(paths, name)
+        if number is not None:
+            return name, number[0]
     return "", ""
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from host.errors import HostError, NamespaceGone
-from host.namespaces import NetworkNamespace, view
+from host.namespaces import NetworkNamespace, proves_absence
 
 PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 
@@ -32,7 +32,7 @@ def namespace_lives(entry: JournalEntry) -> bool:
     except HostError:
         return True
     if inhabited is None:
-        return entry.netns_seen_from != view()
+        return not proves_absence(entry.netns, entry.netns_seen_from)
     with inhabited:
         return True
 

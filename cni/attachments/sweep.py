@@ -3,6 +3,8 @@
 It answers one outcome for each thing that it removed, could not remove, or could not read.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from base.locks import Busy
@@ -11,6 +13,7 @@ from cni.attachments.lifecycle import ERRORS, InterfacePlugin, explained
 from cni.attachments.sandbox import lives
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
+from ipam.plugin import AddressPlugin
 
 
 class RemovedAttachment(msgspec.Struct, frozen=True):
@@ -29,6 +32,16 @@ class RemovedStray(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f'removed stray interface "{self.interface}"'
+
+
+class ReleasedAddress(msgspec.Struct, frozen=True):
+    """An address that has been held since an earlier boot."""
+
+    address: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"released {self.address} of {self.holder}: reserved in an earlier boot"
 
 
 class SweepFailure(msgspec.Struct, frozen=True):
@@ -50,12 +63,14 @@ class DamagedFile(msgspec.Struct, frozen=True):
         return f"{self.reason}: DEL of its attachment will go by the interface's mark"
 
 
-Outcome = RemovedAttachment | RemovedStray | SweepFailure | DamagedFile
-REMOVED = (RemovedAttachment, RemovedStray)
+Outcome = RemovedAttachment | RemovedStray | ReleasedAddress | SweepFailure | DamagedFile
+REMOVED = (RemovedAttachment, RemovedStray, ReleasedAddress)
 
 
-def sweep_all(*plugins: InterfacePlugin) -> tuple[Outcome, ...]:
-    """The outcomes of several plugins' sweeps. A sweep that fails does not stop the others.
+def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
+    """The outcomes of several plugins' sweeps, and then of the addresses of earlier boots.
+
+    A sweep that fails does not stop the others.
 
     Raises the first failure if there is nothing else to report. A damaged file, which every sweep
     meets, is reported once.
@@ -65,6 +80,12 @@ def sweep_all(*plugins: InterfacePlugin) -> tuple[Outcome, ...]:
     for plugin in plugins:
         try:
             outcomes |= dict.fromkeys(sweep(plugin))
+        except CNIError as error:
+            failure = failure or error
+    # A node without this directory has no store, and a look would make one.
+    if any(plugin.paths.ipam.is_dir() for plugin in plugins):
+        try:
+            outcomes |= dict.fromkeys(_release_stale(addresses))
         except CNIError as error:
             failure = failure or error
     if failure is not None and not outcomes:
@@ -87,6 +108,12 @@ def sweep(plugin: InterfacePlugin) -> tuple[Outcome, ...]:
                 outcomes += [outcome] if outcome is not None else []
         outcomes += map(RemovedStray, plugin.remove_strays())
     return tuple(outcomes)
+
+
+def _release_stale(addresses: AddressPlugin) -> Iterator[ReleasedAddress]:
+    """A power cut may bring back reservations whose DEL had released them."""
+    for reservation in addresses.release_stale():
+        yield ReleasedAddress(reservation.address, reservation.holder)
 
 
 def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> Outcome | None:

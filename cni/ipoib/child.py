@@ -10,7 +10,7 @@ the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
 """
 
 import hashlib
-import ipaddress
+import socket
 from contextlib import suppress
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
-from host import links, netdev_move
+from host import link_changes, links, netdev_move
 from host.addresses import Sysctl
 from host.errors import HostError
 from host.links import Link
@@ -28,6 +28,7 @@ from host.netlink import Rtnetlink
 
 ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
 TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX
+LINK_LOCAL = bytes.fromhex("fe80000000000000")  # fe80::/64
 RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
 
 
@@ -73,10 +74,12 @@ def temporary_name(attachment: Attachment) -> str:
 def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
     """Make the child on the host, down, with its MTU."""
     name = temporary_name(attachment)
-    child = links.make_ipoib_child(host, name, plan.parent, plan.pkey, plan.mode, plan.umcast)
+    child = link_changes.make_ipoib_child(
+        host, name, plan.parent, plan.pkey, plan.mode, plan.umcast
+    )
     # A child starts with the port's maximum, not with its parent's MTU.
     if child.mtu != plan.mtu:
-        links.set_mtu(host, child, plan.mtu)
+        link_changes.set_mtu(host, child, plan.mtu)
     return child
 
 
@@ -94,8 +97,8 @@ def move(
 
 def configure(
     pod: Rtnetlink, namespace: NetworkNamespace, child: Link, cidrs: list[str], proxy_arp: bool
-) -> tuple[Link, list[str]]:
-    """Add the addresses and set the child up. Answers it, and every address that it has then."""
+) -> Link:
+    """Add the addresses and set the child up. Answers it as it is then."""
     sysctls = [Sysctl(4, "proxy_arp", "1")] if proxy_arp else []
     own = link_local(child)
     return netdev_move.configure(pod, namespace, child, cidrs, sysctls, own)
@@ -111,9 +114,7 @@ def link_local(child: Link) -> str:
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
     digest[0] &= 0xFD
-    groups = [digest[i : i + 2].hex().lstrip("0") or "0" for i in range(0, 8, 2)]
-
-    return f"{ipaddress.IPv6Address('fe80::' + ':'.join(groups))}/64"
+    return f"{socket.inet_ntop(socket.AF_INET6, LINK_LOCAL + digest)}/64"
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
@@ -147,7 +148,7 @@ def remove_from_pod(pod: Rtnetlink, attachment: Attachment, mac: str = "") -> bo
     removed = False
     for link in links.every(pod, "ipoib"):
         if is_ours(link, attachment, mac) or _is_unmarked(link, attachment):
-            links.delete(pod, link)
+            link_changes.delete(pod, link)
             removed = True
     return removed
 
@@ -157,7 +158,7 @@ def remove_from_host(host: Rtnetlink, attachment: Attachment, mac: str = "") -> 
     removed = False
     for link in links.every(host, "ipoib"):
         if _is_unmarked(link, attachment) or is_ours(link, attachment, "" if link.up else mac):
-            links.delete(host, link)
+            link_changes.delete(host, link)
             removed = True
     return removed
 
@@ -168,6 +169,6 @@ def remove_strays(host: Rtnetlink) -> list[str]:
     for link in links.every(host, "ipoib"):
         if link.alias.startswith(ALIAS_PREFIX) and link.parent:
             with suppress(HostError):  # the next sweep tries again
-                links.delete(host, link)
+                link_changes.delete(host, link)
                 removed.append(link.name)
     return removed

@@ -76,15 +76,22 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     carrier_wait: float  # seconds, 0 does not wait
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
-    pod: Pod
+    pod: Pod = Pod()
 
 
 def read(request: Request) -> IpoibOptions:
     """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
-    written = config.convert(request.config.keys, IpoibKeys)
-    config.refuse_misspelt(request.config.keys, KNOWN)
-    _refuse_mac(request)
-    ipam_type = request.config.at("ipam.type", str) or ""
+    if request.arguments.mac:
+        raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")
+    options = request.config.derived(_read)
+    return msgspec.structs.replace(options, pod=request.arguments.pod)
+
+
+def _read(network: NetworkConfig) -> IpoibOptions:
+    written = config.convert(network.keys, IpoibKeys)
+    config.refuse_misspelt(network.keys, KNOWN)
+    _refuse_mac(network)
+    ipam_type = network.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
             '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
@@ -92,7 +99,7 @@ def read(request: Request) -> IpoibOptions:
         )
     return IpoibOptions(
         masters=_masters(written.master),
-        device_id=_device_id(request.config),
+        device_id=_device_id(network),
         match_device=written.match_device,
         pkey=_pkey(written.pkey),
         mode=_mode(written.mode),
@@ -102,7 +109,6 @@ def read(request: Request) -> IpoibOptions:
         carrier_wait=_carrier_wait(written.wait_carrier),
         ipam_type=ipam_type,
         dns=written.dns or DNS(),
-        pod=request.arguments.pod,
     )
 
 
@@ -171,9 +177,7 @@ def _carrier_wait(seconds: bool | float) -> float:
     return float(seconds)
 
 
-def _refuse_mac(request: Request) -> None:
+def _refuse_mac(network: NetworkConfig) -> None:
     for path in _MAC_PATHS:
-        if request.config.at(path, str):
+        if network.at(path, str):
             raise invalid_config(f'"{path}": {_NO_MAC}')
-    if request.arguments.mac:
-        raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")

@@ -1,7 +1,6 @@
 """Chooses the parent and plans the child on it, or says why not (P_Key table, MTU, HCA)."""
 
 from collections.abc import Callable
-from functools import cache
 
 import msgspec
 
@@ -45,7 +44,10 @@ def choose(
     """
     reasons = []
     code: int = Code.INVALID_CONFIG
-    others = cache(lambda: _others(route))  # a look at all interfaces of the host
+
+    def others() -> str:
+        return _others(route)  # a look at all interfaces of the host
+
     for name in options.masters or _given_parents(route, paths, options, match):
         interrupts.checkpoint()
         parent = links.find(route, name)
@@ -109,7 +111,7 @@ def _given_parents(
         return sorted(names, key=lambda name: name not in active)
     held = match.candidates(options.device_id)
     if not held:
-        raise none_given(options.pod, '"master": "auto"')
+        raise none_given(paths, options.pod, '"master": "auto"')
     names = [name for hca in held for _, name in sorted(by_hca.get(hca.device.id, ()))]
     if not names:
         listed = ", ".join(map(str, held))

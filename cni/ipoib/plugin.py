@@ -61,11 +61,11 @@ class IPoIB(InterfacePlugin):
             made = child.make(host, attachment, plan)
             moved = child.move(host, pod, namespace, made, attachment)
             cidrs = [ip.address for ip in answer.ips]
-            moved, addresses = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
+            moved = child.configure(pod, namespace, moved, cidrs, wanted.proxy_arp)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan, wanted.carrier_wait)
             if ready.carrier:
-                announce.announce(namespace, ready, addresses)
+                announce.announce(namespace, ready, cidrs)
             sandbox.require_still_there()
             interface = results.interface_of(
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
@@ -98,8 +98,10 @@ class IPoIB(InterfacePlugin):
                     removed |= child.remove_from_pod(pod, attachment, mac if own else "")
             except NamespaceGone:
                 continue
+        if entry is not None and removed:
+            return
         with netlink() as host:
-            if entry is None or removed or not own_gone:
+            if entry is None or not own_gone:
                 child.remove_from_host(host, attachment)
             elif not _removed_from_nameless(attachment, entry, mac) and not wait_until(
                 lambda: child.remove_from_host(host, attachment, mac), child.RETURN_TIME, 0.05

@@ -73,8 +73,12 @@ static int connect_to(const struct agent *agent)
     setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     strncpy(address.sun_path, agent->path, sizeof address.sun_path - 1);
     while (connect(peer, (struct sockaddr *)&address, sizeof address) != 0)
-        if (errno != EINTR)
+        if (errno != EINTR) {
+            int error = errno;
+            close(peer);
+            errno = error;
             return -1;
+        }
     return peer;
 }
 
@@ -140,14 +144,18 @@ static int send_request(const struct agent *agent, int peer, const struct reques
 struct source {
     const struct agent *agent;
     int peer;
+    bool reset; /* instead of an answer: the agent ended before it had read the request */
+    bool begun; /* an answer */
 };
 
 static ssize_t receive(void *from, void *to, size_t room)
 {
-    const struct source *source = from;
+    struct source *source = from;
 
     for (;;) {
         ssize_t got = recv(source->peer, to, room, MSG_DONTWAIT);
+        source->begun |= got > 0;
+        source->reset = got < 0 && errno == ECONNRESET;
         if (got >= 0 || (errno != EINTR && errno != EAGAIN))
             return got;
         if (errno == EAGAIN && !await(source->agent, source->peer, POLLIN)) {
@@ -157,38 +165,39 @@ static ssize_t receive(void *from, void *to, size_t room)
     }
 }
 
-enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
-                 struct text *why)
+/* Why there is no connection, and whether an agent may come: a socket without a server is one that
+ * an agent left, and it leaves none on a node that podfabric has left. */
+static enum outcome unreachable(int error, struct text *why)
 {
-    int netns = open_netns();
-    struct source source = {agent, connect_to(agent)};
-    int error = errno;
+    add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
+    add_errno(why, error);
+    add(why, error == EAGAIN ? ": " LOOK : ": " START);
+    return error == EAGAIN || error == ECONNREFUSED ? AWAY : UNUSABLE;
+}
 
-    begin_error(why, CODE_TRY_AGAIN);
-    add(why, "the podfabric agent at ");
-    add_quoted(why, agent->path);
-    if (source.peer < 0) {
-        add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
-        add_errno(why, error);
-        add(why, error == EAGAIN ? ": " LOOK : ": " START);
-        return UNUSABLE;
-    }
-    if (!trusted(source.peer, why))
+/* The conversation on a connection. */
+static enum outcome converse(struct source *source, const struct request *request, int netns,
+                             struct answer *answer, struct text *why)
+{
+    if (!trusted(source->peer, why))
         return UNUSABLE;
 
-    error = send_request(agent, source.peer, request, netns);
+    int error = send_request(source->agent, source->peer, request, netns);
     if (error != 0 && error != EALREADY) {
         add(why, " does not take the request");
         add_errno(why, error);
         add(why, ": " LOOK);
         return UNUSABLE;
     }
-    switch (read_answer(receive, &source, answer)) {
+    switch (read_answer(receive, source, answer)) {
     case WHOLE:
-        return answer->status == STATUS_ANSWERED ? ANSWERED : REFUSED;
+        return answer->status == STATUS_ANSWERED  ? ANSWERED
+               : answer->status == STATUS_REFUSED ? REFUSED
+                                                  : LEAVING;
     case CUT_SHORT:
         add(why, " ended the connection before its answer was whole: " LOOK);
-        return UNANSWERED;
+        /* Half a request is not begun, and the kernel resets a connection with unread bytes. */
+        return !source->begun && (error == EALREADY || source->reset) ? AWAY : DIED;
     case GARBAGE:
         add(why, " answered what no agent answers (");
         add(why, answer->wrong);
@@ -198,7 +207,27 @@ enum outcome ask(const struct agent *agent, const struct request *request, struc
         break;
     }
     add(why, " did not answer within ");
-    add_number(why, agent->seconds);
+    add_number(why, source->agent->seconds);
     add(why, " s and may still be at work: " LOOK);
     return error == 0 ? AT_WORK : UNUSABLE;
+}
+
+enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
+                 struct text *why)
+{
+    int netns = open_netns();
+    struct source source = {.agent = agent, .peer = connect_to(agent)};
+    int error = errno;
+
+    begin_error(why, CODE_TRY_AGAIN);
+    add(why, "the podfabric agent at ");
+    add_quoted(why, agent->path);
+    enum outcome outcome = source.peer < 0
+                               ? unreachable(error, why)
+                               : converse(&source, request, netns, answer, why);
+    if (source.peer >= 0)
+        close(source.peer);
+    if (netns >= 0)
+        close(netns);
+    return outcome;
 }

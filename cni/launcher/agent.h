@@ -18,8 +18,11 @@ struct agent {
 enum outcome {
     ANSWERED,
     REFUSED,    /* the answer says why nothing was begun */
+    LEAVING,    /* the same, and the next agent may do it */
+    AWAY,       /* its socket is there, but no agent has begun the call: the next one may do it */
     UNUSABLE,   /* no agent, or none that took the request: another process may do it instead */
-    UNANSWERED, /* it may have done it, and does it no more: who does it instead settles that */
+    DIED,       /* it may have done it, and does it no more: who does it instead settles that */
+    UNANSWERED, /* the same of one that answered what no agent answers */
     AT_WORK,    /* no answer, but it may still do the call: no other process should */
 };
 

@@ -57,11 +57,11 @@ static const char *check(const struct answer *answer, const uint8_t *magic)
 {
     if (memcmp(magic, ANSWER_MAGIC, 4) != 0)
         return "it begins with other bytes than " ANSWER_MAGIC;
-    if (answer->status != STATUS_ANSWERED && answer->status != STATUS_REFUSED)
-        return "its status is neither 0 nor 1";
+    if (answer->status > STATUS_LEAVING)
+        return "its status is above 2";
     if (answer->exit_code > MAX_EXIT_CODE)
         return "its exit code is above 255";
-    if (answer->status == STATUS_REFUSED && answer->exit_code == 0)
+    if (answer->status != STATUS_ANSWERED && answer->exit_code == 0)
         return "it refuses with success";
     if (answer->stderr_length > MAX_STDERR || answer->stdout_length > MAX_STDOUT)
         return "it is longer than an answer may be";

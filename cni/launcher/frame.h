@@ -23,7 +23,7 @@ enum {
     MAX_EXIT_CODE = 255,
 };
 
-enum status { STATUS_ANSWERED, STATUS_REFUSED };
+enum status { STATUS_ANSWERED, STATUS_REFUSED, STATUS_LEAVING };
 
 /* Both are too large for a stack; as static zeros they cost the pages that are used. */
 

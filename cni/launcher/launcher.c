@@ -5,7 +5,8 @@
  * as little as a process can. VERSION is answered here.
  *
  * Without an agent it executes `.podfabric/NAME` beside itself, the same plugin with an interpreter
- * of its own. If that file is missing, it prints a CNI error that asks for the agent's start.
+ * of its own. If that file is missing and an agent was there, it waits for the next one. In the end
+ * it prints a CNI error that asks for the agent's start.
  *
  * `agent` talks to the agent, `frame` has the wire format, `text` builds the error texts.
  */
@@ -28,6 +29,10 @@
 __attribute__((used)) static const char marker[] = "podfabric launcher 1";
 
 enum { DEFAULT_SECONDS = 115, MAX_SECONDS = 3600 }; /* kubelet gives a sandbox 2 min */
+
+/* For an agent that is being replaced. A node whose STATUS takes long counts as not ready. */
+enum { WAIT_SECONDS = 20, WAIT_SECONDS_STATUS = 5 };
+enum { FIRST_PAUSE = 5, LONGEST_PAUSE = 50 }; /* milliseconds between two attempts */
 
 /* Output. */
 
@@ -203,6 +208,7 @@ static void fall_back(const char *name, char *started_as, const struct agent *ag
     stpcpy(stpcpy(slash, "/.podfabric/"), name);
     if (access(path, F_OK) != 0)
         return;
+    socket.length = since.length = 0; /* what it said before is of the same length */
     add(&socket, "--socket=");
     add(&socket, agent->path);
     add(&since, "--unanswered-since=");
@@ -215,6 +221,56 @@ static void fall_back(const char *name, char *started_as, const struct agent *ag
     add_quoted(why, path);
     add(why, " cannot be run");
     add_errno(why, error);
+}
+
+/* The way to the next agent. */
+
+/* Say that an agent may have done the call since then, and died: agent/calls.py reads it. */
+static bool pack_again(struct request *request, const char *name, time_t unanswered)
+{
+    static struct text since;
+
+    add(&since, "PODFABRIC_UNANSWERED_SINCE=");
+    add_number(&since, (unsigned long)unanswered);
+    return putenv(since.bytes) == 0 && pack(request, name, environ);
+}
+
+/* Ask the agent; where it ends, or is being replaced, ask the next one, for as long as a wait may
+ * be. A call that an agent took along is repeated once: it may be what ends them. */
+static enum outcome ask_in_turn(const char *name, char *started_as, const struct agent *agent,
+                                struct request *request, struct answer *answer, struct text *why)
+{
+    bool status = strcmp(getenv("CNI_COMMAND"), "STATUS") == 0;
+    int64_t since = 0, end = 0;
+    int pause = FIRST_PAUSE;
+    time_t began = time(NULL), unanswered = 0;
+
+    for (;;) {
+        enum outcome outcome = ask(agent, request, answer, why);
+        bool died_before = unanswered != 0;
+
+        if (outcome == ANSWERED || outcome == AT_WORK)
+            return outcome;
+        if (outcome == DIED || outcome == UNANSWERED)
+            unanswered = began;
+        fall_back(name, started_as, agent, unanswered, request, why);
+        if (outcome == DIED ? died_before || !pack_again(request, name, began)
+                            : outcome != AWAY && outcome != LEAVING)
+            return outcome;
+        if (!since) {
+            since = now();
+            end = since + 1000 * (status ? WAIT_SECONDS_STATUS : WAIT_SECONDS);
+            end = end < agent->deadline ? end : agent->deadline;
+        }
+        if (now() >= end) {
+            add(why, " (waited ");
+            add_number(why, (unsigned long)(now() - since + 500) / 1000);
+            add(why, " s for it)");
+            return outcome;
+        }
+        poll(NULL, 0, pause);
+        pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
+    }
 }
 
 /* What it was started as. No file's name is longer than MAX_NAME, but argv may say anything. */
@@ -233,7 +289,6 @@ int main(int argc, char **argv)
     static struct answer answer;
     static struct text text;
     struct agent agent;
-    time_t began = time(NULL);
     char nameless[] = "";
     const char *command = getenv("CNI_COMMAND");
     const char *name = own_name(argc > 0 ? argv[0] : nameless);
@@ -250,9 +305,9 @@ int main(int argc, char **argv)
         add(&text, "the environment has more than 1048576 bytes: start the runtime with less");
         return finish_error(&text);
     }
-    enum outcome outcome = ask(&agent, &request, &answer, &text);
-    if (outcome == REFUSED || outcome == UNUSABLE || outcome == UNANSWERED)
-        fall_back(name, argc > 0 ? argv[0] : nameless, &agent, outcome == UNANSWERED ? began : 0,
-                  &request, &text);
-    return outcome == ANSWERED || outcome == REFUSED ? finish_answer(&answer) : finish_error(&text);
+    enum outcome outcome = ask_in_turn(name, argc > 0 ? argv[0] : nameless, &agent, &request,
+                                       &answer, &text);
+    if (outcome == ANSWERED || outcome == REFUSED || outcome == LEAVING)
+        return finish_answer(&answer);
+    return finish_error(&text);
 }

@@ -57,7 +57,7 @@ class Rdma:
                 undo.last(lambda: self._journal.write(entry))
                 self._journal.write(entry.with_record(moved))
                 undo.register("the RDMA devices", lambda: self._restore(moved, namespace))
-                rdma_devices.move_in(moved, namespace)
+                rdma_devices.move_in(self._paths, moved, namespace)
                 interrupts.hold()  # from here on the call is answered as done
         return previous
 

@@ -1,5 +1,8 @@
 """The network configuration of a call, decoded once: nothing below decodes it again.
 
+The pods of one definition have the same configuration to the byte. So the last ones are kept, with
+what was worked out of them, and calls with the same bytes share them.
+
 An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
 GC releases what an older version may have made under such a configuration, so that one is not
 decoded as a whole: only what a removal reads is. Plugins check their keys strictly: every error
@@ -7,8 +10,8 @@ names the key and the remedy.
 """
 
 import re
-from collections.abc import Collection, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,9 +60,13 @@ RUNTIME_KEYS = frozenset(
     )
 )
 
+_NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 # JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ABSENT = msgspec.Raw()
+
+_KEPT = 32  # configurations
+_LARGEST_KEPT = 4 << 10  # bytes; decoded it takes up to 100 KiB
 
 
 class ValidAttachment(msgspec.Struct, frozen=True):
@@ -85,7 +92,7 @@ class IpamConfig(msgspec.Struct, frozen=True):
 
 
 class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
-    """One network configuration.
+    """One network configuration. Calls may share it: nothing in it is changed.
 
     `raw` is as the runtime sent it, for the executables of others. `keys` is the JSON object. Of
     its numbers, one that no float can hold is a msgspec.Raw. `whole` is False for a DEL or GC whose
@@ -110,6 +117,30 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
             return msgspec.convert(value, str)
         except msgspec.ValidationError as error:
             raise CNIError(Code.DECODING_FAILURE, f"{failed}: {error} - at `$.{key}`") from None
+
+    @cached_property
+    def network(self) -> str:
+        """The network's name. CNIError 6 and 7 if it is none."""
+        name = self.text("name", "error unmarshall network config")
+        if name == "":
+            raise CNIError(Code.INVALID_CONFIG, "missing network name")
+        if not _NETWORK_NAME.fullmatch(name):
+            raise CNIError(Code.INVALID_CONFIG, "invalid characters found in network name", name)
+        return name
+
+    def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
+        """What `make` answers for this configuration, worked out once.
+
+        `make` must depend on nothing else, and its answer must be immutable.
+        """
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        answer: T = self._derived[make]
+        return answer
+
+    @cached_property
+    def _derived(self) -> dict[Callable[["NetworkConfig"], Any], Any]:
+        return {}
 
     def at(self, path: str, shape: type[T]) -> T | None:
         """The value at a path such as "runtimeConfig.mac", None if it is missing or null.
@@ -166,6 +197,13 @@ def decode(raw: bytes) -> NetworkConfig:
 
     Raises CNIError 6 if it is not a JSON object, 7 if it is beyond the limits.
     """
+    # One with the result of an ADD is its pod's own.
+    if len(raw) > _LARGEST_KEPT or b'"prevResult"' in raw:
+        return _decode(raw)
+    return _kept(raw)
+
+
+def _decode(raw: bytes) -> NetworkConfig:
     document = limits.decode(raw)
     try:
         if _SURROGATE.search(raw):
@@ -175,6 +213,9 @@ def decode(raw: bytes) -> NetworkConfig:
         return NetworkConfig(raw, msgspec.convert(document, dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _not_decoded(error) from None
+
+
+_kept = lru_cache(_KEPT)(_decode)
 
 
 def decode_for_removal(raw: bytes) -> NetworkConfig:

@@ -1,10 +1,12 @@
 """The arguments that a launcher (cni/launcher/launcher.c) passes to the fallback that it starts."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 _SOCKET = "--socket="
 _UNANSWERED = "--unanswered-since="
+_SECONDS = re.compile("[0-9]{1,12}")
 
 
 class Told(NamedTuple):
@@ -24,6 +26,12 @@ def read(arguments: Sequence[str]) -> Told:
     for argument in arguments:
         if argument.startswith(_SOCKET):
             told = told._replace(socket=argument.removeprefix(_SOCKET))
-        elif (seconds := argument.removeprefix(_UNANSWERED)) != argument and seconds.isdecimal():
-            told = told._replace(unanswered_since=int(seconds))
+        elif argument.startswith(_UNANSWERED):
+            since = seconds_of(argument.removeprefix(_UNANSWERED))
+            told = told._replace(unanswered_since=since)
     return told
+
+
+def seconds_of(text: str) -> int | None:
+    """The launcher's seconds since 1970, None for another text."""
+    return int(text) if _SECONDS.fullmatch(text) else None

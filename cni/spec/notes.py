@@ -5,9 +5,9 @@ of the call writes them to its standard error.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
+
+from base.context import Bound
 
 MAX_BYTES = 256 << 10  # of one call; a delegate may write without end
 
@@ -45,12 +45,6 @@ def note(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
 
-@contextmanager
-def collected() -> Iterator[Notes]:
+def collected() -> Bound[None, Notes]:
     """Keep the notes of the block, in this thread, instead of writing them."""
-    notes = Notes()
-    token = _notes.set(notes)
-    try:
-        yield notes
-    finally:
-        _notes.reset(token)
+    return Bound(_notes, Notes())

@@ -8,7 +8,7 @@ then the list of missing ones, then standard input, the network's name, and the 
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -23,7 +23,6 @@ MAX_CONFIG_BYTES = 16 * 1024 * 1024
 DEFAULT_DELEGATE_DEADLINE = 90.0  # seconds; below kubelet's 2 min for a sandbox
 
 _CONTAINER_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
-_NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 # Go's unicode.IsSpace; str.isspace() also takes \x1c to \x1f, which interface names may hold.
 _SPACE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | frozenset(
     chr(c) for c in range(0x2000, 0x200B)
@@ -108,7 +107,7 @@ def read(
         args=environ.get("CNI_ARGS", ""),
         path=tuple(entry for entry in environ.get("CNI_PATH", "").split(":") if entry),
         config=config,
-        network=_network_name(config),
+        network=config.network,
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,
@@ -117,14 +116,8 @@ def read(
 
 
 def _check_environment(command: str, environ: Mapping[str, str]) -> None:
-    required: dict[str, tuple[tuple[str, ...], Callable[[str], None] | None]] = {
-        "CNI_CONTAINERID": (_ATTACHMENT, _check_container_id),
-        "CNI_NETNS": (("ADD", "CHECK"), None),
-        "CNI_IFNAME": (_ATTACHMENT, check_interface_name),
-        "CNI_PATH": ((*_ATTACHMENT, "GC", "STATUS"), None),
-    }
     missing = []
-    for name, (commands, check) in required.items():
+    for name, commands, check in _REQUIRED:
         if command not in commands:
             continue
         value = environ.get(name, "")
@@ -145,6 +138,7 @@ def _check_container_id(value: str) -> None:
         raise error
 
 
+@lru_cache(256)  # nearly all pods have the same few
 def check_interface_name(value: str) -> None:
     """Linux' rule for interface names, with the reference's messages (CNIError 4)."""
     if len(os.fsencode(value)) > 15:
@@ -162,13 +156,13 @@ def check_interface_name(value: str) -> None:
         )
 
 
-def _network_name(config: NetworkConfig) -> str:
-    name = config.text("name", "error unmarshall network config")
-    if name == "":
-        raise CNIError(Code.INVALID_CONFIG, "missing network name")
-    if not _NETWORK_NAME.fullmatch(name):
-        raise CNIError(Code.INVALID_CONFIG, "invalid characters found in network name", name)
-    return name
+# For each variable the commands that need it, and its own check.
+_REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...] = (
+    ("CNI_CONTAINERID", _ATTACHMENT, _check_container_id),
+    ("CNI_NETNS", ("ADD", "CHECK"), None),
+    ("CNI_IFNAME", _ATTACHMENT, check_interface_name),
+    ("CNI_PATH", (*_ATTACHMENT, "GC", "STATUS"), None),
+)
 
 
 def _deadline(environ: Mapping[str, str]) -> float:

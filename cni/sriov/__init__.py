@@ -4,8 +4,8 @@
 `claim` gets a device for an attachment: `devices` has the candidates, `plan` decides whether one
 will do, `record` is what the journal keeps of it. `settings` are those that the PF has for its VF.
 `interface` moves the device into the pod, with `rdma_devices`, `soft_roce` and `guids`, which need
-a `binding` of the driver. `release` restores the device from the record,
-`restore_without_journal` without one. `check` compares.
+a `binding` of the driver; `numbering` keeps their uverbs numbers. `release` restores the device
+from the record, `restore_without_journal` without one. `check` compares.
 """
 
 TYPE_CHECKING = False

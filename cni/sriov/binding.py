@@ -1,19 +1,16 @@
-"""Rebinds a device's driver, for one device of the node at a time.
-
-The kernel numbers uverbs devices over all HCAs, so two bindings at once could swap numbers.
-"""
+"""Rebinds a device's driver, for one device of the node at a time (`numbering`)."""
 
 import msgspec
 
-from base import locks
 from base.paths import Paths
+from cni.sriov import numbering
 from host import pci
 from host.errors import HostError
 
 
 def bind(paths: Paths, address: str, driver: str) -> None:
     """Unbind the device's driver, if it has one, and bind `driver`. Raises HostError, Busy."""
-    with locks.locked(paths.locks / "binding", "the binding of a driver"):
+    with numbering.exclusively(paths):
         function = pci.find(paths, address)
         if function is None:
             raise HostError(f"device {address} has gone from this node")

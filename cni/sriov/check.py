@@ -12,7 +12,7 @@ from cni.spec.request import Request
 from cni.spec.result import Interface
 from cni.sriov import rdma_devices, settings
 from cni.sriov.record import DeviceRecord
-from host import links, pci, vfs
+from host import links, pci
 from host.links import Link
 from host.netdev_move import Mark
 from host.netlink import Rtnetlink
@@ -46,8 +46,8 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
 def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> None:
     if record.applied is None:
         return
-    with settings.pf_of(paths, host, record.pf) as pf:
-        found = vfs.read(host, pf, record.applied.index)
+    with settings.vf_of(paths, host, record.pf, record.applied.index) as (pf, found):
+        pass
     if record.before is not None and record.applied.mac == record.before.mac:
         # The ADD set no address: a VF may change its own, and its PF then shows that.
         found = msgspec.structs.replace(found, mac=record.applied.mac)

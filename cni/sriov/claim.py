@@ -21,6 +21,7 @@ from cni.sriov import devices, release, restore_without_journal
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, plan_of
 from cni.sriov.record import DeviceRecord, record_of
+from host import ethtool
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
@@ -124,6 +125,9 @@ class Claimer:
             plan = plan_of(host, self._paths, address, wanted)
             devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
+            if plan.link is not None:
+                driver_settings = ethtool.settings(host, plan.link.name)
+                record = msgspec.structs.replace(record, ethtool=driver_settings)
             boot_id = self._paths.boot_id()
             entry = JournalEntry.begun(
                 "sriov", request, namespace, boot_id, record, wanted.pod, address

@@ -6,7 +6,7 @@ Nothing is changed here.
 from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
-from cni.attachments.matching import Denied, Match, mismatch
+from cni.attachments.matching import Denied, Match, mismatch, without_kubelet
 from cni.policy import rules
 from cni.spec.errors import CNIError, Code
 from cni.sriov.options import SriovOptions, no_device, no_such_device
@@ -33,7 +33,7 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
         return
     if not options.masters:
         if not match.holdings.ids:
-            raise no_device()
+            raise no_device(without_kubelet(paths))
         raise mismatch(
             f"pod {match.holdings.pod} was given {match.holdings.shown()}, of which none is "
             f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
@@ -79,9 +79,16 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 def hca_of(paths: Paths, function: Function, match: Match) -> str:
     """The device's id in pools: its address, or the name of the pod's software device on it."""
     address = function.address
+    if not match.holdings.hcas:
+        return address
     if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
         return address
     return next((name for name in function.rdma if match.holdings.hca(name) is not None), address)
+
+
+def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
+    """The names of the function's RDMA devices: its hardware's, else those on its interface."""
+    return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
@@ -101,8 +108,9 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
     reserved for other pods. The first does not apply to a VF without an RDMA device.
     """
     address, what = function.address, f"device {function.address}"
-    names = pci.rdma_of(paths, address) or function.rdma
-    if names and options.match_device:
+    # A pod that holds no HCA has none to differ from.
+    names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
+    if names:
         remedy = 'leave "deviceID" and "master" out'
         reason = match.refusal(hca_of(paths, function, match), what, names, remedy)
         if reason is not None:

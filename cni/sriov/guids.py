@@ -57,8 +57,21 @@ def rebind(
     moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
     return (
         msgspec.structs.replace(plan, function=function, link=link, rdma=devices),
-        msgspec.structs.replace(record, rdma=moved),
+        msgspec.structs.replace(record, rdma=moved, pkey=link.pkey),
     )
+
+
+def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
+    """Log that the interface is not in the partition that the configuration names.
+
+    No error: the subnet manager may add the port to the partition later.
+    """
+    own = plan.link.pkey if plan.link is not None else None
+    if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
+        note(
+            f'device {plan.function.address} has P_Key {own:#06x}, not the {pkey:#06x} of "pkey": '
+            "only the subnet manager sets the partitions of a VF"
+        )
 
 
 def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:

@@ -51,7 +51,7 @@ def place(
         return Placed(*_mac_and_mtu_at_pf(host, paths, record), bdf)
     link = plan.link
     if plan.infiniband and record.rdma:
-        rdma_devices.move_in(record, namespace)
+        rdma_devices.move_in(paths, record, namespace)
         link = guids.await_link(host, plan.function.address, link)
     with soft_roce.same_numbers(paths, record):
         soft_roce.delete(paths, record, (link.name,))
@@ -61,25 +61,25 @@ def place(
         )
         moved = _with_its_address(pod, moved, record)
         cidrs = [ip.address for ip in answer.ips]
-        ready, assigned = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
+        ready = netdev_move.configure(pod, namespace, moved, cidrs, modes=record.modes)
         add_routes(pod, ready, hops(answer))
         if not plan.infiniband:
-            rdma_devices.move_in(record, namespace)
+            rdma_devices.move_in(paths, record, namespace)
         soft_roce.restore(record, ready.name, namespace)
-    if assigned:
+    if cidrs:
         ready = announce.await_carrier(pod, ready, CARRIER_WAIT)
         if ready.carrier:
-            announce.announce(namespace, ready, assigned)
+            announce.announce(namespace, ready, cidrs)
     return Placed(mac=ready.mac, mtu=ready.mtu, bdf=bdf)
 
 
 def give_addresses(pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result) -> None:
     """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
-    ready, assigned = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
+    ready = netdev_move.configure(pod, namespace, links.require(pod, name), cidrs)
     add_routes(pod, ready, hops(answer))
     if ready.carrier:
-        announce.announce(namespace, ready, assigned)
+        announce.announce(namespace, ready, cidrs)
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:

@@ -4,6 +4,7 @@ The keys are those of sriov-cni and ib-sriov-cni; `master` and `pfOnly` come fro
 ancestor. null means that a key is not set. What is not set stays as it is on the device.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Meta
 from base.pod import Pod
 from base.types import Bdf, DeviceId, PKey
 from cni.spec import config, limits
+from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import DNS
@@ -40,7 +42,7 @@ class _SriovRuntimeConfig(msgspec.Struct):
     mac: str | None = None
 
 
-class _SriovConfig(msgspec.Struct, kw_only=True):
+class _SriovConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON as users write it. `SriovOptions` has the checked values."""
 
     deviceID: str | None = None
@@ -79,6 +81,7 @@ KNOWN = frozenset(
     {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_SriovConfig))}
     - {"args", "runtimeConfig"}
 )
+_IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 
 
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +114,9 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
     """Keys with the case that they have here: Go's decoder, and so sriov-cni, ignores case."""
-    ours = {key.lower(): key for key in sorted(KNOWN)}
-    folded = {ours.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN}
+    folded = {
+        _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
+    }
     return folded | {key: value for key, value in keys.items() if key in KNOWN}
 
 
@@ -121,10 +125,7 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
 
     STATUS passes `needs_device=False`: no device is chosen without a pod.
     """
-    network = msgspec.structs.replace(request.config, keys=_in_our_case(request.config.keys))
-    config.refuse_misspelt(network.keys, KNOWN)
-    written = config.convert(network.keys, _SriovConfig)
-    ids = network.device_ids()
+    written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = values.masters(written.master)
     pod = request.arguments.pod
@@ -168,6 +169,13 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
     )
 
 
+def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceId]]:
+    """The keys, and the device id at each path that has one."""
+    network = msgspec.structs.replace(network, keys=_in_our_case(network.keys))
+    config.refuse_misspelt(network.keys, KNOWN)
+    return config.convert(network.keys, _SriovConfig), network.device_ids()
+
+
 def device_of(request: Request) -> Bdf:
     """Only the device, for a DEL, which must work with any configuration; "" if none is named."""
     try:
@@ -176,7 +184,7 @@ def device_of(request: Request) -> Bdf:
         return Bdf("")
 
 
-def _device(by_key: dict[str, DeviceId]) -> tuple[Bdf, DeviceId]:
+def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
     """The device's address, or a device id that is not an address. The other one is ""."""
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
@@ -209,13 +217,13 @@ def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
     )
 
 
-def no_device() -> CNIError:
-    """The error for an attachment without a device."""
+def no_device(addition: str = "") -> CNIError:
+    """The error for an attachment without a device; `addition` is what else is known about it."""
     return invalid_config(
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
         'Without a device plugin, set "master" to the PF\'s interface (such as "enp175s0f1"), '
-        "or to a list of them, and a free VF is used"
+        f"or to a list of them, and a free VF is used{addition}"
     )
 
 

@@ -11,7 +11,7 @@ from base.paths import Paths
 from cni.spec.errors import CNIError, Code
 from cni.sriov import settings
 from cni.sriov.options import SriovOptions
-from host import addresses, links, pci, rdma, sysfs, vfs
+from host import addresses, infiniband, links, pci, rdma, sysfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, Link
 from host.netlink import Rtnetlink
@@ -163,19 +163,43 @@ def _vf_options(options: SriovOptions) -> dict[str, object]:
     }
 
 
+def _ethernet_options(options: SriovOptions) -> dict[str, object]:
+    """Options that InfiniBand does not have, by key: IPoIB takes no such setting of a VF."""
+    return {
+        "vlan": options.vlan,
+        "mac": options.mac or None,
+        "spoofchk": options.spoofchk,
+        "trust": options.trust,
+        "min_tx_rate": options.min_tx_rate,
+        "max_tx_rate": options.max_tx_rate,
+    }
+
+
 def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) -> VF:
     if function.index is None:
         raise DeviceUnfit(
             f"device {function.address} is not among the VFs of {function.pf}: try again"
         )
-    with settings.pf_of(paths, host, function.pf) as pf:
-        vf = vfs.read(host, pf, function.index)
-    if link is not None and link.link_type == ARPHRD_INFINIBAND and vf.node_guid is None:
-        # This kernel or driver does not report GUIDs: the interface has the last one set.
-        guid = guid_of(link)
-        if guid not in NO_GUIDS:
-            vf = msgspec.structs.replace(vf, node_guid=guid, port_guid=guid)
-    return vf
+    with settings.vf_of(paths, host, function.pf, function.index) as (_, vf):
+        pass
+    if link is None or link.link_type != ARPHRD_INFINIBAND:
+        return vf
+    return _with_guids(paths, function, link, vf)
+
+
+def _with_guids(paths: Paths, function: Function, link: Link, vf: VF) -> VF:
+    """The VF with the GUIDs that its driver has read, where the PF reports none.
+
+    Linux before 5.5 reports none, and mlx5's PF only those set since it was bound.
+    """
+    port = vf.port_guid or _valid(guid_of(link))
+    nodes = [infiniband.node_guid(paths, name) for name in function.rdma]
+    node = vf.node_guid or next(filter(_valid, nodes), port)
+    return msgspec.structs.replace(vf, node_guid=node, port_guid=port)
+
+
+def _valid(guid: str) -> str | None:
+    return guid if guid and guid not in NO_GUIDS else None
 
 
 def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
@@ -183,12 +207,12 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
     if link is None:
         return
     if plan.infiniband:
-        for name, value in (("vlan", options.vlan), ("mac", options.mac or None)):
+        for name, value in _ethernet_options(options).items():
             if value is not None:
-                remedy = '"pkey" and partitions' if name == "vlan" else '"guid"'
+                instead = {"vlan": '"pkey" and partitions instead', "mac": '"guid" instead'}
                 raise DeviceUnfit(
                     f'"{name}": the link layer of device {address} is InfiniBand, which has '
-                    f"{remedy} instead: remove it"
+                    f"{instead.get(name, 'none')}: remove it"
                 )
         if options.ipam_type == "dhcp":
             raise DeviceUnfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
@@ -196,7 +220,7 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         if plan.function.is_vf and not options.guid and guid in NO_GUIDS:
             raise DeviceUnfit(
                 f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
-                "give one, or set one on the host: ip link set PF vf N node_guid … port_guid …"
+                "give one, or set one on the host: ip link set PF vf N node_guid …, and port_guid …"
             )
         return
     if link.link_type != ARPHRD_ETHER:
@@ -213,11 +237,17 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     address, names = plan.function.address, plan.function.rdma
     if options.rdma_isolation:
         require_isolation()
+        away = pci.rdma_of(paths, address)
+        if not names and away:
+            raise DeviceUnfit(
+                f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
+                "namespace: it may be returning from a pod",
+                Code.TRY_AGAIN,
+            )
         if not names:
             raise DeviceUnfit(
                 f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-                "module, or leave the option out",
-                Code.TRY_AGAIN,  # it may be returning from a pod
+                "module, or leave the option out"
             )
     if not names:
         return plan

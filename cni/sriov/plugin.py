@@ -61,17 +61,22 @@ class Sriov(InterfacePlugin):
             entry, record, plan = claim.entry, claim.record, claim.plan
             answer = Result()
             needs_interface = wanted.ipam_type == "dhcp"
+            needs_binding = guids.needs_binding(plan.link, record)
             if ipam is not None and not needs_interface:
                 undo.register("the addresses", ipam.undo)
-                answer = ipam.add(record.segment)
+                if not needs_binding:
+                    answer = ipam.add(record.segment)
             # The path may be gone by then; the descriptor keeps the namespace and the device.
             inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
             undo.register("the device", lambda: self.detach(attachment, inside, entry))
             self._apply_settings(host, record)
-            if guids.needs_binding(plan.link, record):
+            if needs_binding:
                 plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
                 self.journal.write(entry)
+                if ipam is not None:  # only now, for the GUID decides the partition
+                    answer = ipam.add(record.segment)
+            guids.note_other_partition(plan, wanted.pkey)
             placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer)
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
@@ -120,8 +125,7 @@ class Sriov(InterfacePlugin):
         """Have the PF set what the configuration asks for its VF."""
         if record.before is None or record.applied in (None, record.before):
             return
-        function = pci.find(self.paths, record.device)
-        if function is None or function.index != record.before.index:
+        if pci.place_of_vf(self.paths, record.device) != (record.pf, record.before.index):
             raise CNIError(
                 Code.TRY_AGAIN, f"the VFs of {record.pf} were created again meanwhile: try again"
             )
@@ -129,7 +133,7 @@ class Sriov(InterfacePlugin):
             settings.apply(host, pf, record.before, record.applied)
 
     def _interface(self, request: Request, placed: Placed, plan: DevicePlan) -> Interface:
-        names = pci.rdma_of(self.paths, plan.function.address) or plan.function.rdma
+        names = devices.rdma_devices_of(self.paths, plan.function)
         return results.interface_of(
             self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from base.paths import Paths
 from base.waiting import wait_until
 from cni.attachments.results import differs
+from cni.sriov import numbering
 from cni.sriov.record import DeviceRecord, MovedRdmaDevice
 from host import pci, rdma
 from host.errors import HostError
@@ -18,15 +19,19 @@ from host.namespaces import NetworkNamespace
 ARRIVAL = 5.0  # seconds; while it moves, a device is in no namespace
 
 
-def move_in(record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod, and wait until they are there."""
-    for moved in record.rdma:
-        with rdma.rdma() as host:
-            device = rdma.by_index(host, moved.index)
-            if device is None or device.name != moved.name:
-                raise HostError(f"RDMA device {moved.name} has gone from the host")
-            rdma.move(host, device, namespace)
-        _await(moved, namespace)
+def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
+    """Move the devices from the host into the pod, and wait until they are there.
+
+    Raises CNIError 100 if one has another number there.
+    """
+    with numbering.kept(paths, [moved.name for moved in record.rdma]):
+        for moved in record.rdma:
+            with rdma.rdma() as host:
+                device = rdma.by_index(host, moved.index)
+                if device is None or device.name != moved.name:
+                    raise HostError(f"RDMA device {moved.name} has gone from the host")
+                rdma.move(host, device, namespace)
+            _await(moved, namespace)
 
 
 def are_in(namespace: NetworkNamespace, record: DeviceRecord) -> bool:
@@ -63,7 +68,10 @@ def restore(
             move_out(paths, record, namespace)
         return bool(namespaces) and _are_on_host(paths, record)
 
-    return wait_until(is_restored, seconds, longest_pause=0.02)
+    if wait_until(is_restored, seconds, longest_pause=0.02):
+        return True
+    # It has none: its driver or RDMA module was unloaded. One that moved has arrived by now.
+    return not pci.rdma_of(paths, record.device)
 
 
 def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
@@ -72,14 +80,19 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
     with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
             if device.name in names:
-                with NetworkNamespace.own() as home:
+                with NetworkNamespace.own() as home, numbering.exclusively(paths):
                     if home.identity != namespace.identity:
                         rdma.move(pod, device, home)
 
 
 def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the host has all RDMA devices of the function. If so, restore their names."""
+    """Whether the host has all RDMA devices of the function. If so, restore their names.
+
+    A device that moves has no uverbs device meanwhile, so it looks as if it were gone.
+    """
     names = pci.rdma_of(paths, record.device)
+    if record.rdma and not names:
+        return False
     with rdma.rdma() as host:
         on_host = {device.name: device for device in rdma.devices(host)}
         if not on_host.keys() >= set(names):
@@ -88,7 +101,6 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
             renamed = [name for name in names if on_host[name].index == moved.index]
             if moved.name not in names and renamed:
                 rdma.rename(host, on_host[renamed[0]], moved.name)
-    # True also if the function has none: its driver or RDMA module was unloaded.
     return True
 
 

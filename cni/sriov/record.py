@@ -32,6 +32,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     pf: str = ""  # address of the PF whose VF this is
     above: str = ""  # address of the PCI function whose scalable function this is
     origin: Origin | None = None  # the interface as it was on the host, if it has one
+    ethtool: dict[str, str] = {}  # its driver's settings, as `host.ethtool` reads them
     before: VF | None = None
     applied: VF | None = None
     mac: str = ""  # the address that the ADD sets on the interface

@@ -7,6 +7,7 @@ in the same lock, and from then on no call for this attachment touches it.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,13 +22,20 @@ from cni.spec.request import Request
 from cni.sriov import guids, rdma_devices, restore_without_journal, settings, soft_roce
 from cni.sriov.binding import bind
 from cni.sriov.record import DeviceRecord
-from host import netdev_move, pci, vfs
+from host import ethtool, netdev_move, pci
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, Origin
 from host.netlink import Rtnetlink, netlink
 
 RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
+
+
+class OpenNamespace(NamedTuple):
+    """A namespace that may have the device, and a socket in it."""
+
+    namespace: NetworkNamespace
+    route: Rtnetlink
 
 
 def release(
@@ -63,7 +71,7 @@ def _restore(
     journal: Journal, paths: Paths, request: Request, entry: JournalEntry, record: DeviceRecord
 ) -> None:
     """Restore a device. Every step is tried, except that a VF still in a pod keeps its settings."""
-    if pci.find(paths, record.device) is None:
+    if not pci.is_present(paths, record.device):
         note(f"device {record.device} of {entry.attachment} is not on this node any more")
         return
     mark, origin = Mark(entry.attachment.key), record.origin
@@ -87,6 +95,8 @@ def _restore(
         if failures and _is_away(paths, record):
             failures.report()
         failures.of(lambda: _restore_driver(paths, record))
+        if origin is not None and not failures:
+            _restore_driver_settings(paths, host, record, origin)
         failures.of(lambda: restore_settings(paths, host, record))
         failures.of(lambda: guids.restore(host, paths, record, mark))
         if origin is not None:
@@ -97,12 +107,13 @@ def _restore(
 def _restore_rdma_devices(
     journal: Journal,
     paths: Paths,
-    namespaces: Sequence[NetworkNamespace],
+    namespaces: Sequence[OpenNamespace],
     entry: JournalEntry,
     record: DeviceRecord,
 ) -> None:
     """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
-    if rdma_devices.restore(paths, record, namespaces, RETURN_TIME):
+    opened = [each.namespace for each in namespaces]
+    if rdma_devices.restore(paths, record, opened, RETURN_TIME):
         return
     for namespace in NetworkNamespace.every():
         with namespace:
@@ -119,15 +130,15 @@ def _restore_netdev(
     journal: Journal,
     paths: Paths,
     host: Rtnetlink,
-    namespaces: Sequence[NetworkNamespace],
+    namespaces: Sequence[OpenNamespace],
     entry: JournalEntry,
     record: DeviceRecord,
     origin: Origin,
 ) -> None:
     """Raises HostError while a dying namespace has the interface, or for any failure."""
     mark = Mark(entry.attachment.key)
-    for namespace in namespaces:
-        if _moved_out(host, namespace, entry.ifname, origin, mark):
+    for _, pod in namespaces:
+        if _moved_out(host, pod, entry.ifname, origin, mark):
             return
     # An IPoIB interface is made again when its RDMA device returns; a dead namespace takes time.
     seconds = RETURN_TIME if record.infiniband or not namespaces else 0.0
@@ -136,8 +147,8 @@ def _restore_netdev(
     ):
         return
     for namespace in NetworkNamespace.every():
-        with namespace:
-            if _moved_out(host, namespace, entry.ifname, origin, mark):
+        with namespace, netlink(namespace) as pod:
+            if _moved_out(host, pod, entry.ifname, origin, mark):
                 return
     function = pci.find(paths, record.device)
     if function is None:
@@ -152,39 +163,41 @@ def _restore_netdev(
 
 
 @contextmanager
-def namespaces_of(request: Request, entry: JournalEntry) -> Iterator[list[NetworkNamespace]]:
+def namespaces_of(request: Request, entry: JournalEntry) -> Iterator[list[OpenNamespace]]:
     """The namespaces that may have an attachment's device: by path, or by a process in it."""
     with ExitStack() as opened:
-        namespaces = []
+        namespaces: list[OpenNamespace] = []
+
+        def keep(namespace: NetworkNamespace) -> None:
+            opened.enter_context(namespace)
+            route = opened.enter_context(netlink(namespace))  # this shows the identity, too
+            namespaces.append(OpenNamespace(namespace, route))
+
         for path in dict.fromkeys((request.netns, entry.netns)):
             if not path:
                 continue
             descriptor = request.netns_descriptor if path == request.netns else None
             try:
-                namespaces.append(opened.enter_context(NetworkNamespace.open(path, descriptor)))
+                keep(NetworkNamespace.open(path, descriptor))
             except NamespaceGone:
                 continue
-        if all(namespace.identity != entry.netns_identity for namespace in namespaces):
+        if all(each.namespace.identity != entry.netns_identity for each in namespaces):
             nameless = NetworkNamespace.find(entry.netns_identity)
             if nameless is not None:
-                namespaces.append(opened.enter_context(nameless))
+                keep(nameless)
         yield namespaces
 
 
-def _moved_out(
-    host: Rtnetlink, namespace: NetworkNamespace, ifname: str, origin: Origin, mark: Mark
-) -> bool:
-    """Move the interface to the host if the namespace has it."""
-    with netlink(namespace) as pod:
-        if netdev_move.find(pod, (ifname,), origin, mark) is None:
-            return False
-        return netdev_move.restore(host, pod, ifname, origin, mark)
+def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mark: Mark) -> bool:
+    """Move the interface to the host if the pod has it."""
+    link = netdev_move.find(pod, (ifname,), origin, mark)
+    return link is not None and netdev_move.restore_from(host, pod, link, origin, mark)
 
 
 def _is_away(paths: Paths, record: DeviceRecord) -> bool:
     """Whether the interface is in another namespace than the host's."""
-    function = pci.find(paths, record.device)
-    return record.origin is not None and function is not None and not function.netdevs
+    present = pci.is_present(paths, record.device)
+    return record.origin is not None and present and not pci.netdevs(paths, record.device)
 
 
 def _address_was_set(record: DeviceRecord) -> bool:
@@ -196,10 +209,19 @@ def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
     """A runtime binds a device to vfio-pci for a virtual machine, and may die before it restores
     the driver.
     """
-    function = pci.find(paths, record.device)
-    if function is not None and record.driver and function.driver != record.driver:
-        note(f'device {record.device} has driver "{function.driver}": back to {record.driver}')
+    driver = pci.driver_of(paths, record.device)
+    if record.driver not in ("", driver) and pci.is_present(paths, record.device):
+        note(f'device {record.device} has driver "{driver}": back to {record.driver}')
         bind(paths, record.device, record.driver)
+
+
+def _restore_driver_settings(
+    paths: Paths, host: Rtnetlink, record: DeviceRecord, origin: Origin
+) -> None:
+    """What a driver refuses stays as it is, with a note: the device can be used nevertheless."""
+    if origin.name in pci.netdevs(paths, record.device):
+        for refusal in ethtool.restore(host, origin.name, record.ethtool):
+            note(f"device {record.device}: {refusal}")
 
 
 def restore_settings(
@@ -208,15 +230,14 @@ def restore_settings(
     """Restore what differs from the settings that the PF had for the VF."""
     if record.before is None or record.applied is None:
         return
-    function = pci.find(paths, record.device)
-    if function is None or function.index is None or function.pf != record.pf:
+    pf_address, index = pci.place_of_vf(paths, record.device)
+    if index is None or pf_address != record.pf:
         note(f"device {record.device} is not a VF of {record.pf} any more: its settings are gone")
         return
     # VFs that were created again meanwhile may have other numbers.
-    before = msgspec.structs.replace(record.before, index=function.index)
-    applied = msgspec.structs.replace(record.applied, index=function.index)
-    with settings.pf_of(paths, host, record.pf) as pf:
-        now = vfs.read(host, pf, function.index)
+    before = msgspec.structs.replace(record.before, index=index)
+    applied = msgspec.structs.replace(record.applied, index=index)
+    with settings.vf_of(paths, host, record.pf, index) as (pf, now):
         target = settings.restored(now, before, applied)
         if only:
             target = msgspec.structs.replace(now, **{name: getattr(target, name) for name in only})

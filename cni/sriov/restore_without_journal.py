@@ -21,7 +21,7 @@ from cni.sriov import rdma_devices, settings
 from cni.sriov.binding import bind
 from cni.sriov.options import SriovOptions
 from cni.sriov.record import DeviceRecord
-from host import links, netdev_move, pci, vfs
+from host import links, netdev_move, pci
 from host.errors import NamespaceGone
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -84,8 +84,10 @@ def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
 
     It stays in a namespace that has processes: the pod may live, and the caller misses the device.
     """
+    if pci.netdevs(paths, address):  # nearly always
+        return
     function = pci.find(paths, address)
-    if function is None or function.netdevs or function.userspace or not function.driver:
+    if function is None or function.userspace or not function.driver:
         return
     for namespace in NetworkNamespace.every():
         with namespace:
@@ -181,8 +183,7 @@ def _reset(host: Rtnetlink, paths: Paths, address: str, request: Request) -> Non
     except CNIError:
         note(f"the PF's settings for {address} stay: the configuration cannot be read")
         return
-    with settings.pf_of(paths, host, function.pf) as pf:
-        now = vfs.read(host, pf, function.index)
+    with settings.vf_of(paths, host, function.pf, function.index) as (pf, now):
         fresh = _fresh(now, wanted)
         target = settings.restored(now, fresh, settings.wanted(fresh, wanted))
         settings.apply(host, pf, now, target, all_of_it=True)

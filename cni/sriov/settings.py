@@ -1,7 +1,7 @@
 """The settings that a PF has for a VF: compute, apply, restore and compare them.
 
-The caller holds the PF's lock (`pf_of`), because drivers refuse or mix up settings of several VFs
-at the same time.
+The caller holds the PF's lock (`pf_of`, `vf_of`), because drivers refuse or mix up settings of
+several VFs at the same time.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,15 +38,37 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
 
     Raises LinkMissing if the PF has no interface on the host, and Busy.
     """
-    with locks.locked(paths.locks / f"pf-{pf}", f"the PF {pf}"):
+    with _locked(paths, pf):
         name = pci.pf_netdev(paths, pf)
         link = links.find(host, name) if name else None
         if link is None:
-            raise LinkMissing(
-                f"the PF {pf} has no interface on the host: is its driver bound, and the "
-                "interface in the host's network namespace?"
-            )
+            raise _missing(pf)
         yield link
+
+
+@contextmanager
+def vf_of(paths: Paths, host: Rtnetlink, pf: str, index: int) -> Iterator[tuple[Link, VF]]:
+    """The same, and the settings that the PF has for its VF of that number.
+
+    Raises also HostError if the PF's driver does not report that VF.
+    """
+    with _locked(paths, pf):
+        name = pci.pf_netdev(paths, pf)
+        found = vfs.find(host, name, index) if name else None
+        if found is None:
+            raise _missing(pf)
+        yield found
+
+
+def _locked(paths: Paths, pf: str) -> locks.LockFile:
+    return locks.locked(f"{paths.locks}/pf-{pf}", f"the PF {pf}")
+
+
+def _missing(pf: str) -> LinkMissing:
+    return LinkMissing(
+        f"the PF {pf} has no interface on the host: is its driver bound, and the interface in the "
+        "host's network namespace?"
+    )
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:

@@ -5,17 +5,16 @@ subsystem's shared mode a new one can be created in the pod, under the same name
 a new one always belongs to the host (Linux 6.1), so the pod gets none, and the host gets its own
 again afterwards.
 
-The pod has had the uverbs device since it was admitted, so the new one must get the same number.
-The kernel assigns the lowest free number over all RDMA devices, so one is created at a time.
+The pod has had the uverbs device since it was admitted, so the new one must get the same number
+(`numbering`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-from base import locks
 from base.paths import Paths
 from base.waiting import wait_until
-from cni.spec.errors import CNIError, Code
+from cni.sriov import numbering
 from cni.sriov.record import DeviceRecord, SoftRdmaDevice
 from host import pci, rdma
 from host.errors import HostError
@@ -24,32 +23,14 @@ from host.namespaces import NetworkNamespace
 DELETION = 5.0  # seconds; the kernel deletes in the background and keeps the name until then
 
 
-@contextmanager
-def exclusively(paths: Paths, record: DeviceRecord) -> Iterator[None]:
-    """Let no other call delete or create such devices in the block, if the record has any."""
-    if not record.soft:
-        yield
-        return
-    with locks.locked(paths.locks / "soft", "a Soft-RoCE device"):
-        yield
+def exclusively(paths: Paths, record: DeviceRecord) -> AbstractContextManager[None]:
+    """`numbering.exclusively`, if the record has any such devices."""
+    return numbering.exclusively(paths) if record.soft else nullcontext()
 
 
-@contextmanager
-def same_numbers(paths: Paths, record: DeviceRecord) -> Iterator[None]:
-    """As `exclusively`. Raises CNIError 100 if a device has another number after the block."""
-    with exclusively(paths, record):
-        before = pci.uverbs_numbers(paths) if record.soft else {}
-        yield
-        after = pci.uverbs_numbers(paths) if record.soft else {}
-    for soft in record.soft:
-        old, new = before.get(soft.name), after.get(soft.name)
-        if old is not None and new is not None and old != new:
-            raise CNIError(
-                Code.KERNEL,
-                f"RDMA device {soft.name} was {old[0]} ({old[1]}:{old[2]}), which the pod has, and "
-                f"is {new[0]} ({new[1]}:{new[2]}) after it was created again in the pod, because "
-                "another RDMA device was created at that moment: delete the pod",
-            )
+def same_numbers(paths: Paths, record: DeviceRecord) -> AbstractContextManager[None]:
+    """`numbering.kept` for the devices in the record."""
+    return numbering.kept(paths, [soft.name for soft in record.soft])
 
 
 def delete(paths: Paths, record: DeviceRecord, netdevs: Sequence[str]) -> None:

@@ -1,0 +1,190 @@
+"""Leaving a node: what is left there, and the removal of everything when nothing is.
+
+`podfabric agent --until-empty` serves calls that detach, until the node has had no attachment and
+no address for a while. Then it removes the launchers and podfabric's files. A file says that the
+removal has begun, so whoever starts after a kill finishes it: half of the files are worth nothing.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from agent import presence
+from base.files import sync_directory
+from base.paths import Paths
+from cni.attachments.journal import Journal
+from cni.installation import remove_identity
+from cni.spec.errors import CNIError
+from ipam.sqlite_store import SqliteStore
+from ipam.store_files import StoreFiles
+
+LOOK_EVERY = 1.0  # seconds
+SWEEP_EVERY = 60.0  # seconds
+TRY_AGAIN = 5.0  # seconds after files could not be removed
+LOCK = "agent.lock"
+STANDING_BY = "standing by"
+_BEGUN = "removal-has-begun"
+
+_log = logging.getLogger(__name__)
+
+
+class Leaving(NamedTuple):
+    """How an agent leaves its node.
+
+    `quiet` is how many seconds the node must have been empty. `uninstall` removes podfabric's
+    executables from a directory, and answers a line for each.
+    """
+
+    quiet: float
+    uninstall: Callable[[Path], Iterable[str]]
+
+
+class Departure:
+    """Watches a node that an agent leaves, in a thread, until `close`.
+
+    `tell` gets a line of text about it. `sweep` removes what belongs to no sandbox. `stop` is
+    called once the node is `empty`, or once an agent stands by that attaches pods again.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        quiet: float,
+        store: StoreFiles,
+        tell: Callable[[str], object],
+        sweep: Callable[[], object],
+        stop: Callable[[], object],
+    ) -> None:
+        self.empty = False
+        self._paths = paths
+        self._begun = removal_has_begun(paths)  # of an empty node, and the store may be half gone
+        self._quiet = 0.0 if self._begun else quiet
+        self._store = store
+        self._tell = tell
+        self._sweep = sweep
+        self._stop = stop
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="departure", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        empty_since: float | None = None
+        swept = time.monotonic()
+        while not self._ended.wait(LOOK_EVERY):
+            if presence.others(self._paths.run, STANDING_BY):
+                _log.info("another agent stands by, which attaches pods: it takes over")
+                break
+            now = time.monotonic()
+            text = self._left()
+            self._tell(f"serving until empty: {text or 'nothing'} left")
+            if text:
+                empty_since = None
+                if now - swept > SWEEP_EVERY:
+                    self._sweep()
+                    swept = time.monotonic()
+            elif empty_since is None:
+                empty_since = now
+            elif now - empty_since >= self._quiet:
+                self.empty = True
+                break
+        self._stop()
+
+    def _left(self) -> str:
+        try:
+            return "" if self._begun else left(self._paths, self._store)
+        except CNIError as error:
+            return f"addresses that cannot be counted ({error})"
+
+
+def left(paths: Paths, store: StoreFiles) -> str:
+    """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
+
+    A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
+    """
+    attachments = sum(1 for _ in Journal(paths).entries())
+    addresses = 0
+    if paths.ipam.is_dir():
+        boot = paths.boot_id()
+        reservations = SqliteStore(store, boot).reservations()
+        addresses = sum(reservation.boot == boot for reservation in reservations)
+    parts = ((attachments, "attachment"), (addresses, "address"))
+    return ", ".join(_counted(count, word) for count, word in parts if count)
+
+
+def removal_has_begun(paths: Paths) -> bool:
+    """Whether a process began to remove podfabric's files, and was killed."""
+    return (paths.state / _BEGUN).exists()
+
+
+def remove(
+    paths: Paths, uninstall: Callable[[Path], Iterable[str]], over: Callable[[], bool]
+) -> None:
+    """Remove launchers and files. After a failure it tries again, until `over`.
+
+    The caller holds the lock of the node's agent, whose file goes last, and has closed the store.
+    """
+    failed = ""
+    while not over():
+        try:
+            _remove_all(paths, uninstall)
+        except OSError as error:
+            text = f"cannot remove {error.filename}: {error.strerror} (tried again)"
+            if text != failed:
+                _log.error("%s", text)
+            failed = text
+            time.sleep(TRY_AGAIN)
+        else:
+            return
+
+
+def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> None:
+    (paths.state / _BEGUN).touch(mode=0o600)
+    sync_directory(paths.state)
+    if paths.cni_bin.is_dir():
+        for line in uninstall(paths.cni_bin):
+            _log.info("%s", line)
+    remove_state(paths)
+    (paths.state / LOCK).unlink(missing_ok=True)
+
+
+def remove_state(paths: Paths) -> None:
+    """Remove podfabric's files but for the lock, and last the sign of a removal. Raises OSError."""
+    begun = paths.state / _BEGUN
+    for directory in (paths.attachments, paths.devices, paths.ipam):
+        _remove(directory)
+    remove_identity(paths.state)
+    for path in paths.run.iterdir():
+        if path in (paths.locks, paths.agent_socket) or path.match("state-*.json"):
+            _remove(path)
+    sync_directory(paths.state)
+    begun.unlink(missing_ok=True)
+    sync_directory(paths.state)
+
+
+def remove_directories(paths: Paths) -> None:
+    """Remove the directories of podfabric's files if they are empty, and no mount points."""
+    for directory in (paths.state, paths.run):
+        with suppress(OSError):
+            directory.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _counted(count: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{count} {word if count == 1 else plural}"

@@ -1,0 +1,92 @@
+"""What this process does, as `podfabric agent --state` of the same container tells.
+
+A file for each agent, in the directory of the agent's socket. The process holds the file's lock,
+so the kernel says whether it lives. The name has the mount namespace, which tells containers apart
+that share the directory, whether or not they share process ids.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "agent-"
+
+
+class Presence:
+    """The state of this process, from its start to the end of the block that made it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._length = 0
+
+    def tell(self, state: str) -> None:
+        """Replace the state by this line, in one write: a reader sees the old or the new one."""
+        line = f"{state}\n".encode().ljust(self._length)
+        self._length = len(line)
+        os.pwrite(self._descriptor, line, 0)
+
+
+@contextmanager
+def present(run: Path, state: str) -> Iterator[Presence]:
+    """Tell in the directory `run` that this process is an agent. Raises OSError."""
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in _files(run, ""):
+        if not _lives(path):
+            path.unlink(missing_ok=True)
+    path = run / f"{_PREFIX}{_mounts()}-{os.getpid()}.state"
+    hidden = path.with_name(f".{path.name}")
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        presence = Presence(path, descriptor)
+        presence.tell(state)
+        hidden.replace(path)
+        yield presence
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def states(run: Path) -> list[str]:
+    """The states of the living agents that have the mounts of this process."""
+    told = []
+    for path in _files(run, f"{_mounts()}-"):
+        with suppress(FileNotFoundError):
+            if _lives(path):
+                told.append(path.read_text().strip())
+    return told
+
+
+def others(run: Path, state: str) -> bool:
+    """Whether a living agent of the node tells that state, whichever mounts it has."""
+    for path in _files(run, ""):
+        with suppress(FileNotFoundError):
+            if path.read_text().strip() == state and _lives(path):
+                return True
+    return False
+
+
+def _files(run: Path, of: str) -> list[Path]:
+    return sorted(run.glob(f"{_PREFIX}{of}*.state"))
+
+
+def _mounts() -> int:
+    return Path("/proc/self/ns/mnt").stat().st_ino
+
+
+def _lives(path: Path) -> bool:
+    """Whether a process holds the lock of that file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,118 @@
+"""The settings of an interface's driver: what ethtool(8) -k, -l, -g, -c show (linux/ethtool.h).
+
+The kernel keeps them when an interface moves to another network namespace, and root of that
+namespace may change them. They are asked for by ioctl(2): the messages of ethtool_netlink have the
+same content, and need more of them.
+"""
+
+import ctypes
+import fcntl
+import struct
+from collections.abc import Mapping
+
+import msgspec
+
+from host.errors import explained
+from host.netlink import Rtnetlink
+
+SIOCETHTOOL = 0x8946
+_IFREQ = struct.Struct("=16sQ16x")  # struct ifreq: the name, the address of the command
+_COMMAND = struct.Struct("=I")
+_FEATURES = 0x3A, 0x3B  # ETHTOOL_GFEATURES, ETHTOOL_SFEATURES
+_BLOCKS = 2  # of 32 features each; later kernels have as many
+_HEAD = struct.Struct(
+    "=II"
+)  # struct ethtool_gfeatures, ethtool_sfeatures: command, number of blocks
+_GET_BLOCK = struct.Struct("=IIII")  # available, requested, active, never changed
+_SET_BLOCK = struct.Struct("=II")  # which, on
+
+
+class _StructCommands(msgspec.Struct, frozen=True):
+    """Two commands with one struct: the first fills it in, the second takes it back."""
+
+    get: int
+    set: int
+    size: int  # of the struct, in bytes
+
+
+_COMMANDS = {
+    "channels": _StructCommands(0x3C, 0x3D, 36),  # struct ethtool_channels
+    "ring": _StructCommands(0x10, 0x11, 36),  # struct ethtool_ringparam
+    "coalesce": _StructCommands(0x0E, 0x0F, 92),  # struct ethtool_coalesce
+    "private flags": _StructCommands(0x27, 0x28, 8),  # struct ethtool_value
+}
+FEATURES = "features"
+
+
+def settings(route: Rtnetlink, name: str) -> dict[str, str]:
+    """The settings that the interface's driver has, in hexadecimal.
+
+    The interface is in the socket's namespace.
+    """
+    found = {}
+    for what in (FEATURES, *_COMMANDS):
+        try:
+            found[what] = _read(route, name, what).hex()
+        except OSError:  # the driver has none
+            continue
+    return found
+
+
+def restore(route: Rtnetlink, name: str, wanted: Mapping[str, str]) -> list[str]:
+    """Restore the settings that differ from those that `settings` read; what was refused, and why.
+
+    A driver may refuse what it showed, or show what it adapts by itself.
+    """
+    refusals = []
+    for what, value in wanted.items():
+        try:
+            now, then = _read(route, name, what), bytes.fromhex(value)
+            if now != then:
+                _write(route, name, what, now, then)
+        except OSError as error:
+            text = f'restoring {what} of "{name}" as ethtool does'
+            refusals.append(str(explained(text, error.errno or 0)))
+    return refusals
+
+
+def _read(route: Rtnetlink, name: str, what: str) -> bytes:
+    """The struct of a setting, without its command; of the features those that are requested."""
+    if what != FEATURES:
+        command = _COMMANDS[what]
+        return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))
+    blocks = _feature_blocks(route, name)
+    return b"".join(_COMMAND.pack(requested) for _, requested, _, _ in blocks)
+
+
+def _write(route: Rtnetlink, name: str, what: str, now: bytes, then: bytes) -> None:
+    if what != FEATURES:
+        _ioctl(route, name, _COMMANDS[what].set, then)
+        return
+    pairs = zip(
+        _feature_blocks(route, name),
+        _COMMAND.iter_unpack(now),
+        _COMMAND.iter_unpack(then),
+        strict=False,  # an earlier kernel may have had other blocks
+    )
+    changes = [
+        _SET_BLOCK.pack(available & (is_on ^ was_on), was_on)
+        for (available, *_), (is_on,), (was_on,) in pairs
+    ]
+    head = _COMMAND.pack(len(changes))
+    _ioctl(route, name, _FEATURES[1], head + b"".join(changes))
+
+
+def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
+    size = _HEAD.size - _COMMAND.size + _BLOCKS * _GET_BLOCK.size
+    answer = _ioctl(route, name, _FEATURES[0], _COMMAND.pack(_BLOCKS).ljust(size, b"\0"))
+    (blocks,) = _COMMAND.unpack_from(answer)
+    listed = answer[_COMMAND.size :][: min(blocks, _BLOCKS) * _GET_BLOCK.size]
+    return list(_GET_BLOCK.iter_unpack(listed))
+
+
+def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
+    """Pass a struct that begins with the command; the rest of it as the kernel left it. OSError."""
+    passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
+    encoded = name.encode(errors="surrogateescape")
+    fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))
+    return passed.raw[_COMMAND.size :]

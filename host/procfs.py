@@ -1,0 +1,21 @@
+"""Where the host's proc(5) is.
+
+An agent in a container has two. Its own /proc shows only processes of the container, and its
+sysctls are read-only there. The host's /proc is mounted elsewhere: it shows the processes that live
+in pods' namespaces. In both, /proc/sys/net is that of the namespace of the thread that looks.
+"""
+
+from pathlib import Path
+
+_root = Path("/proc")
+
+
+def use(root: Path) -> None:
+    """Take the host's from there, in the whole process; before its first thread."""
+    global _root
+    _root = root
+
+
+def path(name: str = "") -> Path:
+    """The host's /proc/NAME."""
+    return _root / name
