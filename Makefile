@@ -1,12 +1,13 @@
 # podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
 
 PY := .venv/bin/python
-SOURCES := agent base cni deviceplugin host ipam cli tests bench tools
+SOURCES := agent base cni deploy deviceplugin host ipam cli tests bench tools
 
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test cni setup check test-host test-kernel format lock protos bench clean
+.PHONY: help demo test cni setup check test-host test-kernel test-cluster image manifests format \
+	lock protos bench quick-start clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -35,15 +36,18 @@ check: setup ## format, lint, types, import contracts
 ROOM := $(shell df --output=avail /dev/shm | tail -1)
 TMP := $(shell [ "$(ROOM)" -gt 2000000 ] && echo /dev/shm || echo /tmp)
 
+# A process that would take all memory fails at this limit (KiB), and shows where.
+MOST_MEMORY := 6291456
+
 test-host: setup cni ## tests in namespaces of this machine
 	files=$$(mktemp -d $(TMP)/pf.XXXX) && trap 'rm -rf "$$files"' EXIT && \
-		TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal -q tests
+		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal -q tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one. In either
 # machine, what plugs the software HCAs in again comes after the look at what they dropped until then.
 DROPPED := tests/kernel/test_vm.py::test_nothing_was_dropped_that_only_a_defect_drops
 TWO_CPUS := $(patsubst %,tests/kernel/test_%.py,examples agent_killed ipoib_load ipoib_removal) \
-	$(DROPPED) $(patsubst %,tests/kernel/test_%.py,devices sriov_many)
+	$(DROPPED) $(patsubst %,tests/kernel/test_%.py,devices sriov_many sriov_infiniband)
 ONE_CPU := $(filter-out $(TWO_CPUS),$(sort $(wildcard tests/kernel/test_*.py)))
 SRIOV := $(filter tests/kernel/test_sriov_%,$(ONE_CPU))
 
@@ -52,6 +56,26 @@ test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual mac
 	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
 		pytest --cpus 2 -q $(TWO_CPUS) \
 		--and -q $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV)
+
+# The version of Kubernetes; what is built stays in PODFABRIC_CACHE (~/.cache/podfabric).
+KUBERNETES := 1.36.3
+# Which of the tests, as pytest's -m takes it: all, or 'not long'.
+SELECT :=
+
+test-cluster: setup cni ## tests on a real Kubernetes: KUBERNETES=1.36.3 SELECT='not long'
+	nice -n 10 $(PY) -m tests.cluster.programs $(KUBERNETES)
+	$(PY) -m tests.kernel.vm prepare
+	KUBERNETES=$(KUBERNETES) $(PY) -m pytest -v --timeout 3600 --durations 10 \
+		-m '$(SELECT)' tests/cluster
+
+image: ## the image, in build/image; BASE= its base, NAME= its name (tools/image.sh)
+	@BASE='$(BASE)' NAME='$(NAME)' tools/image.sh
+
+manifests: setup ## write deploy/kustomize/base from deploy/chart
+	@$(PY) -m tools.manifests
+
+quick-start: setup ## objects and lines of the quick starts, beside another operator's
+	@$(PY) -m tools.quick_start
 
 format: setup ## put the code into its form
 	.venv/bin/ruff format $(SOURCES)

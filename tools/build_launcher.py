@@ -1,5 +1,6 @@
 """Compile the launcher, a static executable, if its sources or flags have changed."""
 
+import argparse
 import hashlib
 import os
 import subprocess
@@ -47,3 +48,16 @@ def _state(command: list[str]) -> str:
     for source in sorted(SOURCES.glob("*.[ch]")):
         made_of.update(source.read_bytes())
     return made_of.hexdigest()
+
+
+def main() -> None:
+    """Build one for another machine, or to a path: the image is made so."""
+    parser = argparse.ArgumentParser(description="compile the launcher")
+    parser.add_argument("output", nargs="?", type=Path)
+    parser.add_argument("--target", default="", help="a GNU triplet, as aarch64-linux-gnu")
+    arguments = parser.parse_args()
+    print(build(arguments.target, arguments.output))
+
+
+if __name__ == "__main__":
+    main()

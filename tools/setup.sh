@@ -3,6 +3,7 @@
 #   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
 #   tools/setup.sh test    and what the tests drive: podman, reference CNI plugins, a fuzzer,
 #                          another architecture's compiler and emulator
+#   tools/setup.sh image   what builds the image here, and its base from Debian's packages
 set -eu
 cd "$(dirname "$0")/.."
 # One at a time: two targets of `make -j` come here together.
@@ -12,6 +13,8 @@ flock 9
 BASE="python3 python3-venv gcc libc6-dev iproute2 iputils-ping"
 TEST="$BASE podman runc busybox-static containernetworking-plugins strace
     clang libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+
+IMAGE="buildah mmdebstrap"
 
 install_packages() {
     missing=
@@ -44,6 +47,7 @@ make_environment() {
 case "${1:-base}" in
 base) install_packages $BASE ;;
 test) install_packages $TEST ;;
-*) echo "usage: tools/setup.sh base|test" >&2; exit 2 ;;
+image) install_packages $IMAGE; exit ;;
+*) echo "usage: tools/setup.sh base|test|image" >&2; exit 2 ;;
 esac
 make_environment

@@ -1,0 +1,188 @@
+"""Put together the root of podfabric's image, in the build's last stage (Containerfile).
+
+`assemble.py ROOT ENVIRONMENT` copies the virtual environment, Debian's package of its interpreter
+and what that depends on into ROOT, and writes an SBOM (CycloneDX 1.5) of just these packages.
+It uses nothing but the standard library: it runs in the stage, on Debian's interpreter.
+"""
+
+import compileall
+import importlib.metadata
+import json
+import os
+import platform
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DPKG = Path("/var/lib/dpkg")
+SBOM = Path("usr/share/podfabric/sbom.cdx.json")
+LIBRARIES = ("libstdc++6",)  # which wheels are linked with (PEP 600) and no package asks for
+# Needed while a package is installed or by an interactive shell, never by what runs.
+NOT_NEEDED = {"debconf", "dpkg", "install-info", "readline-common", "tar", "media-types"}
+NO_FILES = ("/usr/share/man", "/usr/share/lintian", "/usr/share/locale", "/usr/share/bug")
+DOCUMENTS = Path("/usr/share/doc")
+
+Package = dict[str, str]
+
+
+def main() -> None:
+    """Assemble ROOT."""
+    root, environment = Path(sys.argv[1]), Path(sys.argv[2])
+    interpreter = (environment / "bin/python3").resolve()
+    packages = needed((interpreter.name, *LIBRARIES), installed())
+    make_skeleton(root)
+    for package in packages:
+        copy(package, root)
+    no_scripts = shutil.ignore_patterns("[Aa]ctivate*")  # for shells
+    shutil.copytree(
+        environment, root / environment.relative_to("/"), symlinks=True, ignore=no_scripts
+    )
+    # A read-only root cannot keep what a start compiles, and no file here ever changes.
+    compileall.compile_dir(
+        root / "usr/lib" / interpreter.name,
+        stripdir=str(root),
+        quiet=2,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    (root / SBOM).parent.mkdir(parents=True)
+    (root / SBOM).write_text(json.dumps(sbom(packages, environment), indent=1) + "\n")
+
+
+def installed() -> dict[str, Package]:
+    """The fields of every installed package of Debian, by its name."""
+    packages = {}
+    for paragraph in (DPKG / "status").read_text().split("\n\n"):
+        lines = (line.partition(": ") for line in paragraph.splitlines() if line[:1] != " ")
+        package = {key: value for key, _, value in lines}
+        if package.get("Status") == "install ok installed":
+            packages[package["Package"]] = package
+    return packages
+
+
+def needed(names: tuple[str, ...], packages: dict[str, Package]) -> list[Package]:
+    """These packages and all that they depend on, by name."""
+    found: dict[str, Package] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in NOT_NEEDED:
+            continue
+        if name not in packages:
+            raise SystemExit(f"assemble.py: {name} is not installed")
+        found[name] = packages[name]
+        waiting += dependencies(packages[name], packages)
+    return [found[name] for name in sorted(found)]
+
+
+def dependencies(package: Package, packages: dict[str, Package]) -> Iterator[str]:
+    """The packages that this one depends on: of alternatives, the one that is installed."""
+    for field in ("Depends", "Pre-Depends"):
+        for alternatives in filter(None, package.get(field, "").split(",")):
+            names = [text.split("(")[0].split(":")[0].strip() for text in alternatives.split("|")]
+            yield next((name for name in names if name in packages), names[0])
+
+
+def make_skeleton(root: Path) -> None:
+    """What no package's list of files has: merged /usr, users, directories for the runtime."""
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / name).mkdir(parents=True)
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("dev", "etc", "host", "opt", "proc", "run", "sys", "tmp", "var"):
+        (root / name).mkdir()
+    (root / "tmp").chmod(0o1777)
+    (root / "var/run").symlink_to("/run")
+    (root / "etc/passwd").write_text(
+        "root:x:0:0:root:/:/nonexistent\npodfabric:x:65532:65532:podfabric:/:/nonexistent\n"
+    )
+    (root / "etc/group").write_text("root:x:0:\npodfabric:x:65532:\n")
+    shutil.copy("/usr/lib/os-release", root / "usr/lib/os-release")  # scanners read it
+    (root / "etc/os-release").symlink_to("../usr/lib/os-release")
+
+
+def copy(package: Package, root: Path) -> None:
+    """Copy the files of an installed package."""
+    lists = DPKG / "info"
+    multiarch = lists / f"{package['Package']}:{package['Architecture']}.list"
+    names = multiarch if multiarch.exists() else lists / f"{package['Package']}.list"
+    for name in names.read_text().splitlines():
+        source = Path(name)
+        if name.startswith(NO_FILES) or not os.path.lexists(name) or not wanted(source):
+            continue
+        # Through the links /lib, /bin and so on, which are there in both roots.
+        target = root / name.lstrip("/")
+        if source.is_dir() and not source.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+        elif not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def wanted(source: Path) -> bool:
+    """Not a tool beside the interpreter, and of the documents only what a license asks for."""
+    if source.parent == Path("/usr/bin"):
+        return source.name.startswith("python")
+    if DOCUMENTS in source.parents and not source.is_dir():
+        return source.name == "copyright"
+    return True
+
+
+def sbom(packages: list[Package], environment: Path) -> dict[str, Any]:
+    """The bill of materials: CycloneDX 1.5."""
+    site = subprocess.check_output(
+        [environment / "bin/python3", "-Ic", "import sysconfig as s; print(s.get_path('purelib'))"],
+        text=True,
+    ).strip()
+    python = sorted(importlib.metadata.distributions(path=[site]), key=lambda one: one.name.lower())
+    components = [pypi(one) for one in python if one.name != "podfabric"]
+    components += [debian(package) for package in packages]
+    (ours,) = (one for one in python if one.name == "podfabric")
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "component": {**pypi(ours), "type": "container", "licenses": license_of("Apache-2.0")}
+        },
+        "components": components,
+    }
+
+
+def license_of(name: str) -> list[dict[str, Any]]:
+    """A license in CycloneDX' form."""
+    return [{"license": {"name": name}}] if name else []
+
+
+def pypi(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
+    """The component of a Python package."""
+    metadata = distribution.metadata.json
+    stated = str(metadata.get("license_expression") or metadata.get("license") or "")
+    name = str(metadata["name"]).lower().replace("_", "-").replace(".", "-")
+    return {
+        "type": "library",
+        "name": name,
+        "version": distribution.version,
+        "purl": f"pkg:pypi/{name}@{distribution.version}",
+        "licenses": license_of(stated.splitlines()[0] if stated else ""),
+    }
+
+
+def debian(package: Package) -> dict[str, Any]:
+    """The component of a package of Debian. Its license is in /usr/share/doc/NAME/copyright."""
+    release = platform.freedesktop_os_release()["VERSION_ID"]
+    name, version = package["Package"], package["Version"]
+    quoted = version.replace("+", "%2B").replace(":", "%3A")
+    where = f"arch={package['Architecture']}&distro=debian-{release}"
+    return {
+        "type": "library",
+        "name": name,
+        "version": version,
+        "purl": f"pkg:deb/debian/{name}@{quoted}?{where}",
+    }
+
+
+if __name__ == "__main__":
+    main()

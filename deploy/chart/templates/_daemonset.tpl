@@ -1,0 +1,242 @@
+{{- /*
+The agent's DaemonSet, and the custodian's (`left`), which `helm uninstall` leaves behind. They are
+one object: the custodian has the agent's name, selector and mounts. So `helm install` after an
+uninstall takes it over and updates it to the agent.
+*/}}
+{{- define "podfabric.daemonset" -}}
+{{- $root := .root -}}
+{{- $listen := include "podfabric.listen" $root -}}
+{{- $host := $listen | regexFind "^.*:" | trimSuffix ":" | trimAll "[]" -}}
+{{- $port := $listen | regexFind "[0-9]+$" | int -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: podfabric
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "podfabric.labels" $root | nindent 4 }}
+{{- if .left }}
+  annotations:
+    {{- include "podfabric.left-behind" "0" | nindent 4 }}
+    meta.helm.sh/release-name: {{ $root.Release.Name }}
+    meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
+{{- end }}
+spec:
+  selector:
+    matchLabels: {{- include "podfabric.selector" $root | nindent 6 }}
+  # The next agent starts while this one serves, stands by, and serves when this one ends
+  # (docs/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update does not
+  # fail.
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: 1
+      maxUnavailable: 0
+  template:
+    metadata:
+      labels:
+        {{- include "podfabric.selector" $root | nindent 8 }}
+        {{- with $root.Values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+      annotations:
+        kubectl.kubernetes.io/default-container: agent
+        {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec:
+      serviceAccountName: podfabric
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      {{- with $root.Values.image.pullSecrets }}
+      imagePullSecrets: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      priorityClassName: {{ $root.Values.priorityClassName }}
+      # Interfaces of the host are created, moved and restored here.
+      hostNetwork: true
+      # Above `agent.grace`, and what a call may take beyond it.
+      terminationGracePeriodSeconds: {{ add 30 (dig "agent" "grace" 60 $root.Values.config | int) }}
+      {{- with $root.Values.nodeSelector }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $root.Values.affinity }}
+      affinity: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $root.Values.tolerations }}
+      tolerations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if not .left }}
+      initContainers:
+        - name: install
+          image: {{ include "podfabric.image" $root }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args:
+            - install
+            {{- with $root.Values.install.plugins }}
+            - --plugins={{ join "," . }}
+            {{- end }}
+            {{- if $root.Values.install.force }}
+            - --force
+            {{- end }}
+          {{- with $root.Values.resources }}
+          resources: {{- toYaml . | nindent 12 }}
+          {{- end }}
+          terminationMessagePolicy: FallbackToLogsOnError
+          # Root, to write where only root may, and no capability.
+          securityContext:
+            runAsUser: 0
+            runAsGroup: 0
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {drop: [ALL]}
+            seccompProfile: {type: RuntimeDefault}
+            seLinuxOptions: {type: spc_t}
+          volumeMounts:
+            # The runtime starts CNI executables of this directory of the host.
+            - name: cni-bin
+              mountPath: /opt/cni/bin
+      {{- end }}
+      containers:
+        - name: agent
+          image: {{ include "podfabric.image" $root }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args: [agent{{ if .left }}, --until-empty{{ end }}]
+          env:
+            # The host's, where a container's own is read-only.
+            - name: PODFABRIC_PROC
+              value: /host/proc
+            - name: PODFABRIC_KUBELET
+              value: {{ $root.Values.host.kubeletDir }}
+          {{- with $root.Values.resources }}
+          resources: {{- toYaml . | nindent 12 }}
+          {{- end }}
+          terminationMessagePolicy: FallbackToLogsOnError
+          # The default is below /dev, and that is the host's here.
+          terminationMessagePath: /run/termination-log
+          # No `ports`: in the host's network they would keep the next agent off the node.
+          # Asks this very agent whether it serves or stands by: the address that the other probes
+          # ask is the node's, and answered by the agent that serves.
+          startupProbe:
+            exec: {command: [podfabric, agent, --state]}
+            periodSeconds: 2
+            timeoutSeconds: 60
+            failureThreshold: 90
+          # A node that is very busy answers late. To end its agent then would make it worse, and an
+          # agent that is not ready ends in an update before the next one has started.
+          livenessProbe:
+            httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: /healthz}
+            periodSeconds: 20
+            timeoutSeconds: 30
+            failureThreshold: 6
+          readinessProbe:
+            httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: /readyz}
+            periodSeconds: 5
+            timeoutSeconds: 30
+            failureThreshold: 12
+          securityContext:
+            runAsUser: 0
+            runAsGroup: 0
+            privileged: false
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            # docs/security.md says what each is for.
+            capabilities:
+              drop: [ALL]
+              add: [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH]
+            seccompProfile: {type: RuntimeDefault}
+            # A runtime's profile and SELinux' container type deny /sys and /proc/sys of the host.
+            appArmorProfile: {type: Unconfined}
+            seLinuxOptions: {type: spc_t}
+          volumeMounts:
+            # config.yaml. The kubelet replaces it when the ConfigMap changes.
+            - name: config
+              mountPath: /etc/podfabric
+              readOnly: true
+            # The socket that the launchers connect to, and lock files.
+            - name: run
+              mountPath: /run/podfabric
+            # The journal, the address store, the allocation checkpoint.
+            - name: state
+              mountPath: /var/lib/podfabric
+            # Other IPAM plugins, which a definition may name.{{ if .left }} The launchers are removed in the end.{{ end }}
+            - name: cni-bin
+              mountPath: /opt/cni/bin
+              readOnly: {{ not .left }}
+            # What other IPAM plugins keep (host-local's reservations).
+            - name: cni-state
+              mountPath: /var/lib/cni
+            # `podfabric doctor` looks whether Multus comes first.
+            - name: cni-conf
+              mountPath: /etc/cni/net.d
+              readOnly: true
+            # The kubelet's socket, our pools' sockets beside it, and the kubelet's checkpoint.
+            - name: device-plugins
+              mountPath: {{ $root.Values.host.kubeletDir }}/device-plugins
+            # The same, for pools with `registration: watcher`.
+            - name: plugins-registry
+              mountPath: {{ $root.Values.host.kubeletDir }}/plugins_registry
+            # The kubelet's socket for questions about pods' devices.
+            - name: pod-resources
+              mountPath: {{ $root.Values.host.kubeletDir }}/pod-resources
+              readOnly: true
+            # CDI specifications, of pools with `cdi: true`.
+            - name: cdi
+              mountPath: /var/run/cdi
+            # Device-information files, which Multus copies into a pod's network-status.
+            - name: devinfo
+              mountPath: /var/run/k8s.cni.cncf.io/devinfo
+            # The numbers of device nodes, which a container gets. No device is opened. The whole
+            # directory, because the kernel replaces /dev/infiniband when drivers are reloaded.
+            - name: dev
+              mountPath: /dev
+              readOnly: true
+            # HCAs and their state; drivers are bound to VFs here.
+            - name: sys
+              mountPath: /sys
+            # Sysctls of interfaces (a container's own /proc/sys is read-only), the processes that
+            # live in a namespace whose path is gone, NVIDIA's GPUs.
+            - name: proc
+              mountPath: /host/proc
+            # Whether a sandbox still exists. Namespaces appear and go as on the host.
+            - name: netns
+              mountPath: /run/netns
+              readOnly: true
+              mountPropagation: HostToContainer
+            {{- range $i, $directory := $root.Values.host.extraDirectories }}
+            - name: extra-{{ $i }}
+              mountPath: {{ $directory.path }}
+              readOnly: {{ $directory.readOnly | default false }}
+            {{- end }}
+      volumes:
+        - name: config
+          configMap:
+            name: podfabric
+            optional: true # the defaults are right for a custodian
+        - name: run
+          hostPath: {path: /run/podfabric, type: DirectoryOrCreate}
+        - name: state
+          hostPath: {path: /var/lib/podfabric, type: DirectoryOrCreate}
+        - name: cni-bin
+          hostPath: {path: {{ $root.Values.host.cniBinDir }}, type: DirectoryOrCreate}
+        - name: cni-state
+          hostPath: {path: /var/lib/cni, type: DirectoryOrCreate}
+        - name: cni-conf
+          hostPath: {path: {{ $root.Values.host.cniConfDir }}, type: DirectoryOrCreate}
+        - name: device-plugins
+          hostPath: {path: {{ $root.Values.host.kubeletDir }}/device-plugins, type: DirectoryOrCreate}
+        - name: plugins-registry
+          hostPath: {path: {{ $root.Values.host.kubeletDir }}/plugins_registry, type: DirectoryOrCreate}
+        - name: pod-resources
+          hostPath: {path: {{ $root.Values.host.kubeletDir }}/pod-resources, type: DirectoryOrCreate}
+        - name: cdi
+          hostPath: {path: /var/run/cdi, type: DirectoryOrCreate}
+        - name: devinfo
+          hostPath: {path: /var/run/k8s.cni.cncf.io/devinfo, type: DirectoryOrCreate}
+        - name: dev
+          hostPath: {path: /dev, type: Directory}
+        - name: sys
+          hostPath: {path: /sys, type: Directory}
+        - name: proc
+          hostPath: {path: /proc, type: Directory}
+        - name: netns
+          hostPath: {path: /run/netns, type: DirectoryOrCreate}
+        {{- range $i, $directory := $root.Values.host.extraDirectories }}
+        - name: extra-{{ $i }}
+          hostPath: {path: {{ $directory.path }}, type: DirectoryOrCreate}
+        {{- end }}
+{{- end }}

@@ -1,0 +1,45 @@
+{{- define "podfabric.labels" -}}
+app.kubernetes.io/name: podfabric
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* What does not change in an upgrade: a selector of a DaemonSet cannot. */}}
+{{- define "podfabric.selector" -}}
+app.kubernetes.io/name: podfabric
+app.kubernetes.io/component: agent
+{{- end }}
+
+{{- define "podfabric.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "podfabric.listen" -}}
+{{ dig "agent" "listen" "127.0.0.1:9810" .Values.config }}
+{{- end }}
+
+{{- /* Objects that `helm uninstall` leaves behind, as a hook: `helm install` takes them over. */}}
+{{- define "podfabric.left-behind" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-weight: {{ . | quote }}
+{{- end }}
+
+{{- define "podfabric.service-account" -}}
+{{- $root := .root -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: podfabric
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "podfabric.labels" $root | nindent 4 }}
+{{- if .left }}
+  annotations:
+    {{- include "podfabric.left-behind" "-1" | nindent 4 }}
+    meta.helm.sh/release-name: {{ $root.Release.Name }}
+    meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
+{{- end }}
+# podfabric asks the kubelet for a pod's devices, on a socket of the node, and never the API server.
+automountServiceAccountToken: false
+{{- end }}

@@ -1,0 +1,32 @@
+{{- /* OpenShift's permission for the agent's pod: what its pod template has, and no more. */}}
+{{- define "podfabric.scc" -}}
+{{- $root := .root -}}
+apiVersion: security.openshift.io/v1
+kind: SecurityContextConstraints
+metadata:
+  name: podfabric
+  labels: {{- include "podfabric.labels" $root | nindent 4 }}
+{{- if .left }}
+  annotations:
+    {{- include "podfabric.left-behind" "-1" | nindent 4 }}
+    meta.helm.sh/release-name: {{ $root.Release.Name }}
+    meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
+{{- end }}
+users: ["system:serviceaccount:{{ $root.Release.Namespace }}:podfabric"]
+allowPrivilegedContainer: false
+allowPrivilegeEscalation: false
+allowedCapabilities: [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH]
+requiredDropCapabilities: []
+allowHostDirVolumePlugin: true
+allowHostIPC: false
+allowHostNetwork: true
+allowHostPID: false
+allowHostPorts: false
+readOnlyRootFilesystem: true
+runAsUser: {type: RunAsAny}
+fsGroup: {type: RunAsAny}
+supplementalGroups: {type: RunAsAny}
+seLinuxContext: {type: RunAsAny}
+seccompProfiles: [runtime/default]
+volumes: [configMap, hostPath]
+{{- end }}
