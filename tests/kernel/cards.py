@@ -20,12 +20,11 @@ VOLATILE = (
     "stats",
     "stats64",
     "operstate",
-    "linkmode",
     "link_index",
     "permaddr",
     "qdisc",
 )
-SET_BY_USERS = {"UP", "PROMISC", "ALLMULTI"}  # of the flags
+SET_BY_USERS = {"UP", "PROMISC", "ALLMULTI", "NOARP", "MULTICAST", "DYNAMIC"}  # of the flags
 
 
 class Card(NamedTuple):
@@ -52,16 +51,27 @@ def cards() -> list[Card]:
 
 @contextmanager
 def with_vfs(card: Card, number: int) -> Iterator[Card]:
-    """The card with that many VFs, each with an interface."""
-    _set_number(card, number)
+    """`make_vfs`, for the block."""
     try:
-        vfs = tuple(function.address for function in pci.vfs(Paths(), card.address))
-        assert len(vfs) == number
-        for vf in vfs:
-            await_netdev(vf)
-        yield card._replace(vfs=vfs)
+        yield make_vfs(card, number)
     finally:
-        _set_number(card, 0)
+        remove_vfs(card)
+
+
+def make_vfs(card: Card, number: int) -> Card:
+    """The card with that many VFs, each with an interface."""
+    remove_vfs(card)
+    (DEVICES / card.address / "sriov_numvfs").write_text(str(number))
+    vfs = tuple(function.address for function in pci.vfs(Paths(), card.address))
+    assert len(vfs) == number
+    for vf in vfs:
+        await_netdev(vf)
+    return card._replace(vfs=vfs)
+
+
+def remove_vfs(card: Card) -> None:
+    """Remove all VFs of the card."""
+    (DEVICES / card.address / "sriov_numvfs").write_text("0")
 
 
 def netdev_of(address: str) -> str:
@@ -134,12 +144,6 @@ def snapshot() -> dict[str, str]:
 def rdma_mode() -> str:
     """ "shared" or "exclusive"."""
     return "shared" if "shared" in run("/usr/bin/rdma", "system", "show") else "exclusive"
-
-
-def _set_number(card: Card, number: int) -> None:
-    (DEVICES / card.address / "sriov_numvfs").write_text("0")
-    if number:
-        (DEVICES / card.address / "sriov_numvfs").write_text(str(number))
 
 
 def _bind(address: str, driver: str) -> None:

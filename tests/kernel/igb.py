@@ -17,20 +17,25 @@ RDMA = "/usr/bin/rdma"
 
 @contextmanager
 def with_addressed_vfs(card: Card, number: int) -> Iterator[Card]:
-    """`cards.with_vfs`, where the PF has given every VF an address and has carrier again.
+    """`cards.with_vfs`, after `give_addresses`."""
+    with cards.with_vfs(card, number) as made:
+        give_addresses(made)
+        yield made
+
+
+def give_addresses(card: Card) -> None:
+    """Have the PF give every VF an address, and wait until it has carrier again.
 
     igb gives none. Then igbvf makes one up at each bind, the PF shows it as if it were set once
     the VF has been up, and the first carrier takes six seconds.
     """
-    with cards.with_vfs(card, number) as made:
-        for index, vf in enumerate(made.vfs):
-            address = f"02:1b:10:01:{card.address[5:7]}:{index:02x}"
-            run(IP, "link", "set", card.pf, "vf", str(index), "mac", address)
-            (DEVICES / vf / "driver/unbind").write_text(vf)  # the driver asks when it is bound
-            Path("/sys/bus/pci/drivers_probe").write_text(vf)
-            cards.await_netdev(vf)
-        await_carrier(card.pf)
-        yield made
+    for index, vf in enumerate(card.vfs):
+        address = f"02:1b:10:01:{card.address[5:7]}:{index:02x}"
+        run(IP, "link", "set", card.pf, "vf", str(index), "mac", address)
+        (DEVICES / vf / "driver/unbind").write_text(vf)  # the driver asks when it is bound
+        Path("/sys/bus/pci/drivers_probe").write_text(vf)
+        cards.await_netdev(vf)
+    await_carrier(card.pf)
 
 
 @contextmanager

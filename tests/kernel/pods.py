@@ -113,12 +113,13 @@ class Node:
         assert self.call("DEL", container_id, netns, **config) == Reply(0, {})
 
     def refused(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
-        """An ADD that must fail and leave nothing."""
+        """An ADD that must fail and leave nothing; the runtime's DEL after it succeeds."""
         before = link_names()
         reply = self.call("ADD", container_id, netns, **config)
         assert reply.exit_code == 1, reply.document
         assert link_names() == before
         assert self.leftovers() == []
+        self.delete(container_id, netns, **config)
         return reply
 
     def leftovers(self) -> list[str]:

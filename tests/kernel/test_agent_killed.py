@@ -77,13 +77,13 @@ def left(service: Service) -> list[str]:
 def test_killed_agent_leaves_nothing_behind(service: Service, tmp_path: Path) -> None:
     seen = Seen()
     before = links()
-    with pod("a") as one, pod("b") as other:
-        clients = ipoib(service, tmp_path / "bin", seen, (one, other))
+    with pod("a") as first, pod("b") as other:
+        clients = ipoib(service, tmp_path / "bin", seen, (first, other))
         kill_often(service.root / "run/agent.pid", KILLS, clients, (0.5, 15.0))
         assert seen.wrong == []
         print(f"{KILLS} kills: {seen.results} attached, errors {seen.errors}")  # noqa: T201
         assert seen.results > 0
-        assert [links("-n", name) for name in (one, other)] == [{"lo"}, {"lo"}]
+        assert [links("-n", name) for name in (first, other)] == [{"lo"}, {"lo"}]
     assert links() == before
     assert left(service) == []
 
@@ -91,13 +91,13 @@ def test_killed_agent_leaves_nothing_behind(service: Service, tmp_path: Path) ->
 def test_killed_launchers_leave_no_child_behind(service: Service, tmp_path: Path) -> None:
     seen, kills = Seen(), Kills(LAUNCHER_KILLS)
     before = links()
-    with pod("a") as one, pod("b") as other:
-        clients = ipoib(service, tmp_path / "bin", seen, (one, other), kills)
+    with pod("a") as first, pod("b") as other:
+        clients = ipoib(service, tmp_path / "bin", seen, (first, other), kills)
         kill_launchers(service.root / "run/agent.pid", 1, clients, SECONDS)
         assert seen.wrong == []
         print(f"{kills.done} kills: {seen.results} attached, errors {seen.errors}")  # noqa: T201
         assert min(kills.done, seen.results) > 0
-        assert [links("-n", name) for name in (one, other)] == [{"lo"}, {"lo"}]
+        assert [links("-n", name) for name in (first, other)] == [{"lo"}, {"lo"}]
     assert links() == before
     assert left(service) == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cni.policy.rules import Policy
+from deviceplugin.pools import formats
 from deviceplugin.pools.config import PoolConfig, Selector
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
@@ -243,6 +244,38 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
             pass
 
 
+def test_drivers_are_reloaded_under_fifty_pods() -> None:
+    """Their interfaces go with the driver. The device plugin runs on, and every DEL succeeds."""
+    names = [f"pod{number}" for number in range(50)]
+    slots = 32
+    with (
+        pool_node(PoolConfig(resource=HCA, slots=slots)) as node,
+        ExitStack() as namespaces,
+    ):
+        node.await_healthy(HCA, 2 * slots)
+        pods = []
+        for name in names:
+            namespaces.enter_context(pod(name))
+            pods.append(node.admit(name, HCA))
+            node.add(node.ipoib, pods[-1], ipam=RANGE)
+        with igb.ibloop_unloaded():
+            started = time.monotonic()
+            node.kubelet.wait(lambda: node.kubelet.allocatable(HCA) == 0)
+            gone = time.monotonic() - started
+            assert all(link_names(name) == {"lo"} for name in names)
+        started = time.monotonic()
+        node.await_healthy(HCA, 2 * slots)
+        print(f"gone told after {gone:.2f} s, back after {time.monotonic() - started:.2f} s")  # noqa: T201
+        for worker in pods:
+            node.delete(node.ipoib, worker, ipam=RANGE)
+        assert node.ipoib.leftovers() == []
+        after = node.admit("after", HCA)
+        namespaces.enter_context(pod("after"))
+        node.add(node.ipoib, after, ipam=RANGE)
+        assert fabric_beside("after") == uverbs_numbers(after)
+        node.delete(node.ipoib, after, ipam=RANGE)
+
+
 def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None:
     selector = Selector(pciAddresses=vfs.vfs)
     with pool_node(PoolConfig(resource=VF, mode="exclusive", selectors=(selector,))) as node:
@@ -293,6 +326,29 @@ def refused_to_a_pod_without_an_hca(node: PoolNode, card: Card) -> None:
     reply = node.add(node.sriov, tenant, master=card.pf)
     assert reply.interface["pciID"] == card.vfs[2]
     node.delete(node.sriov, tenant, master=card.pf)
+
+
+def test_vfs_without_rdma_are_offered_by_both_forms_of_a_pool_in_one_file(
+    netns: None, card: Card
+) -> None:
+    """Each pod gets the VF that the kubelet gave to it; neither has a device node."""
+    text = f"""
+pools:
+  - {{name: example.com/eth, mode: exclusive, rdma: false, selectors: {{pfNames: ["{card.pf}#1"]}}}}
+resourceList: [{{resourceName: net, selectors: {{pfNames: ["{card.pf}#2"]}}}}]
+"""
+    resources = ("example.com/eth", "intel.com/net")
+    with pool_node(*formats.parse(text.encode(), "config.yaml").pools) as node:
+        before = cards.snapshot()
+        for resource, vf in zip(resources, card.vfs[1:3], strict=True):
+            node.await_healthy(resource, 1)
+            assert list(node.listed(resource)) == [vf]
+        pods = [node.admit(*pair) for pair in zip(NAMES, resources, strict=True)]
+        assert [interface["pciID"] for interface in attached(node, pods)] == list(card.vfs[1:3])
+        assert [uverbs_numbers(worker) for worker in pods] == [[], []]
+        for worker in pods:
+            node.delete(node.sriov, worker)
+        assert cards.snapshot() == before
 
 
 def test_vfs_without_a_link_are_given_and_their_ports_come_up_later(
@@ -354,8 +410,16 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
     ):
         node.await_healthy(VF, 2)
         pods = [node.admit(name, VF) for name in NAMES]
+        add = partial(node.add, node.sriov, rdmaIsolation=True)
+        delete = partial(node.delete, node.sriov, rdmaIsolation=True)
+        with ThreadPoolExecutor(len(pods)) as pool:
+            for _ in range(10):  # the kernel numbers the uverbs devices again with each move
+                list(pool.map(add, pods))
+                for worker in pods:
+                    assert beside(worker.name) == uverbs_numbers(worker)
+                list(pool.map(delete, pods))
         for worker in pods:
-            node.add(node.sriov, worker, rdmaIsolation=True)
+            add(worker)
         for worker in pods:
             assert beside(worker.name) == uverbs_numbers(worker)
             shown = run(IP, "netns", "exec", worker.name, RDMA, "dev").splitlines()
@@ -368,5 +432,5 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
         node.kubelet.wait(lambda: node.kubelet.count("Register", VF) == 2)
         node.await_healthy(VF, 2)
         for worker in pods:
-            node.delete(node.sriov, worker, rdmaIsolation=True)
+            delete(worker)
         assert node.sriov.leftovers() == []

@@ -123,15 +123,17 @@ def test_addresses_routes_and_result_agree_with_the_kernel(node: Node, pods: lis
     assert [ip["interface"] for ip in reply.document["ips"]] == [0, 0]
     assert reply.document["dns"] == {"nameservers": ["10.5.0.53"]}
     given = json.loads(run(IP, "-n", pods[0], "-j", "address", "show", "net1"))[0]["addr_info"]
-    found = {f"{one['local']}/{one['prefixlen']}" for one in given if one["scope"] == "global"}
+    found = {f"{ip['local']}/{ip['prefixlen']}" for ip in given if ip["scope"] == "global"}
     assert found == {"10.5.0.2/24", "fd00:5::2/64"}
     assert not [address for address in given if address.get("tentative")]
     routes = json.loads(run(IP, "-n", pods[0], "-j", "route"))
-    via = {one["dst"]: (one.get("gateway"), one.get("metric")) for one in routes}
+    via = {route["dst"]: (route.get("gateway"), route.get("metric")) for route in routes}
     assert via["10.50.0.0/16"] == ("10.5.0.1", None)
     assert via["10.51.0.0/16"] == ("10.5.0.9", 7)
     routes6 = json.loads(run(IP, "-n", pods[0], "-6", "-j", "route"))
-    assert ("fd00:50::/48", "fd00:5::1") in [(one["dst"], one.get("gateway")) for one in routes6]
+    assert ("fd00:50::/48", "fd00:5::1") in [
+        (route["dst"], route.get("gateway")) for route in routes6
+    ]
     assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
     node.delete("c1", pods[0], **config)
     assert node.leftovers() == []
@@ -148,7 +150,7 @@ def test_route_may_have_a_gateway_beyond_the_interfaces_networks(
     config: dict[str, Any] = {"ipam": ipam("10.6.0.0/24", gateway="10.6.0.1", routes=routes)}
     reply = node.add("c1", pods[0], **config)
     found = json.loads(run(IP, "-n", pods[0], "-j", "route", "show", "table", "all"))
-    by_destination = {one["dst"]: one for one in found if one.get("dev") == "net1"}
+    by_destination = {route["dst"]: route for route in found if route.get("dev") == "net1"}
     assert by_destination["10.60.0.0/16"]["gateway"] == "10.77.0.1"
     assert "onlink" in by_destination["10.60.0.0/16"]["flags"]
     assert "gateway" not in by_destination["10.61.0.0/16"]
@@ -167,7 +169,7 @@ def test_default_route_goes_behind_another_networks(node: Node, pods: list[str])
     config: dict[str, Any] = {"ipam": given}
     reply = node.add("c1", pods[0], **config)
     found = json.loads(run(IP, "-n", pods[0], "-j", "route", "show", "default"))
-    assert [one["dev"] for one in found] == ["eth0", "net1"]
+    assert [route["dev"] for route in found] == ["eth0", "net1"]
     assert node.call("CHECK", "c1", pods[0], previous=reply, **config).exit_code == 0
     node.delete("c1", pods[0], **config)
 
@@ -221,11 +223,11 @@ def test_new_address_is_announced_in_infinibands_own_form(node: Node, pods: list
 def test_moved_child_gets_another_index_where_its_own_is_taken(node: Node, pods: list[str]) -> None:
     """The kernel renumbers on a move; a stale index would configure the pod's other interface."""
     with NetworkNamespace.open(f"/var/run/netns/{pods[0]}"):
-        highest = max(one["ifindex"] for one in json.loads(run(IP, "-j", "link")))
+        highest = max(link["ifindex"] for link in json.loads(run(IP, "-j", "link")))
         for index in range(highest + 1, highest + 12):
-            one = ("name", f"d{index}", "index", str(index))
+            interface = ("name", f"d{index}", "index", str(index))
             other = ("name", f"e{index}", "index", str(index + 1000))
-            run(IP, "-n", pods[0], "link", "add", *one, "type", "veth", "peer", *other)
+            run(IP, "-n", pods[0], "link", "add", *interface, "type", "veth", "peer", *other)
     before = run(IP, "-n", pods[0], "-o", "address")
     reply = node.add("c1", pods[0], ipam=ipam("10.7.0.0/24"))
     link = link_in(pods[0])
@@ -263,7 +265,7 @@ def test_result_follows_an_earlier_plugins_in_a_chain(node: Node, pods: list[str
         "ips": [{"address": "10.1.1.1/24", "interface": 0}],
     }
     reply = node.add("c1", pods[0], ipam=ipam("10.8.0.0/24"), prevResult=earlier)
-    assert [one["name"] for one in reply.document["interfaces"]] == ["eth0", "net1"]
+    assert [interface["name"] for interface in reply.document["interfaces"]] == ["eth0", "net1"]
     assert reply.document["interfaces"][0]["vendor/key"] == 1
-    assert [one["interface"] for one in reply.document["ips"]] == [0, 1]
+    assert [ip["interface"] for ip in reply.document["ips"]] == [0, 1]
     node.delete("c1", pods[0], ipam=ipam("10.8.0.0/24"))

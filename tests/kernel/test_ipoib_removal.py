@@ -11,7 +11,7 @@ import pytest
 from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep
 from cni.ipoib.plugin import IPoIB
-from host import links
+from host import link_changes, links
 from host.errors import HostError
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -146,7 +146,7 @@ def test_address_stays_reserved_while_the_interface_cannot_be_removed(
         raise HostError(f'deleting "{link.name}": busy')
 
     with monkeypatch.context() as patched:
-        patched.setattr(links, "delete", busy)
+        patched.setattr(link_changes, "delete", busy)
         assert node.call("DEL", "c1", pods[0], **CONFIG).document["code"] == 104
     assert node.reservations() == added.addresses
     node.delete("c1", pods[0], **CONFIG)

@@ -9,10 +9,10 @@ from cni.policy.rules import Policy
 from host import links, pci
 from host.links import IFF_ALLMULTI, IFF_PROMISC
 from host.netlink import netlink
-from tests.kernel import cards
+from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
-from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, run
+from tests.kernel.pods import IP, SriovNode, ipam, link_in, link_names, pod, run
 
 MAC = "02:ab:cd:00:00:01"
 
@@ -305,6 +305,27 @@ def test_shared_mode_is_refused_with_what_to_set(
     reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], rdmaIsolation=True)
     assert "rdma system set netns exclusive" in reply.text
     assert "netns_mode=0" in reply.text
+
+
+def test_isolated_device_that_gets_another_number_is_refused_and_then_keeps_it(
+    sriov: SriovNode, card: Card
+) -> None:
+    """The kernel gives a device that moves the lowest free number: here that of one unplugged."""
+    vf = card.vfs[0]
+    run("/sbin/modprobe", "rdma_rxe")
+    with igb.ibloop_unloaded():
+        run(RDMA, "link", "add", "rxe9", "type", "rxe", "netdev", card.pf)
+    with igb.with_hcas(vf):
+        run(RDMA, "link", "delete", "rxe9")
+        with igb.exclusive_rdma(), pod("isolated") as netns:
+            reply = sriov.refused("c1", netns, deviceID=vf, rdmaIsolation=True)
+            assert reply.document["code"] == 100
+            for named in ("ibloop0", "uverbs1 (231:193)", "uverbs0 (231:192)", "delete the pod"):
+                assert named in reply.text
+            assert "ibloop0" in run(RDMA, "dev")
+            sriov.add("c1", netns, deviceID=vf, rdmaIsolation=True)
+            sriov.delete("c1", netns, deviceID=vf, rdmaIsolation=True)
+    assert sriov.leftovers() == []
 
 
 def test_soft_roce_is_made_anew_in_the_pod_and_on_the_host(

@@ -5,7 +5,8 @@
  * Locking: one spinlock, fabric.lock, guards everything that a packet can meet: port state and
  * P_Keys, QP state and queues, CQ rings, multicast attachments, the SA's groups. It is taken with
  * interrupts disabled, since verbs may be called from any context. Nothing is called back into
- * the core or a ULP with it held: completion handlers run from the worker, after it is dropped.
+ * the core or a ULP with it held: completion handlers run from the worker, after it is dropped, and
+ * events are queued by the core.
  */
 #ifndef IBLOOP_H
 #define IBLOOP_H
@@ -13,6 +14,7 @@
 #include <linux/device.h>
 #include <linux/list.h>
 #include <linux/module.h>
+#include <linux/pci.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 #include <linux/version.h>
@@ -23,6 +25,7 @@
 
 #define IBLOOP_PORT		1
 #define IBLOOP_MAX_HCAS		16
+#define IBLOOP_MAX_VFS		8	/* of a PF */
 #define IBLOOP_PKEYS		16	/* entries of a port's P_Key table */
 #define IBLOOP_MAX_SGE		32	/* >= MAX_SKB_FRAGS + 1, so IPoIB need not linearise */
 #define IBLOOP_MAX_WR		16384
@@ -32,12 +35,15 @@
 #define IBLOOP_GRH_ROOM		40	/* in front of every UD receive */
 #define IBLOOP_SUBNET_PREFIX	0xfe80000000000000ULL
 #define IBLOOP_GUID_BASE	0x02001b1000000000ULL	/* EUI-64, locally administered */
+#define IBLOOP_NO_GUID		~0ULL	/* a VF that has got none, on ConnectX */
 #define IBLOOP_FULL_MEMBER	0x8000
 
 /* Why a packet went no further, and what went through: the port's hw_counters, in this order. */
 enum ibloop_counter {
 	IBLOOP_TX_PACKETS,
 	IBLOOP_RX_PACKETS,
+	IBLOOP_TX_BYTES,
+	IBLOOP_RX_BYTES,
 	IBLOOP_TX_DROP_PORT_DOWN,
 	IBLOOP_TX_DROP_PKEY,		/* the sender's P_Key table entry is empty */
 	IBLOOP_TX_DROP_NO_DEST,		/* no such LID, or nobody attached to the group */
@@ -54,18 +60,38 @@ enum ibloop_counter {
 	IBLOOP_COUNTERS,
 };
 
+/* When the port of a VF is up: as mlx5's port_state_policy. */
+enum ibloop_policy {
+	IBLOOP_FOLLOW,			/* when its PF's is: a new VF's */
+	IBLOOP_UP,
+	IBLOOP_DOWN,
+};
+
+/* What a PF has set for one of its VFs. It outlives the VF and its driver's binding. */
+struct ibloop_vf {
+	bool node_guid_set;
+	bool port_guid_set;
+	u64 node_guid;
+	u64 port_guid;
+	enum ibloop_policy policy;
+};
+
 struct ibloop_hca {
 	struct ib_device ibdev;		/* first: ib_alloc_device() */
 	unsigned int index;
 	struct device *parent;		/* reference held */
-	struct platform_device *platform;	/* the parent, unless a PCI function was named */
+	struct platform_device *platform;	/* the parent, unless it is a PCI function */
 	u16 lid;
 	__be64 node_guid;
 	union ib_gid gid;
 	struct xarray qps;		/* by QP number, the special ones too */
 	u32 next_qpn;
 	/* under fabric.lock */
-	bool up;
+	struct ibloop_hca *pf;		/* of a VF that our driver has, as its PF; it outlives us */
+	unsigned int vf_index;
+	struct ibloop_vf vfs[IBLOOP_MAX_VFS];	/* of a PF */
+	bool plugged;			/* the "port" knob */
+	bool up;			/* plugged, and up by its PF's policy */
 	bool sa_on;
 	u16 pkeys[IBLOOP_PKEYS];	/* 0: empty */
 	u32 port_cap_flags;
@@ -164,11 +190,14 @@ struct ibloop_fabric {
 
 extern struct ibloop_fabric fabric;
 extern enum ib_mtu ibloop_mtu;	/* of every port, path and group */
+extern bool ibloop_vf_guids;
+extern u16 ibloop_pkeys[IBLOOP_PKEYS];	/* of every port that is no member of another partition */
 extern const struct attribute_group ibloop_knobs;
 extern const struct ib_device_ops ibloop_port_ops;
 extern const struct ib_device_ops ibloop_cq_ops;
 extern const struct ib_device_ops ibloop_qp_ops;
 extern const struct ib_device_ops ibloop_counter_ops;
+extern const struct ib_device_ops ibloop_pf_ops;
 
 static inline struct ibloop_hca *to_hca(struct ib_device *ibdev)
 {
@@ -203,6 +232,22 @@ static inline bool ibloop_pkeys_match(u16 a, u16 b)
 	       ((a | b) & IBLOOP_FULL_MEMBER);
 }
 
+/* main.c */
+struct ibloop_hca *ibloop_add_hca(struct device *parent, struct platform_device *platform);
+void ibloop_remove_hca(struct ibloop_hca *hca);
+
+/* sriov.c */
+int ibloop_sriov_init(void);
+void ibloop_sriov_exit(void);
+bool ibloop_is_vf(const struct ibloop_hca *hca);
+void ibloop_become_vf(struct ibloop_hca *hca);
+u64 ibloop_function_id(const struct ibloop_hca *hca);
+
+/* port.c */
+void ibloop_event(struct ibloop_hca *hca, enum ib_event_type type);
+bool ibloop_port_is_up(const struct ibloop_hca *hca);
+void ibloop_update_ports(void);
+
 /* Index of the entry of @hca's table that matches @pkey, or -1. */
 int ibloop_find_pkey(const struct ibloop_hca *hca, u16 pkey);
 
@@ -216,6 +261,9 @@ bool ibloop_qp_receives(const struct ibloop_qp *qp);
 void ibloop_complete_send(struct ibloop_qp *qp, u64 wr_id, bool signaled,
 			  enum ib_wc_status status);
 void ibloop_flush_recvs(struct ibloop_qp *qp);
+
+/* sm.c */
+void ibloop_fill_pkeys(struct ibloop_hca *hca);
 
 /* switch.c */
 int ibloop_switch_init(void);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Module parameters, and the life of an HCA: allocate, register, unregister. */
-#include <linux/pci.h>
 #include <linux/platform_device.h>
 
 #include "ibloop.h"
@@ -13,9 +12,9 @@ static unsigned int hcas = 2;
 module_param(hcas, uint, 0444);
 MODULE_PARM_DESC(hcas, "number of HCAs, 1 to 16 (default 2; at least one for each parent)");
 
-static ushort pkeys[IBLOOP_PKEYS] = { 0xffff, 0x8001, 0x8002, 0x8003 };
+u16 ibloop_pkeys[IBLOOP_PKEYS] = { 0xffff, 0x8001, 0x8002, 0x8003 };
 static unsigned int npkeys = 4;
-module_param_array(pkeys, ushort, &npkeys, 0444);
+module_param_array_named(pkeys, ibloop_pkeys, ushort, &npkeys, 0444);
 MODULE_PARM_DESC(pkeys, "P_Key table of every port (default 0xffff,0x8001,0x8002,0x8003)");
 
 static char *parents[IBLOOP_MAX_HCAS];
@@ -26,6 +25,10 @@ MODULE_PARM_DESC(parents, "PCI functions (DDDD:BB:DD.F) to register the first HC
 static unsigned int mtu = 2048;
 module_param(mtu, uint, 0444);
 MODULE_PARM_DESC(mtu, "IB MTU of ports and groups: 256, 512, 1024, 2048 (default) or 4096");
+
+bool ibloop_vf_guids = true;
+module_param_named(vf_guids, ibloop_vf_guids, bool, 0644);
+MODULE_PARM_DESC(vf_guids, "VFs have GUIDs before their PF sets any (default Y); N: all FF");
 
 enum ib_mtu ibloop_mtu;
 
@@ -47,126 +50,144 @@ static struct device *ibloop_get_pci_function(const char *bdf)
 	return pdev ? &pdev->dev : NULL;
 }
 
-/*
- * Every HCA has a device above it, as real ones do, so that net/<ipoib>/device/infiniband/<hca>
- * resolves: the named PCI function, or a platform device of its own.
- */
-static int ibloop_take_parent(struct ibloop_hca *hca)
-{
-	struct platform_device *platform;
-
-	if (hca->index < nparents) {
-		hca->parent = ibloop_get_pci_function(parents[hca->index]);
-		if (!hca->parent) {
-			pr_err("ibloop: no PCI function \"%s\" (parameter parents)\n",
-			       parents[hca->index]);
-			return -ENODEV;
-		}
-		return 0;
-	}
-	platform = platform_device_register_simple("ibloop", hca->index, NULL, 0);
-	if (IS_ERR(platform))
-		return PTR_ERR(platform);
-	hca->platform = platform;
-	hca->parent = get_device(&platform->dev);
-	return 0;
-}
-
 static void ibloop_drop_parent(struct device *parent, struct platform_device *platform)
 {
 	put_device(parent);
 	platform_device_unregister(platform);	/* NULL is fine */
 }
 
-static void ibloop_set_identity(struct ibloop_hca *hca)
+/* Everything that no other HCA decides. Its place on the switch is the rest. */
+static void ibloop_set_defaults(struct ibloop_hca *hca)
 {
 	struct ib_device *ibdev = &hca->ibdev;
-	u64 guid = IBLOOP_GUID_BASE | ((u64)(hca->index + 1) << 8);
 
-	hca->lid = IBLOOP_FIRST_LID + hca->index;
-	hca->node_guid = cpu_to_be64(guid);
 	hca->gid.global.subnet_prefix = cpu_to_be64(IBLOOP_SUBNET_PREFIX);
-	hca->gid.global.interface_id = cpu_to_be64(guid | IBLOOP_PORT);
-	hca->up = true;
+	hca->plugged = true;
 	hca->sa_on = true;
-	memcpy(hca->pkeys, pkeys, npkeys * sizeof(pkeys[0]));
+	xa_init_flags(&hca->qps, XA_FLAGS_ALLOC);
 
 	ibdev->node_type = RDMA_NODE_IB_CA;
-	ibdev->node_guid = hca->node_guid;
-	snprintf(ibdev->node_desc, sizeof(ibdev->node_desc), "ibloop%u", hca->index);
 	ibdev->phys_port_cnt = 1;
 	ibdev->num_comp_vectors = num_possible_cpus();
 	ibdev->local_dma_lkey = 0;
 	ibdev->dev.parent = hca->parent;
+	ib_set_device_ops(ibdev, &ibloop_base_ops);
+	ib_set_device_ops(ibdev, &ibloop_port_ops);
+	ib_set_device_ops(ibdev, &ibloop_cq_ops);
+	ib_set_device_ops(ibdev, &ibloop_qp_ops);
+	ib_set_device_ops(ibdev, &ibloop_counter_ops);
+	if (!hca->platform && to_pci_dev(hca->parent)->is_physfn)
+		ib_set_device_ops(ibdev, &ibloop_pf_ops);
 }
 
-static int ibloop_add_hca(unsigned int index)
+/* Puts an HCA at the first free place of the switch, with the LID of that place. */
+static int ibloop_plug_in(struct ibloop_hca *hca)
 {
-	struct platform_device *platform;
-	struct ibloop_hca *hca;
-	struct device *parent;
+	struct ib_device *ibdev = &hca->ibdev;
 	unsigned long flags;
+	unsigned int i;
+	u64 guid;
+
+	spin_lock_irqsave(&fabric.lock, flags);
+	for (i = 0; i < IBLOOP_MAX_HCAS && fabric.hcas[i]; i++)
+		;
+	if (i == IBLOOP_MAX_HCAS) {
+		spin_unlock_irqrestore(&fabric.lock, flags);
+		return -ENOSPC;
+	}
+	hca->index = i;
+	hca->lid = IBLOOP_FIRST_LID + i;
+	guid = IBLOOP_GUID_BASE | (ibloop_function_id(hca) ?: i + 1) << 8;
+	hca->node_guid = cpu_to_be64(guid);
+	hca->gid.global.interface_id = cpu_to_be64(guid | IBLOOP_PORT);
+	if (ibloop_is_vf(hca))
+		ibloop_become_vf(hca);
+	ibloop_fill_pkeys(hca);
+	hca->up = ibloop_port_is_up(hca);
+	fabric.hcas[i] = hca;
+	spin_unlock_irqrestore(&fabric.lock, flags);
+	ibdev->node_guid = hca->node_guid;
+	snprintf(ibdev->node_desc, sizeof(ibdev->node_desc), "ibloop%u", i);
+	return 0;
+}
+
+static void ibloop_unplug(struct ibloop_hca *hca)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&fabric.lock, flags);
+	ibloop_sa_forget_port(hca);
+	fabric.hcas[hca->index] = NULL;
+	spin_unlock_irqrestore(&fabric.lock, flags);
+}
+
+/*
+ * Every HCA has a device above it, as real ones do, so that net/<ipoib>/device/infiniband/<hca>
+ * resolves: a PCI function, or a platform device of its own. Both are taken over, also by a call
+ * that fails.
+ */
+struct ibloop_hca *ibloop_add_hca(struct device *parent, struct platform_device *platform)
+{
+	struct ibloop_hca *hca;
 	char name[IB_DEVICE_NAME_MAX];
-	int err;
+	int err = -ENOMEM;
 
 	hca = ib_alloc_device(ibloop_hca, ibdev);
 	if (!hca)
-		return -ENOMEM;
-	hca->index = index;
-	xa_init_flags(&hca->qps, XA_FLAGS_ALLOC);
-	err = ibloop_take_parent(hca);
+		goto drop;
+	hca->parent = parent;
+	hca->platform = platform;
+	ibloop_set_defaults(hca);
+	/* On the switch before it is registered: its MAD agents start sending while it is. */
+	err = ibloop_plug_in(hca);
 	if (err)
 		goto dealloc;
-	parent = hca->parent;
-	platform = hca->platform;
-	ibloop_set_identity(hca);
-	ib_set_device_ops(&hca->ibdev, &ibloop_base_ops);
-	ib_set_device_ops(&hca->ibdev, &ibloop_port_ops);
-	ib_set_device_ops(&hca->ibdev, &ibloop_cq_ops);
-	ib_set_device_ops(&hca->ibdev, &ibloop_qp_ops);
-	ib_set_device_ops(&hca->ibdev, &ibloop_counter_ops);
-
-	/* On the switch before it is registered: its MAD agents start sending while it is. */
-	spin_lock_irqsave(&fabric.lock, flags);
-	fabric.hcas[index] = hca;
-	spin_unlock_irqrestore(&fabric.lock, flags);
-	snprintf(name, sizeof(name), "ibloop%u", index);
+	snprintf(name, sizeof(name), "ibloop%u", hca->index);
 	/* No DMA device: sg addresses are kernel virtual addresses. */
 	err = ib_register_device(&hca->ibdev, name, NULL);
 	if (!err)
-		return 0;
-
-	spin_lock_irqsave(&fabric.lock, flags);
-	fabric.hcas[index] = NULL;
-	spin_unlock_irqrestore(&fabric.lock, flags);
+		return hca;
+	ibloop_unplug(hca);
+dealloc:
 	xa_destroy(&hca->qps);
 	ib_dealloc_device(&hca->ibdev);
+drop:
 	ibloop_drop_parent(parent, platform);
-	return err;
-dealloc:
-	ib_dealloc_device(&hca->ibdev);
-	return err;
+	return ERR_PTR(err);
 }
 
-static void ibloop_remove_hca(unsigned int index)
+void ibloop_remove_hca(struct ibloop_hca *hca)
 {
-	struct ibloop_hca *hca = fabric.hcas[index];
-	struct platform_device *platform;
-	struct device *parent;
-	unsigned long flags;
+	struct platform_device *platform = hca->platform;
+	struct device *parent = hca->parent;
 
-	if (!hca)
-		return;
-	parent = hca->parent;
-	platform = hca->platform;
 	ib_unregister_device(&hca->ibdev);
-	spin_lock_irqsave(&fabric.lock, flags);
-	ibloop_sa_forget_port(hca);
-	fabric.hcas[index] = NULL;
-	spin_unlock_irqrestore(&fabric.lock, flags);
+	ibloop_unplug(hca);
 	xa_destroy(&hca->qps);
 	ib_dealloc_device(&hca->ibdev);
 	ibloop_drop_parent(parent, platform);
+}
+
+/* One of the HCAs that the module has from its start: under a named PCI function, or alone. */
+static int ibloop_add_first(unsigned int number)
+{
+	struct platform_device *platform = NULL;
+	struct device *parent;
+
+	if (number < nparents) {
+		parent = ibloop_get_pci_function(parents[number]);
+		if (!parent) {
+			pr_err("ibloop: no PCI function \"%s\" (parameter parents)\n",
+			       parents[number]);
+			return -ENODEV;
+		}
+	} else {
+		platform = platform_device_register_simple("ibloop", number, NULL, 0);
+		if (IS_ERR(platform))
+			return PTR_ERR(platform);
+		parent = get_device(&platform->dev);
+	}
+	return PTR_ERR_OR_ZERO(ibloop_add_hca(parent, platform));
 }
 
 static void ibloop_remove_all(void)
@@ -174,7 +195,8 @@ static void ibloop_remove_all(void)
 	unsigned int i;
 
 	for (i = 0; i < IBLOOP_MAX_HCAS; i++)
-		ibloop_remove_hca(i);
+		if (fabric.hcas[i])
+			ibloop_remove_hca(fabric.hcas[i]);
 	ibloop_switch_exit();
 	ibloop_sa_exit();
 }
@@ -184,6 +206,7 @@ static int __init ibloop_init(void)
 	unsigned int i;
 	int err;
 
+	memset(&ibloop_pkeys[npkeys], 0, (IBLOOP_PKEYS - npkeys) * sizeof(ibloop_pkeys[0]));
 	hcas = max(hcas, nparents);
 	if (!hcas || hcas > IBLOOP_MAX_HCAS) {
 		pr_err("ibloop: hcas=%u is not in 1..%u\n", hcas, IBLOOP_MAX_HCAS);
@@ -197,18 +220,18 @@ static int __init ibloop_init(void)
 	err = ibloop_switch_init();
 	if (err)
 		return err;
-	for (i = 0; i < hcas; i++) {
-		err = ibloop_add_hca(i);
-		if (err) {
-			ibloop_remove_all();
-			return err;
-		}
-	}
-	return 0;
+	for (i = 0; i < hcas && !err; i++)
+		err = ibloop_add_first(i);
+	if (!err)
+		err = ibloop_sriov_init();
+	if (err)
+		ibloop_remove_all();
+	return err;
 }
 
 static void __exit ibloop_exit(void)
 {
+	ibloop_sriov_exit();
 	ibloop_remove_all();
 }
 

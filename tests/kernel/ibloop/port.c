@@ -12,6 +12,48 @@ int ibloop_find_pkey(const struct ibloop_hca *hca, u16 pkey)
 	return -1;
 }
 
+void ibloop_event(struct ibloop_hca *hca, enum ib_event_type type)
+{
+	struct ib_event event = {
+		.device = &hca->ibdev,
+		.element.port_num = IBLOOP_PORT,
+		.event = type,
+	};
+
+	/* Not while it comes or goes: the core has no place for its events then. */
+	if (ib_device_try_get(&hca->ibdev)) {
+		ib_dispatch_event(&event);
+		ib_device_put(&hca->ibdev);
+	}
+}
+
+bool ibloop_port_is_up(const struct ibloop_hca *hca)
+{
+	enum ibloop_policy policy = hca->pf ? hca->pf->vfs[hca->vf_index].policy : IBLOOP_UP;
+
+	if (!hca->plugged || policy == IBLOOP_DOWN)
+		return false;
+	return policy == IBLOOP_UP || hca->pf->plugged;
+}
+
+/* Brings every port into the state that knobs and policies ask for now. */
+void ibloop_update_ports(void)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&fabric.lock);
+	for (i = 0; i < IBLOOP_MAX_HCAS; i++) {
+		struct ibloop_hca *hca = fabric.hcas[i];
+
+		if (!hca || hca->up == ibloop_port_is_up(hca))
+			continue;
+		hca->up = !hca->up;
+		if (!hca->up)
+			ibloop_sa_forget_port(hca);
+		ibloop_event(hca, hca->up ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR);
+	}
+}
+
 static int ibloop_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 			       struct ib_udata *udata)
 {
@@ -28,6 +70,8 @@ static int ibloop_query_device(struct ib_device *ibdev, struct ib_device_attr *a
 	attr->device_cap_flags = IB_DEVICE_CHANGE_PHY_PORT | IB_DEVICE_PORT_ACTIVE_EVENT |
 				 IB_DEVICE_SYS_IMAGE_GUID;
 	attr->kernel_cap_flags = IBK_LOCAL_DMA_LKEY | IBK_BLOCK_MULTICAST_LOOPBACK;
+	if (ibloop_is_vf(to_hca(ibdev)))
+		attr->kernel_cap_flags |= IBK_VIRTUAL_FUNCTION;
 	attr->max_send_sge = IBLOOP_MAX_SGE;
 	attr->max_recv_sge = IBLOOP_MAX_SGE;
 	attr->max_sge_rd = 1;

@@ -63,6 +63,12 @@ static int ibloop_check_pkey(const struct ibloop_hca *hca, const struct ibloop_q
 	}
 }
 
+static void ibloop_count_bytes(struct ibloop_hca *hca, enum ibloop_counter counter, u32 length)
+{
+	lockdep_assert_held(&fabric.lock);
+	hca->counters[counter] += length;
+}
+
 static void ibloop_receive(struct ibloop_hca *hca, struct ibloop_qp *qp,
 			   const struct ibloop_packet *packet)
 {
@@ -116,6 +122,7 @@ static void ibloop_receive(struct ibloop_hca *hca, struct ibloop_qp *qp,
 	qp->rq_head = (qp->rq_head + 1) % qp->cap.max_recv_wr;
 	qp->rq_used--;
 	ibloop_count(hca, IBLOOP_RX_PACKETS);
+	ibloop_count_bytes(hca, IBLOOP_RX_BYTES, packet->length);
 	ibloop_cq_push(to_cq(qp->ibqp.recv_cq), &wc, packet->solicited);
 }
 
@@ -182,6 +189,7 @@ static void ibloop_deliver(const struct ibloop_packet *packet)
 		return;
 	}
 	ibloop_count(from, IBLOOP_TX_PACKETS);
+	ibloop_count_bytes(from, IBLOOP_TX_BYTES, packet->length);
 	if (packet->dlid == IBLOOP_SM_LID && packet->dest_qpn == 1) {
 		ibloop_sa_receive(from, packet);
 		return;

@@ -2,17 +2,6 @@
 /* The knobs (infiniband/<hca>/ibloop/) and the counters (ports/1/hw_counters/). */
 #include "ibloop.h"
 
-static void ibloop_event(struct ibloop_hca *hca, enum ib_event_type type)
-{
-	struct ib_event event = {
-		.device = &hca->ibdev,
-		.element.port_num = IBLOOP_PORT,
-		.event = type,
-	};
-
-	ib_dispatch_event(&event);
-}
-
 static struct ibloop_hca *dev_to_hca(struct device *dev)
 {
 	return to_hca(rdma_device_to_ibdev(dev));
@@ -20,30 +9,25 @@ static struct ibloop_hca *dev_to_hca(struct device *dev)
 
 static ssize_t port_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%s\n", READ_ONCE(dev_to_hca(dev)->up) ? "up" : "down");
+	return sysfs_emit(buf, "%s\n", READ_ONCE(dev_to_hca(dev)->plugged) ? "up" : "down");
 }
 
 static ssize_t port_store(struct device *dev, struct device_attribute *attr, const char *buf,
 			  size_t count)
 {
-	struct ibloop_hca *hca = dev_to_hca(dev);
 	unsigned long flags;
-	bool up, changed;
+	bool plugged;
 
 	if (sysfs_streq(buf, "up"))
-		up = true;
+		plugged = true;
 	else if (sysfs_streq(buf, "down"))
-		up = false;
+		plugged = false;
 	else
 		return -EINVAL;
 	spin_lock_irqsave(&fabric.lock, flags);
-	changed = hca->up != up;
-	hca->up = up;
-	if (!up)
-		ibloop_sa_forget_port(hca);
+	dev_to_hca(dev)->plugged = plugged;
+	ibloop_update_ports();
 	spin_unlock_irqrestore(&fabric.lock, flags);
-	if (changed)
-		ibloop_event(hca, up ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR);
 	return count;
 }
 static DEVICE_ATTR_RW(port);
@@ -124,6 +108,8 @@ const struct attribute_group ibloop_knobs = {
 static const struct rdma_stat_desc ibloop_counter_descs[IBLOOP_COUNTERS] = {
 	[IBLOOP_TX_PACKETS].name = "tx_packets",
 	[IBLOOP_RX_PACKETS].name = "rx_packets",
+	[IBLOOP_TX_BYTES].name = "tx_bytes",
+	[IBLOOP_RX_BYTES].name = "rx_bytes",
 	[IBLOOP_TX_DROP_PORT_DOWN].name = "tx_drop_port_down",
 	[IBLOOP_TX_DROP_PKEY].name = "tx_drop_pkey",
 	[IBLOOP_TX_DROP_NO_DEST].name = "tx_drop_no_dest",

@@ -89,12 +89,12 @@ def _both(here: list[str], beside: list[str]) -> int:
 
 def _run(command: list[str]) -> int:
     prepare()
-    _compile_python()
+    compile_python()
     timeout = float(os.environ.get("PODFABRIC_VM_TIMEOUT", "600"))
     return qemu.run(command, qemu.Machine(timeout=timeout))
 
 
-def _compile_python() -> None:
+def compile_python() -> None:
     """Byte-compiles on the host what the guest, whose writes are lost, would compile each time."""
     if layout.PYTHON.exists():
         directories = [str(path) for path in layout.CHECKOUT.iterdir() if path.is_dir()]
@@ -104,7 +104,7 @@ def _compile_python() -> None:
 
 
 def _rewrite_assertions(arguments: list[str]) -> None:
-    """Has pytest compile the test modules on the host, with its asserts, as `_compile_python`."""
+    """Has pytest compile the test modules on the host, with its asserts, as `compile_python`."""
     environment = {**os.environ, "PODFABRIC_VM": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [*PYTEST, "--collect-only", "-qq", *arguments]
@@ -113,11 +113,11 @@ def _rewrite_assertions(arguments: list[str]) -> None:
     )
 
 
-def _end(signum: int, frame: FrameType | None) -> NoReturn:
+def end(signum: int, frame: FrameType | None) -> NoReturn:
     """Turns a request to end into an exception, so that QEMU ends too and the logs are kept."""
     raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end)
     sys.exit(main(sys.argv[1:]))
