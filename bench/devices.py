@@ -26,7 +26,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
 import msgspec
 
 from base import files
@@ -34,6 +33,7 @@ from base.paths import Paths
 from bench.processes import quantile
 from deviceplugin import checkpoint
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from deviceplugin.kubelet.channels import open_channel
 from tests.kubelet import Kubelet
 from tests.unit.host import servers
 
@@ -87,7 +87,7 @@ def _serving(directory: str) -> Iterator[tuple[Paths, Kubelet, v1beta1_pb2_grpc.
             kubelet.wait(lambda: kubelet.allocatable(RESOURCE) == IDS)
             endpoint = kubelet.endpoint(RESOURCE)
             assert endpoint is not None
-            with grpc.insecure_channel(f"unix:{endpoint.socket}") as channel:
+            with open_channel(endpoint.socket) as channel:
                 stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
                 yield paths, kubelet, stub
 

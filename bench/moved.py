@@ -56,6 +56,8 @@ class Moved:
         attachment = Attachment.of(request)
         mark = Mark(attachment.key)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
+            if request.unanswered_since is not None:  # of an agent that died in this call
+                self._remove(request, attachment, opened)
             sandbox = opened.enter_context(sandbox_of(request))
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             device = links.require(host, config.device)
@@ -74,9 +76,9 @@ class Moved:
                     lambda: netdev_move.restore(host, pod, request.ifname, origin, mark),
                 )
                 moved = netdev_move.move_in(host, pod, namespace, device, request.ifname, mark)
-                ready, given = netdev_move.configure(pod, namespace, moved, cidrs)
+                ready = netdev_move.configure(pod, namespace, moved, cidrs)
                 if ready.carrier:
-                    announce.announce(namespace, ready, given)
+                    announce.announce(namespace, ready, cidrs)
                 add_routes(pod, ready, hops(answer))
                 sandbox.require_still_there()
                 interrupts.hold()
@@ -89,11 +91,7 @@ class Moved:
         """Move the device back as it was, then release its addresses."""
         attachment = Attachment.of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
-            entry = self._journal.read(attachment)
-            if entry is not None:
-                self._restore(request, entry, attachment, opened)
-            self._ipam(request).delete()
-            self._journal.remove(attachment)
+            self._remove(request, attachment, opened)
 
     def check(self, request: Request) -> None:
         """Not measured."""
@@ -103,6 +101,13 @@ class Moved:
 
     def status(self, request: Request) -> None:
         """Not measured."""
+
+    def _remove(self, request: Request, attachment: Attachment, opened: ExitStack) -> None:
+        entry = self._journal.read(attachment)
+        if entry is not None:
+            self._restore(request, entry, attachment, opened)
+        self._ipam(request).delete()
+        self._journal.remove(attachment)
 
     def _restore(
         self, request: Request, entry: JournalEntry, attachment: Attachment, opened: ExitStack

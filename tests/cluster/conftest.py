@@ -1,0 +1,70 @@
+"""Fixtures of the tests on a cluster: one cluster for all of them, a namespace for each."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from tests.cluster.cluster import PATIENCE, Cluster, Namespace
+from tests.cluster.cluster import cluster as make_cluster
+from tests.cluster.installation import await_nothing_left, install
+from tests.cluster.programs import KUBERNETES
+from tests.waiting import until
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure when it happens: a run takes long, and what it had is gone at its end."""
+    if report.failed:
+        print(f"\n{report.longreprtext[-4000:]}", file=sys.stderr, flush=True)
+
+
+@pytest.fixture(scope="session")
+def bare() -> Iterator[Cluster]:
+    """A cluster with Multus, without podfabric."""
+    with make_cluster(os.environ.get("KUBERNETES", KUBERNETES)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(bare: Cluster) -> Iterator[Cluster]:
+    """The cluster with podfabric installed. Afterwards no device is allocated any more."""
+    install(bare)
+    yield bare
+    await_nothing_left(bare, allocations=True)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A namespace for one test. Afterwards its pods are deleted, and nothing of them is left."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    until(lambda: _has_account(cluster, name), what=f"service account of {name}", pause=0.2)
+    yield Namespace(cluster, name)
+    cluster.core.delete_namespace(name)
+    until(lambda: not _exists(cluster, name), PATIENCE, f"end of namespace {name}", pause=1)
+    await_nothing_left(cluster)
+
+
+def _has_account(cluster: Cluster, namespace: str) -> bool:
+    accounts = cluster.core.list_namespaced_service_account(namespace).items
+    return any(each.metadata.name == "default" for each in accounts)
+
+
+def _exists(cluster: Cluster, namespace: str) -> bool:
+    try:
+        cluster.core.read_namespace(namespace)
+    except ApiException as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+@pytest.fixture
+def scaling() -> tuple[int, int]:
+    """How many pods a deployment is scaled to, and how often: PODFABRIC_CLUSTER_SCALING=20x5."""
+    replicas, _, times = os.environ.get("PODFABRIC_CLUSTER_SCALING", "20x5").partition("x")
+    return int(replicas), int(times)

@@ -1,0 +1,89 @@
+"""Images of the tests' pods, as OCI archives: one static executable, and where it has what links.
+
+No registry is needed: `node` imports them into containerd, under the names that pods use.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+BUSYBOX = Path("/bin/busybox")
+WORKLOAD = "test.podfabric/workload:1"
+"""busybox, for the containers of test pods and for their sandboxes."""
+OF_EXAMPLES = "docker.io/library/busybox:1.37"
+"""The image that the examples name, which cannot be pulled here."""
+
+
+def write_workload(path: Path, name: str = WORKLOAD) -> None:
+    """Write the archive of `WORKLOAD`, whose command sleeps until SIGTERM."""
+    layer = _layer(BUSYBOX)
+    command = ["/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!; done"]
+    _write_archive(path, name, layer, command)
+
+
+def _layer(busybox: Path) -> bytes:
+    links = subprocess.run(
+        [busybox, "--list"], check=True, capture_output=True, text=True
+    ).stdout.split()
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for directory in ("bin", "dev", "etc", "proc", "root", "sys", "tmp"):
+            member = tarfile.TarInfo(directory)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(member)
+        member = tarfile.TarInfo("bin/busybox")
+        member.mode, member.size = 0o755, busybox.stat().st_size
+        tar.addfile(member, io.BytesIO(busybox.read_bytes()))
+        for name in sorted(set(links) - {"busybox"}):
+            member = tarfile.TarInfo(f"bin/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(member)
+    return content.getvalue()
+
+
+def _write_archive(path: Path, name: str, layer: bytes, command: list[str]) -> None:
+    """An OCI image layout in a tar file, with one image of one layer."""
+    compressed = gzip.compress(layer, mtime=0)
+    configuration = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": command, "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    blobs = {"config": json.dumps(configuration).encode(), "layer": compressed}
+    media = "application/vnd.oci.image"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{media}.manifest.v1+json",
+        "config": _descriptor(f"{media}.config.v1+json", blobs["config"]),
+        "layers": [_descriptor(f"{media}.layer.v1.tar+gzip", compressed)],
+    }
+    blobs["manifest"] = json.dumps(manifest).encode()
+    entry = _descriptor(manifest["mediaType"], blobs["manifest"])
+    entry["annotations"] = {
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+    }
+    files = {
+        "oci-layout": json.dumps({"imageLayoutVersion": "1.0.0"}).encode(),
+        "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
+    }
+    for content in blobs.values():
+        files[f"blobs/sha256/{_digest(content).removeprefix('sha256:')}"] = content
+    with tarfile.open(path, mode="w") as tar:
+        for file, content in files.items():
+            member = tarfile.TarInfo(file)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def _descriptor(media_type: object, content: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(content), "size": len(content)}
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,198 @@
+"""podfabric on the cluster: installing and configuring it, and what is left of pods on the node."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.cluster import built_image
+from tests.cluster.cluster import PATIENCE, Cluster, Namespace, is_ready
+from tests.kernel.igb import PARENTS
+from tests.kernel.vm import layout
+from tests.waiting import until
+
+NAMESPACE = "podfabric"
+HCA = "rdma/hca"
+CUSTODIAN = "podfabric"
+ALLOCATIONS = "allocations"  # as leftovers.py names them
+LEFTOVERS = layout.CHECKOUT / "tests/cluster/leftovers.py"
+
+
+def install(cluster: Cluster) -> None:
+    """Installs podfabric as README says, and waits until the node offers HCAs."""
+    cluster.node.import_image(built_image.built())
+    upgrade(cluster, {})
+    await_agent(cluster)
+
+
+def uninstall(cluster: Cluster) -> None:
+    """Uninstalls podfabric, and deletes the custodian once the node is empty."""
+    helm(cluster, "uninstall", "podfabric", "--wait")
+    await_custodian_and_delete_it(cluster)
+
+
+def await_custodian_and_delete_it(cluster: Cluster) -> None:
+    """Waits until the custodian says that the node is empty, by being ready."""
+    own = Namespace(cluster, NAMESPACE)
+    until(
+        lambda: any(is_ready(pod) for pod in own.pods()),
+        PATIENCE,
+        "custodian that is done",
+        pause=1,
+    )
+    cluster.core.delete_namespaced_service_account(CUSTODIAN, NAMESPACE)
+    sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
+    sets.delete(name=CUSTODIAN, namespace=NAMESPACE)
+    until(lambda: not own.pods(), PATIENCE, "end of the custodian", pause=1)
+
+
+def await_agent(cluster: Cluster) -> None:
+    """Waits until the agent of the present version serves alone, and the node offers HCAs."""
+    until(lambda: _is_rolled_out(cluster), PATIENCE, "agent in place of the former one", pause=0.5)
+    until(lambda: _serves(cluster), PATIENCE, "agent that serves", pause=0.5)
+    until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
+
+
+def kill_agent(cluster: Cluster) -> None:
+    """Kills the agent's process, for the kubelet to start another."""
+    cluster.node.run("kill -9 $(pgrep -f 'podfabric agent$')")
+
+
+@contextmanager
+def configured(
+    cluster: Cluster, configuration: Mapping[str, object], offered: Mapping[str, int]
+) -> Iterator[None]:
+    """Another configuration for the block, once the node offers what it should.
+
+    Afterwards the node has the default one, as before.
+    """
+    upgrade(cluster, configuration)
+    try:
+        until(
+            lambda: {name: cluster.allocatable(name) for name in offered} == offered,
+            PATIENCE,
+            f"node with {offered}",
+            pause=0.5,
+        )
+        yield
+    finally:
+        upgrade(cluster, {})
+        until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
+
+
+@contextmanager
+def with_vfs(cluster: Cluster, number: int, rdma: str = "") -> Iterator[str]:
+    """VFs of the node's first network card for the block, which gets the PF's name.
+
+    `rdma` is what is on each VF: "soft" or "isolated", as vfs.py describes them.
+    """
+    command = f"cd {layout.CHECKOUT} && {layout.PYTHON} -m tests.cluster.vfs"
+    try:
+        yield cluster.node.run(f"{command} {number} {rdma}", timeout=600).strip()
+    finally:
+        cluster.node.run(f"{command} 0", timeout=600)
+
+
+@contextmanager
+def unplugged(cluster: Cluster) -> Iterator[None]:
+    """No HCA for the block, and all of them again afterwards."""
+    cluster.node.run("/sbin/modprobe --remove ibloop")
+    try:
+        yield
+    finally:
+        up = " && ".join(f"ip link set {parent} up" for parent in PARENTS)
+        cluster.node.run(f"/sbin/modprobe ibloop && {up}")
+
+
+@contextmanager
+def renamed(cluster: Cluster, names: Mapping[str, str]) -> Iterator[None]:
+    """Other names for interfaces of the node for the block."""
+
+    def rename(old: str, new: str) -> None:
+        link = "ip link set"
+        cluster.node.run(f"{link} {old} down && {link} {old} name {new} && {link} {new} up")
+
+    for old, new in names.items():
+        rename(old, new)
+    try:
+        yield
+    finally:
+        for old, new in names.items():
+            rename(new, old)
+
+
+def explain(cluster: Cluster, pod: str) -> dict[str, Any]:
+    """`podfabric explain` of a pod, named namespace/name, by the agent's container."""
+    agents = Namespace(cluster, NAMESPACE)
+    (agent,) = (each.metadata.name for each in agents.pods() if is_ready(each))
+    output = agents.run(agent, "podfabric", "explain", "-o", "json", pod)
+    explained: dict[str, Any] = json.loads(output)
+    return explained
+
+
+def await_nothing_left(cluster: Cluster, *, allocations: bool = False) -> None:
+    """Waits until no pod has left anything on the node, and names what is left if it stays.
+
+    The device plugin keeps an allocation for two to three minutes after its pod: the kubelet may
+    not have written down yet who holds it. So `allocations` are waited for once, at the end.
+    """
+    left: dict[str, object] = {}
+
+    def none() -> bool:
+        nonlocal left
+        left = leftovers(cluster)
+        if not allocations:
+            left.pop(ALLOCATIONS, None)
+        return not left
+
+    try:
+        until(none, PATIENCE, "end", pause=1)
+    except AssertionError:
+        raise AssertionError(f"left on the node: {left}") from None
+
+
+def leftovers(cluster: Cluster) -> dict[str, object]:
+    """What is on the node for pods: interfaces, addresses, entries, allocations, namespaces."""
+    script = LEFTOVERS.read_text()
+    found = json.loads(cluster.node.run(f"{layout.PYTHON} -", standard_input=script, timeout=600))
+    return {name: left for name, left in found.items() if left}
+
+
+def upgrade(cluster: Cluster, configuration: Mapping[str, object]) -> None:
+    """Installs the chart, or gives its release another configuration."""
+    values = {"image": {"pullPolicy": "Never"}, "config": configuration}
+    words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
+    helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
+
+
+def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
+    """Runs helm as an administrator."""
+    subprocess.run(
+        ["tools/go_tool.sh", "helm", *words, "--namespace", NAMESPACE],
+        cwd=layout.CHECKOUT,
+        env={**os.environ, "KUBECONFIG": str(cluster.plane.kubeconfig("admin"))},
+        input=standard_input,
+        text=True,
+        check=True,
+    )
+
+
+def _is_rolled_out(cluster: Cluster) -> bool:
+    """What `kubectl rollout status` waits for, and no pod more."""
+    sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
+    agents = sets.get(name="podfabric", namespace=NAMESPACE).to_dict()
+    status = agents["status"]
+    numbers = {
+        status.get("desiredNumberScheduled"),
+        status.get("updatedNumberScheduled"),
+        status.get("numberAvailable"),
+        len(Namespace(cluster, NAMESPACE).pods()),
+    }
+    return numbers == {1} and status.get("observedGeneration") == agents["metadata"]["generation"]
+
+
+def _serves(cluster: Cluster) -> bool:
+    script = "busybox wget -q -O - http://127.0.0.1:9810/readyz"
+    return cluster.node.status_of(script)[0] == 0

@@ -1,0 +1,29 @@
+"""What a test sees from inside a pod, and on the node."""
+
+from tests.cluster.cluster import Cluster, Namespace
+
+
+def uverbs(namespace: Namespace, name: str) -> set[str]:
+    """The uverbs devices that a pod has."""
+    listed = namespace.run(name, "ls", "/dev/infiniband").split()
+    return {device for device in listed if device.startswith("uverbs")}
+
+
+def pings(namespace: Namespace, name: str, address: str) -> bool:
+    """Whether a pod reaches an address."""
+    try:
+        namespace.run(name, "ping", "-c", "1", "-W", "5", address)
+    except AssertionError:
+        return False
+    return True
+
+
+def rdma_of(cluster: Cluster, device: str) -> str:
+    """The RDMA device of a uverbs device."""
+    return cluster.node.run(f"cat /sys/class/infiniband_verbs/{device}/ibdev").strip()
+
+
+def guid_of(cluster: Cluster, rdma: str) -> str:
+    """The GUID of the only port of an RDMA device, as an IPoIB hardware address ends with it."""
+    gid = cluster.node.run(f"cat /sys/class/infiniband/{rdma}/ports/1/gids/0").strip()
+    return gid.replace(":", "")[-16:]

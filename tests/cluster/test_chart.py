@@ -1,0 +1,324 @@
+"""deploy/chart and deploy/kustomize: what Helm and kustomize make of them. No cluster is needed."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools import manifests
+from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
+
+Manifest = dict[str, Any]
+
+OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
+METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
+CUSTODIAN = ("-s", "templates/custodian.yaml")
+
+
+def _objects(*arguments: str) -> dict[tuple[str, str], Manifest]:
+    """The objects by kind and name; hooks only if `arguments` select their file."""
+    arguments = arguments if "-s" in arguments else ("--no-hooks", *arguments)
+    return _by_name(manifests.template(*arguments))
+
+
+def _by_name(text: str) -> dict[tuple[str, str], Manifest]:
+    found = [one for one in yaml.safe_load_all(text) if one]
+    objects = {(one["kind"], one["metadata"]["name"]): one for one in found}
+    assert len(objects) == len(found)
+    return objects
+
+
+def _pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
+    spec: Manifest = objects["DaemonSet", "podfabric"]["spec"]["template"]["spec"]
+    return spec
+
+
+def _agent(*arguments: str) -> Manifest:
+    agent: Manifest = _pod(_objects(*arguments))["containers"][0]
+    return agent
+
+
+def _kustomize(folder: Path) -> dict[tuple[str, str], Manifest]:
+    command = [str(CHECKOUT / "tools/go_tool.sh"), "kustomize", "build", str(folder)]
+    return _by_name(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _refused(*values: str) -> str:
+    """Why Helm refuses these values."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        _objects(*(word for value in values for word in ("--set-json", value)))
+    text: str = refused.value.stderr
+    return text
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    said = manifests.helm("lint", "--strict", str(CHART))
+    assert "WARNING" not in said and "ERROR" not in said
+
+
+def test_nothing_is_installed_that_needs_a_right_or_another_project() -> None:
+    assert {kind for kind, _ in _objects()} == {
+        *("DaemonSet", "ConfigMap", "ServiceAccount", "NetworkPolicy")
+    }
+    assert _objects()["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
+    assert _pod(_objects())["automountServiceAccountToken"] is False
+
+
+def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> None:
+    section = (CHECKOUT / "docs/security.md").read_text().partition("## What the agent may do")[2]
+    listed = re.findall(r"^\| `CAP_(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    unit = (CHECKOUT / "agent/units/podfabric-agent.service").read_text()
+    (bounding,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    scc = _objects(*OPENSHIFT)["SecurityContextConstraints", "podfabric"]
+    context = _agent()["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": listed}
+    assert bounding.split() == [f"CAP_{name}" for name in listed]
+    assert scc["allowedCapabilities"] == listed
+
+
+def test_no_container_is_privileged_or_writes_to_its_root() -> None:
+    for objects in (_objects(*METRICS), _objects(*CUSTODIAN)):
+        for (kind, _), one in objects.items():
+            if kind != "DaemonSet":
+                continue
+            pod = one["spec"]["template"]["spec"]
+            for container in (*pod["containers"], *pod.get("initContainers", [])):
+                context = container["securityContext"]
+                assert not context.get("privileged"), container["name"]
+                assert context["allowPrivilegeEscalation"] is False, container["name"]
+                assert context["readOnlyRootFilesystem"] is True, container["name"]
+                assert context["capabilities"]["drop"] == ["ALL"], container["name"]
+
+
+def test_every_mount_is_in_install_md_and_every_volume_is_mounted() -> None:
+    section = (CHECKOUT / "docs/install.md").read_text().partition("## What the agent's pod has")[2]
+    listed = dict(re.findall(r"^\| `(/[^`]+)` \| (read|write) \|", section, re.MULTILINE))
+    pod = _pod(_objects())
+    host = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod["volumes"]
+        if "hostPath" in volume
+    }
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts.keys() == host.keys() | {"config"}
+    assert {
+        path: "read" if mounts[name].get("readOnly") else "write" for name, path in host.items()
+    } == listed
+
+
+def test_every_mount_has_its_reason_in_a_comment() -> None:
+    template = (CHART / "templates/_daemonset.tpl").read_text()
+    mounts = re.findall(
+        r"^( +(?:#.*|- name: [\w-]+))\n +mountPath|^ +(#.*)\n", template, re.MULTILINE
+    )
+    assert mounts
+    lines = template.splitlines()
+    for number, line in enumerate(lines):
+        if line.strip().startswith("mountPath") and "extra-" not in lines[number - 1]:
+            assert lines[number - 2].strip().startswith("#"), line
+
+
+def test_probes_ask_the_address_at_which_the_agent_listens() -> None:
+    for listen, host, port in (("", "127.0.0.1", 9810), ("[::1]:99", "::1", 99)):
+        arguments = ("--set", f"config.agent.listen={listen}") if listen else ()
+        agent = _agent(*arguments)
+        for probe, path in (
+            ("livenessProbe", "/healthz"),
+            ("readinessProbe", "/readyz"),
+        ):
+            assert agent[probe]["httpGet"] == {"host": host, "port": port, "path": path}
+
+
+def test_agent_of_a_busy_node_stays_ready_for_a_minute() -> None:
+    """Kubernetes ends an agent that is not ready before the next one of an update has started."""
+    for probe in ("livenessProbe", "readinessProbe"):
+        values = _agent()[probe]
+        assert values["periodSeconds"] * values["failureThreshold"] >= 60
+        assert values["timeoutSeconds"] >= 30
+
+
+def test_next_agent_fits_on_the_node_beside_the_present_one() -> None:
+    one = _objects()["DaemonSet", "podfabric"]
+    assert one["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "ports" not in _agent()
+    assert _agent()["startupProbe"]["exec"]["command"] == ["podfabric", "agent", "--state"]
+
+
+def test_end_of_the_agent_may_take_as_long_as_its_calls() -> None:
+    assert _pod(_objects())["terminationGracePeriodSeconds"] == 90
+    longer = _pod(_objects("--set", "config.agent.grace=300"))
+    assert longer["terminationGracePeriodSeconds"] == 330
+
+
+def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
+    config = {"agent": {"workers": 8}, "pools": [{"name": "rdma/vf", "mode": "exclusive"}]}
+    objects = _objects("--set-json", f"config={json.dumps(config)}")
+    assert yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"]) == config
+
+
+def test_custodian_is_the_agent_with_another_argument() -> None:
+    """So `helm install` takes it over: a patch of the lists of the one makes the other."""
+    agents = _objects()["DaemonSet", "podfabric"]
+    left = _objects(*CUSTODIAN)["DaemonSet", "podfabric"]
+    annotations = left["metadata"].pop("annotations")
+    assert annotations["meta.helm.sh/release-name"] == "podfabric"
+    assert annotations["helm.sh/hook"] == "post-delete"
+    pod = agents["spec"]["template"]["spec"]
+    del pod["initContainers"]
+    pod["containers"][0]["args"].append("--until-empty")
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    mounts["cni-bin"]["readOnly"] = False
+    assert left == agents
+
+
+def test_custodian_needs_nothing_that_uninstall_deletes() -> None:
+    objects = _objects(*OPENSHIFT, *CUSTODIAN)
+    assert objects.keys() == {
+        ("ServiceAccount", "podfabric"),
+        ("DaemonSet", "podfabric"),
+        ("SecurityContextConstraints", "podfabric"),
+    }
+    (config,) = (one for one in _pod(objects)["volumes"] if one["name"] == "config")
+    assert config["configMap"]["optional"] is True
+    for one in objects.values():
+        assert one["metadata"]["annotations"]["helm.sh/hook"] == "post-delete"
+
+
+def test_no_custodian_is_left_if_nobody_wants_one() -> None:
+    rendered = manifests.template("--set", "uninstall.custodian=false")
+    assert "post-delete" not in rendered
+
+
+def test_metrics_have_the_rights_that_the_proxy_needs_and_only_with_it() -> None:
+    objects = _objects(*METRICS)
+    rules = objects["ClusterRole", "podfabric-metrics"]["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["tokenreviews"], ["create"]),
+        (["subjectaccessreviews"], ["create"]),
+    ]
+    service = objects["Service", "podfabric-metrics"]
+    monitor = objects["ServiceMonitor", "podfabric"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    pod = objects["DaemonSet", "podfabric-metrics"]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (arguments,) = (container["args"] for container in pod["spec"]["containers"])
+    assert "--upstream=http://127.0.0.1:9810/" in arguments
+    assert service["spec"]["selector"] != _objects()["DaemonSet", "podfabric"]["spec"]["selector"]
+
+
+def test_service_monitor_without_the_proxy_says_what_is_missing() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        _objects("--set", "metrics.serviceMonitor.enabled=true")
+    assert "needs metrics.proxy.enabled" in refused.value.stderr
+
+
+def test_openshift_allows_what_the_agents_pod_has() -> None:
+    objects = _objects(*OPENSHIFT)
+    scc = objects["SecurityContextConstraints", "podfabric"]
+    pod = _pod(objects)
+    assert scc["users"] == ["system:serviceaccount:podfabric:podfabric"]
+    assert scc["allowHostNetwork"] is pod["hostNetwork"] is True
+    assert scc["allowHostPID"] is pod.get("hostPID", False)
+    assert scc["allowHostIPC"] is pod.get("hostIPC", False)
+    assert scc["allowPrivilegedContainer"] is False
+    kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+    assert set(scc["volumes"]) == kinds
+    host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
+    assert host["cni-bin"] == "/var/lib/cni/bin"
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "said"),
+    [
+        ("imagee={}", "''", "'imagee' not allowed"),
+        ('image.pullPolicy="Sometimes"', "/image/pullPolicy", "'Always', 'IfNotPresent', 'Never'"),
+        ('image.repository=""', "/image/repository", "minLength"),
+        ("config.agent.workers=0", "/config/agent/workers", "minimum: got 0, want 1"),
+        ("config.agent.lisen=1", "/config/agent", "'lisen' not allowed"),
+        ('config.agent.listen="0.0.0.0:9810"', "/config/agent/listen", "127"),
+        ('config.agent.listen="unix:/run/x"', "/config/agent/listen", "127"),
+        ('config.agent.log_level="loud"', "/config/agent/log_level", "'debug'"),
+        ('config.policy.whole_pfs="yes"', "/config/policy/whole_pfs", "want boolean"),
+        ('config.pools=[{"mode":"all"}]', "/config/pools/0", "missing property 'name'"),
+        ('config.pools=[{"name":"hca"}]', "/config/pools/0/name", "does not match"),
+        ('config.pools=[{"name":"a/b","slots":0}]', "/config/pools/0/slots", "minimum"),
+        ('config.pools=[{"name":"a/b","slot":1}]', "/config/pools/0", "'slot' not allowed"),
+        ('config.pool=[{"name":"a/b"}]', "/config", "'pool' not allowed"),
+        ('host.cniBinDir="opt/cni/bin"', "/host/cniBinDir", "does not match"),
+        ("host.extraDirectories=[{}]", "/host/extraDirectories/0", "missing property 'path'"),
+        ('install.plugins=["ipoip"]', "/install/plugins/0", "'ipoib'"),
+        ("tolerations={}", "/tolerations", "want array"),
+        ('podLabels={"a":1}', "/podLabels/a", "want string"),
+        ("metrics.proxy.port=70000", "/metrics/proxy/port", "maximum"),
+        ('metrics.serviceMonitor.interval="often"', "/metrics/serviceMonitor/interval", "pattern"),
+        ('uninstall.custodian="maybe"', "/uninstall/custodian", "want boolean"),
+    ],
+)
+def test_wrong_value_is_refused_by_its_place(value: str, place: str, said: str) -> None:
+    text = _refused(value)
+    assert place in text and said in text, text
+
+
+def test_generated_manifests_are_the_charts() -> None:
+    for path, text in manifests.generated().items():
+        assert path.read_text() == text, f"{path} is not the chart's: run `make manifests`"
+
+
+def test_openshifts_overlay_is_the_charts_for_openshift() -> None:
+    charts = _objects(*OPENSHIFT)
+    ours = _kustomize(KUSTOMIZE / "openshift")
+    assert {volume["name"]: volume for volume in _pod(ours)["volumes"]} == {
+        volume["name"]: volume for volume in _pod(charts)["volumes"]
+    }
+    assert ours.keys() == charts.keys() | {("Namespace", "podfabric")}
+
+
+def test_custodians_overlay_is_the_charts_custodian() -> None:
+    charts = _objects(*CUSTODIAN)["DaemonSet", "podfabric"]["spec"]
+    assert _kustomize(KUSTOMIZE / "custodian")["DaemonSet", "podfabric"]["spec"] == charts
+
+
+def test_thick_multus_sees_the_agents_socket(tmp_path: Path) -> None:
+    daemon = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "kube-multus-ds", "namespace": "kube-system"},
+        "spec": {
+            "selector": {"matchLabels": {"name": "multus"}},
+            "template": {
+                "metadata": {"labels": {"name": "multus"}},
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "kube-multus",
+                            "image": "multus",
+                            "resources": {"limits": {"cpu": "100m", "memory": "50Mi"}},
+                            "volumeMounts": [{"name": "cnibin", "mountPath": "/opt/cni/bin"}],
+                        }
+                    ],
+                    "volumes": [{"name": "cnibin", "hostPath": {"path": "/opt/cni/bin"}}],
+                },
+            },
+        },
+    }
+    (tmp_path / "multus.yaml").write_text(yaml.safe_dump(daemon))
+    (tmp_path / "component").mkdir()
+    patch = (KUSTOMIZE / "multus-thick/kustomization.yaml").read_text()
+    (tmp_path / "component/kustomization.yaml").write_text(patch)
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": ["multus.yaml"], "components": ["component"]})
+    )
+    pod = _kustomize(tmp_path)["DaemonSet", "kube-multus-ds"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"cpu": "100m", "memory": "256Mi"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {
+        *("/opt/cni/bin", "/run/podfabric")
+    }
+    assert {
+        "name": "podfabric",
+        "hostPath": {"path": "/run/podfabric", "type": "DirectoryOrCreate"},
+    } in (pod["volumes"])
