@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from base import msgspec_warmup
+
 # These helpers assert: a failure must show the values.
 pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests.kernel.igb")
 
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
 LONGEST_TMPDIR = 12  # characters
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
+CLUSTER_TESTS = KERNEL_TESTS.with_name("cluster")
 
 
 if not IN_VM:  # in it the import takes seconds, and no test needs it
@@ -28,6 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Many tests make sockets, whose paths have at most 107 bytes: a long TMPDIR is not used."""
     if len(tempfile.gettempdir()) > LONGEST_TMPDIR:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Do as an agent does before it starts threads: the first decodings would crash in them."""
+    msgspec_warmup.build()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests on a cluster run only where they are named: they take long, and build Kubernetes."""
+    if collection_path != CLUSTER_TESTS:
+        return None
+    named = (config.invocation_params.dir / each.partition("::")[0] for each in config.args)
+    return None if any(path.resolve().is_relative_to(CLUSTER_TESTS) for path in named) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -63,6 +63,7 @@ class Seen:
 
     results: int = 0
     errors: dict[int, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)  # of the errors
     wrong: list[str] = field(default_factory=list)
     _held: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,6 +79,7 @@ class Seen:
     def error(self, code: int, text: str) -> None:
         with self._lock:
             self.errors[code] = self.errors.get(code, 0) + 1
+            self.texts.append(text)
             if code in LEAKS:
                 self.wrong.append(f"{LEAKS[code]}: {text}")
 
@@ -200,7 +202,7 @@ class Client:
         return {}
 
 
-def _run_beside(clients: list[Client], work: Callable[[], object]) -> None:
+def run_beside(clients: list[Client], work: Callable[[], object]) -> None:
     """The clients attach and detach until `work` has ended."""
     over = threading.Event()
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -236,7 +238,7 @@ def kill_often(
             results = seen.results
             killed = _kill_another(pid_file, killed)
 
-    _run_beside(clients, work)
+    run_beside(clients, work)
 
 
 def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: float) -> None:
@@ -257,7 +259,7 @@ def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: 
                 killed = _kill_another(pid_file, killed)
             time.sleep(random.uniform(0.002, 0.02))
 
-    _run_beside(clients, work)
+    run_beside(clients, work)
 
 
 def _next_attachment(seen: Seen, results: int) -> float:

@@ -45,6 +45,12 @@ class Node(Caller):
         finally:
             connection.close()
 
+    def is_ready(self) -> bool:
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:  # it does not listen yet
+            return False
+
     def count(self, metric: str) -> int:
         sample = re.search(rf"^podfabric_{metric} (\S+)$", self.get("/metrics")[1], re.M)
         return int(float(sample[1])) if sample else -1
@@ -70,7 +76,9 @@ def running(root: Path, environ: dict[str, str]) -> Iterator[Node]:
     service = Service(root, environ=environ)
     service.wait_until_ready()
     try:
-        yield Node(service, root / "bin", root / "doubles")
+        node = Node(service, root / "bin", root / "doubles")
+        until(node.is_ready)
+        yield node
     finally:
         service.process.kill()
         service.process.wait()
@@ -79,7 +87,6 @@ def running(root: Path, environ: dict[str, str]) -> Iterator[Node]:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     with running(tmp_path, {}) as node:
-        until(lambda: node.get("/readyz")[0] == 200)
         yield node
 
 

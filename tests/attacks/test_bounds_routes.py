@@ -40,7 +40,7 @@ class Pod:
         """Destination and gateway of each route, as ip(8) shows them."""
         command = [IP, "-n", self.path.name, "-j", "route"]
         listed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        return [(one["dst"], one.get("gateway", "")) for one in listed]
+        return [(route["dst"], route.get("gateway", "")) for route in listed]
 
 
 @pytest.fixture

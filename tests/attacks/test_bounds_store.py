@@ -94,8 +94,8 @@ def test_full_ranges_are_searched_once_however_many_a_set_has(
         for n in range(HELD)
     ]
     beside = [
-        reservation(one.address, f"b{n}", domain="third", segment=LINK)
-        for n, one in enumerate(mine)
+        reservation(address.address, f"b{n}", domain="third", segment=LINK)
+        for n, address in enumerate(mine)
     ]
     store = loaded(tmp_path, victims(step=2), mine, beside)
     end = text(FIRST + 2 * HELD - 1)

@@ -27,13 +27,13 @@ def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> 
     config = {"cniVersion": "1.0.0", "name": "n1", "type": "podfabric-ipam", "ipam": IPAM}
     executable = tmp_path / "bin/podfabric-ipam"
     clients = [
-        Client(n, executable, config, environ_of(service), seen, kills=kills)
+        Client(n, executable, config, environ_of(service.root), seen, kills=kills)
         for n in range(CLIENTS)
     ]
     kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
     assert seen.wrong == []
     assert kills.enough
-    assert left(service) == []
+    assert left(service.root) == []
 
 
 def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_pa
                     "device": device,
                     "ipam": IPAM,
                 },
-                environ_of(service),
+                environ_of(service.root),
                 seen,
                 f"/var/run/netns/{pod}",
                 kills=kills,
@@ -67,4 +67,4 @@ def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_pa
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
-    assert left(service) == []
+    assert left(service.root) == []

@@ -299,7 +299,7 @@ def test_launchers_and_agents_are_killed_and_fallbacks_take_over(
     install(service.root)
     seen, kills = Seen(), Kills(KILLS)
     executable = service.root / "bin/podfabric-ipam"
-    environ = {**environ_of(service), "PODFABRIC_STATE": str(tmp_path / "other")}
+    environ = {**environ_of(service.root), "PODFABRIC_STATE": str(tmp_path / "other")}
     clients = [
         Client(n, executable, CONFIG, environ, seen, kills=kills, patience=240.0)
         for n in range(CLIENTS)
@@ -307,5 +307,5 @@ def test_launchers_and_agents_are_killed_and_fallbacks_take_over(
     kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
     assert seen.wrong == []
     assert kills.enough
-    assert left(service) == []
+    assert left(service.root) == []
     assert not (tmp_path / "other").exists()

@@ -97,6 +97,8 @@ def test_missing_delegate(node: Node, netns: Path, subject: Subject) -> None:
         outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
         Err(7, contains='failed to find plugin "nowhere" in path [').met_by(outcome)
     assert list(links(netns)) == ["lo"]
+    outcome = node.call(subject, "DEL", config, CNI_NETNS=str(netns))
+    assert (outcome.exit_code, outcome.stdout) == (0, b"")
     outcome = node.call(subject, "STATUS", config)
     Err(50, contains='failed to find plugin "nowhere"').met_by(outcome)
 

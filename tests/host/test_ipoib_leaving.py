@@ -16,7 +16,7 @@ from cni.ipoib.plugin import IPoIB
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError
 from host.errors import HostError
-from host.namespaces import NetworkNamespace, view
+from host.namespaces import NetworkNamespace, view, where
 
 
 def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
@@ -101,15 +101,28 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
     journal, plugin = Journal(paths), IPoIB(paths)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
+    # Of an earlier container: in this one the same directory is at the same place.
+    there = f"mnt:[1] {where(str(tmp_path / 'any')).partition(' ')[2]}"
+    covered = tmp_path / "covered"
+    covered.touch()
     for entry in (
         entry_of(paths, "a-loop", netns=str(loop)),
         entry_of(paths, "b-elsewhere", netns_seen_from="mnt:[1]"),
         entry_of(paths, "c-never-seen", netns_seen_from=""),
         entry_of(paths, "d-earlier", boot_id="earlier"),
+        entry_of(paths, "e-removed", netns=str(tmp_path / "gone"), netns_seen_from=there),
+        entry_of(paths, "f-covered", netns=str(covered), netns_seen_from=there),
+        entry_of(paths, "g-moved", netns="/none/gone", netns_seen_from=there),
     ):
         journal.write(entry)
     outcomes = sweep(plugin)
-    assert left(paths) == {"a-loop", "b-elsewhere", "c-never-seen"}
+    spared = {"b-elsewhere", "c-never-seen", "f-covered", "g-moved"}
+    assert left(paths) == {"a-loop", "e-removed"} | spared
+    texts = "\n".join(map(str, outcomes))
+    assert (
+        "e-removed/net1: fabric/e-removed/net1 is not wholly removed, DEL again: the name" in texts
+    )
+    assert not any(name in texts for name in spared)
     assert any("a-loop" in str(outcome) for outcome in outcomes)
     assert RemovedAttachment(Attachment("fabric", "d-earlier", "net1")) in outcomes
 

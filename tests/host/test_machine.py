@@ -52,6 +52,17 @@ def test_machine_that_does_not_boot_is_started_again(build: Path) -> None:
     assert boots(build) == 3
 
 
+def test_emulator_that_fails_while_it_boots_is_started_again(build: Path) -> None:
+    failing = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then kill -ABRT $$; fi; "
+    assert run(failing + UP + "echo 0 > {share}/status") == 0
+    assert boots(build) == 3
+
+
+def test_emulator_that_fails_after_the_command_began_is_not_restarted(build: Path) -> None:
+    assert run(UP + "kill -ABRT $$") == 125
+    assert boots(build) == 1
+
+
 def test_machine_that_never_boots_is_an_error(
     build: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from host import links
 from host.errors import HostError, NamespaceGone
-from host.namespaces import NetworkNamespace
+from host.namespaces import NetworkNamespace, where
 from host.netlink import netlink
 from tests.netns import IP, namespace
 from tests.waiting import until
@@ -27,8 +27,11 @@ def _path(name: str) -> str:
 def test_new_namespace_has_another_identity(name: str) -> None:
     with NetworkNamespace.open(_path(name)) as first:
         identity = first.identity
+        first.look_at_path()
+        assert first.seen_from == where(_path(name))
         assert not first.was_removed()
-    subprocess.run([IP, "netns", "delete", name], check=True)
+        subprocess.run([IP, "netns", "delete", name], check=True)
+        assert first.was_removed()
     subprocess.run([IP, "netns", "add", name], check=True)
     with NetworkNamespace.open(_path(name)) as second:
         assert second.identity != identity

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 import pytest
 
-from host import addresses, links, netdev_move
+from host import link_changes, links, netdev_move
 from host.addresses import Sysctl
 from host.errors import HostError, LinkMissing
 from host.links import Link
@@ -23,9 +24,10 @@ from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark, NameTaken, Origin
 from host.netlink import Rtnetlink, netlink
 from host.rtnetlink import RTM_SETLINK
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 IP = "/usr/sbin/ip"
+SYSCTL = ("/usr/sbin/sysctl", "-qw")
 MARK = Mark("0123456789abcdef0123456789abcdef")
 MAC = "02:00:00:00:00:01"
 
@@ -58,6 +60,10 @@ class Fabric:
         (found,) = json.loads(run("-n", where, "-d", "-j", "address", "show", "dev", name))
         assert isinstance(found, dict)
         return found
+
+    def sysctl(self, name: str) -> str:
+        with self.namespace.entered():
+            return Path("/proc/sys/net", name).read_text().strip()
 
     def attach(self) -> Link:
         link = links.require(self.outside, "eth7")
@@ -95,22 +101,21 @@ def fabric() -> Iterator[Fabric]:
 def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) -> None:
     moved = fabric.attach()
     assert (moved.name, moved.alias, moved.mac) == ("net1", MARK.alias, MAC)
-    ready, assigned = netdev_move.configure(
+    ready = netdev_move.configure(
         fabric.inside,
         fabric.namespace,
         moved,
         ["10.1.2.3/24", "fd00::3/64"],
         [Sysctl(4, "arp_notify", "1")],
     )
-    assert assigned == ["10.1.2.3/24", "fd00::3/64"]
     assert ready.up and ready.carrier
     shown = fabric.shown(fabric.pod_name, "net1")
     assert "UP" in shown["flags"]
     present = {address["local"]: address for address in shown["addr_info"]}
     assert {"10.1.2.3", "fd00::3"} <= set(present)
     assert present["fd00::3"].get("nodad") and not present["fd00::3"].get("tentative")
-    assert addresses.sysctl(fabric.namespace, 4, moved, "arp_notify") == "1"
-    assert addresses.sysctl(fabric.namespace, 6, moved, "disable_ipv6") == "0"
+    assert fabric.sysctl("ipv4/conf/net1/arp_notify") == "1"
+    assert fabric.sysctl("ipv6/conf/net1/disable_ipv6") == "0"
     assert fabric.detach()
     fabric.assert_restored()
     assert fabric.detach()  # again: there is nothing left to do
@@ -119,12 +124,26 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
 
 def test_link_local_address_replaces_the_kernels(fabric: Fabric) -> None:
     moved = fabric.attach()
-    _, assigned = netdev_move.configure(
+    netdev_move.configure(
         fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
     )
-    assert assigned == ["10.1.2.3/24", "fe80::7/64"]
     shown = fabric.shown(fabric.pod_name, "net1")
     assert {address["local"] for address in shown["addr_info"]} == {"10.1.2.3", "fe80::7"}
+
+
+@pytest.mark.parametrize("why", ["a sysctl", "the MTU"])
+def test_interface_without_ipv6_gets_no_link_local_address(fabric: Fabric, why: str) -> None:
+    moved = fabric.attach()
+    if why == "the MTU":
+        fabric.pod("link", "set", "net1", "mtu", "1000")
+    else:
+        run("netns", "exec", fabric.pod_name, *SYSCTL, "net.ipv6.conf.net1.disable_ipv6=1")
+    ready = netdev_move.configure(
+        fabric.inside, fabric.namespace, moved, ["10.1.2.3/24"], link_local="fe80::7/64"
+    )
+    assert ready.up
+    shown = fabric.shown(fabric.pod_name, "net1")
+    assert [address["local"] for address in shown["addr_info"]] == ["10.1.2.3"]
 
 
 def test_one_message_moves_it_each_way(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +204,39 @@ def test_changes_by_the_pod_are_undone(fabric: Fabric) -> None:
     fabric.pod("address", "add", "10.9.9.9/24", "dev", "mine")
     assert fabric.detach()
     fabric.assert_restored()
+
+
+def test_settings_that_a_move_keeps_are_restored(fabric: Fabric) -> None:
+    """Whoever is root in the pod's namespace can set them, and the next pod would get them."""
+    changes = (
+        ("txqueuelen", "5", "group", "7", "mode", "dormant"),
+        ("gso_max_size", "3000", "gso_max_segs", "3", "gro_max_size", "4000"),
+        ("arp", "off", "multicast", "off", "promisc", "on", "dynamic", "on"),
+        ("broadcast", "02:02:02:02:02:02"),
+    )
+    before = fabric.shown(fabric.host_name, "eth7")
+    fabric.attach()
+    for change in changes:
+        fabric.pod("link", "set", "net1", *change)
+    assert fabric.detach()
+    fabric.assert_restored()
+
+    def differing() -> dict[str, tuple[object, object]]:
+        after = fabric.shown(fabric.host_name, "eth7")
+        kept = before.keys() - {"ifindex", "link_index", "addr_info"}
+        pairs = {key: (before[key], after.get(key)) for key in kept}
+        return {key: (was, now) for key, (was, now) in pairs.items() if was != now}
+
+    until(lambda: not differing(), what="the interface as it was")
+
+
+def test_entry_of_an_earlier_version_restores_what_that_version_knew(fabric: Fabric) -> None:
+    fabric.attach()
+    fabric.pod("link", "set", "net1", "txqueuelen", "5", "multicast", "off", "promisc", "on")
+    origin = Origin(name="eth7", kind="veth", mac=MAC, mtu=1400, up=True, alias="uplink")
+    assert fabric.detach(origin=origin)
+    shown = fabric.shown(fabric.host_name, "eth7")
+    assert (shown["txqlen"], {"MULTICAST", "PROMISC"} & set(shown["flags"])) == (5, set())
 
 
 def test_interface_without_its_mark_is_found_by_name_kind_and_address(
@@ -248,7 +300,7 @@ def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None
     fabric.pod("link", "set", "net1", "mtu", "800")
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
         moved = links.require(fabric.inside, "net1")
-        links.move(fabric.inside, moved, home, "dev3", moved.alias)
+        link_changes.move(fabric.inside, moved, home, "dev3", moved.alias)
     assert netdev_move.restore(fabric.outside, None, "net1", fabric.origin, MARK)
     fabric.assert_restored()
 

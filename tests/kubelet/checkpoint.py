@@ -25,13 +25,13 @@ def write(
     """
     entries = [
         {
-            "PodUID": one.uid,
-            "ContainerName": one.container,
-            "ResourceName": one.resource,
-            "DeviceIDs": sorted(one.devices) if form == "v1" else _by_node(one),
-            "AllocResp": base64.b64encode(one.response.SerializeToString()).decode(),
+            "PodUID": reservation.uid,
+            "ContainerName": reservation.container,
+            "ResourceName": reservation.resource,
+            "DeviceIDs": sorted(reservation.devices) if form == "v1" else _by_node(reservation),
+            "AllocResp": base64.b64encode(reservation.response.SerializeToString()).decode(),
         }
-        for one in held
+        for reservation in held
     ]
     data = {
         "PodDeviceEntries": entries or None,  # a nil slice of Go's
@@ -56,9 +56,9 @@ def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
         devices: dict[str, tuple[int, ...]] = {}
         listed = entry["DeviceIDs"]
         for node, ids in listed.items() if isinstance(listed, dict) else [("-1", listed)]:
-            for one in ids:
-                known = devices.get(one, ())
-                devices[one] = known if int(node) < 0 else (*known, int(node))
+            for device_id in ids:
+                known = devices.get(device_id, ())
+                devices[device_id] = known if int(node) < 0 else (*known, int(node))
         held.append(
             Held(
                 uid=entry["PodUID"],
@@ -74,9 +74,9 @@ def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
 def _by_node(held: Held) -> dict[str, list[str]]:
     """By NUMA node: a device of two nodes is in both lists, one without a node in that of -1."""
     nodes: dict[str, list[str]] = {}
-    for one, numa in sorted(held.devices.items()):
+    for device_id, numa in sorted(held.devices.items()):
         for node in numa or (-1,):
-            nodes.setdefault(str(node), []).append(one)
+            nodes.setdefault(str(node), []).append(device_id)
     return nodes
 
 

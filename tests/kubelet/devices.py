@@ -92,15 +92,26 @@ class Manager:
             return
         current.stopped = True
         known = self.devices.get(endpoint.resource, {})
-        self.devices[endpoint.resource] = {one: (False, numa) for one, (_, numa) in known.items()}
+        self.devices[endpoint.resource] = {
+            device_id: (False, numa) for device_id, (_, numa) in known.items()
+        }
 
     def healthy(self, resource: str) -> set[str]:
         """The healthy ids, held or not."""
-        return {one for one, (healthy, _) in self.devices.get(resource, {}).items() if healthy}
+        return {
+            device_id
+            for device_id, (healthy, _) in self.devices.get(resource, {}).items()
+            if healthy
+        }
 
     def in_use(self, resource: str) -> set[str]:
         """The ids that containers hold."""
-        return {one for held in self.held if held.resource == resource for one in held.devices}
+        return {
+            device_id
+            for held in self.held
+            if held.resource == resource
+            for device_id in held.devices
+        }
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Free the devices of pods that are gone, before an allocation or a List."""
@@ -135,7 +146,7 @@ class Manager:
     ) -> bool:
         needed = request.limits[resource]
         mine = [held for held in self._of(uid, request.name) if held.resource == resource]
-        has = {one for held in mine for one in held.devices}
+        has = {device_id for held in mine for device_id in held.devices}
         if mine and len(has) != needed:
             raise PodRejected(
                 f"pod {uid} container {request.name} changed request for resource {resource} from "
@@ -156,7 +167,10 @@ class Manager:
         except LookupError as error:
             raise PodRejected(f"Allocate failed due to {error}") from None
         listed = self.devices[resource]
-        devices = {one: listed[one][1] if one in listed else () for one in sorted(ids)}
+        devices = {
+            device_id: listed[device_id][1] if device_id in listed else ()
+            for device_id in sorted(ids)
+        }
         held = Held(
             uid=uid, container=request.name, resource=resource, devices=devices, response=response
         )
@@ -227,7 +241,7 @@ class Manager:
         if numa is None:
             return set()
         listed = self.devices[resource]
-        return {one for one in available if set(listed[one][1]) & set(numa)}
+        return {device_id for device_id in available if set(listed[device_id][1]) & set(numa)}
 
     def start(self, uid: str, request: Request, timeout: float) -> Given:
         """The container's merged responses, after PreStartContainer. Raises NotStarted."""
@@ -264,7 +278,7 @@ def _merge(given: Given, held: Held) -> None:
         put(given.mounts, mount.container_path, (mount.host_path, mount.read_only))
     for key, text in response.annotations.items():
         put(given.annotations, key, text)
-    given.cdi.extend(one.name for one in response.cdi_devices)
+    given.cdi.extend(device.name for device in response.cdi_devices)
     given.ids[held.resource] = sorted(held.devices)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
+from deviceplugin.kubelet.channels import open_channel
 from tests.waiting import PATIENCE
 
 CONNECT = 10.0  # seconds
@@ -25,10 +26,7 @@ class Endpoint:
         self.stopped = False
         self.lists: list[Devices] = []
         self._record = record
-        self._channel = grpc.insecure_channel(
-            f"unix:{socket}",
-            (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)),
-        )
+        self._channel = open_channel(socket)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=connect)
             self._stub = v1beta1_pb2_grpc.DevicePluginStub(self._channel)  # type: ignore[no-untyped-call]
@@ -38,6 +36,7 @@ class Endpoint:
             raise
         record("GetDevicePluginOptions", resource)
         self._thread: threading.Thread | None = None
+        self._watching: grpc.Call | None = None
 
     def watch(
         self,
@@ -46,20 +45,22 @@ class Endpoint:
     ) -> None:
         """Read the list in a thread: `update` for each message, `lost` at the end."""
 
+        self._record("ListAndWatch", self.resource)
+        watching = self._watching = self._stub.ListAndWatch(v1beta1_pb2.Empty())
+
         def read() -> None:
             try:
-                self._record("ListAndWatch", self.resource)
-                for message in self._stub.ListAndWatch(v1beta1_pb2.Empty()):
+                for message in watching:
                     devices = {
-                        one.ID: (
-                            one.health == "Healthy",
-                            tuple(node.ID for node in one.topology.nodes),
+                        device.ID: (
+                            device.health == "Healthy",
+                            tuple(node.ID for node in device.topology.nodes),
                         )
-                        for one in message.devices
+                        for device in message.devices
                     }
                     self.lists.append(devices)
                     update(self, devices)
-            except (grpc.RpcError, ValueError):  # ended; or the channel is closed
+            except grpc.RpcError:  # ended
                 pass
             lost(self)
 
@@ -109,7 +110,9 @@ class Endpoint:
         self._stub.PreStartContainer(request, timeout=timeout)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+        """Close the connection, after its calls: gRPC 1.85 may crash otherwise."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE)
+        self._channel.close()

@@ -181,7 +181,7 @@ class Kubelet:
     def count(self, method: str, resource: str) -> int:
         """How often a method was called."""
         with self.changed:
-            return sum((one.method, one.resource) == (method, resource) for one in self.calls)
+            return sum((call.method, call.resource) == (method, resource) for call in self.calls)
 
     # Pods.
 
@@ -201,9 +201,10 @@ class Kubelet:
         is freed with the next allocation. `numa` is the topology manager's choice, if any.
         """
         requests = [
-            one if isinstance(one, Request) else msgspec.convert(one, Request) for one in containers
+            container if isinstance(container, Request) else msgspec.convert(container, Request)
+            for container in containers
         ]
-        requests.sort(key=lambda one: not one.init)
+        requests.sort(key=lambda container: not container.init)
         pod = Pod(
             name=name,
             namespace=namespace,

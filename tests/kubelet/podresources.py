@@ -46,9 +46,9 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     ) -> api.AllocatableResourcesResponse:
         return api.AllocatableResourcesResponse(
             devices=[
-                _entry(resource, one, numa)
+                _entry(resource, device_id, numa)
                 for resource in self._kubelet.resources()
-                for one, (healthy, numa) in self._kubelet.devices(resource).items()
+                for device_id, (healthy, numa) in self._kubelet.devices(resource).items()
                 if healthy
             ]
         )
@@ -65,9 +65,9 @@ class PodResources(podresources_pb2_grpc.PodResourcesListerServicer):
                 api.ContainerResources(
                     name=request.name,
                     devices=[
-                        _entry(held.resource, one, numa)
+                        _entry(held.resource, device_id, numa)
                         for held in holders.get(request.name, ())
-                        for one, numa in held.devices.items()
+                        for device_id, numa in held.devices.items()
                     ],
                 )
                 for request in pod.requests

@@ -10,6 +10,7 @@ import grpc
 
 from deviceplugin.api import pluginregistration_pb2 as api
 from deviceplugin.api import pluginregistration_pb2_grpc
+from deviceplugin.kubelet.channels import open_channel
 from tests.waiting import PATIENCE  # the kubelet waits for 1 s and 5 s
 
 if TYPE_CHECKING:
@@ -61,9 +62,8 @@ class Registry:
 
     def _register(self, path: Path) -> Path:
         """Accept or refuse a plugin; return its endpoint."""
-        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         endpoint = path
-        with grpc.insecure_channel(f"unix:{path}", options) as channel:
+        with open_channel(path) as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             try:
                 info = stub.GetInfo(api.InfoRequest(), timeout=PATIENCE)

@@ -45,21 +45,21 @@ def links(host: str) -> dict[str, dict[str, object]]:
     """The host's links, but for their carrier, which follows the other end."""
     shown = json.loads(ip("-n", host, "-json", "-details", "link"))
     return {
-        one["ifname"]: {
-            "address": one["address"],
-            "mtu": one["mtu"],
-            "alias": one.get("ifalias"),
-            "up": "UP" in one["flags"],
+        link["ifname"]: {
+            "address": link["address"],
+            "mtu": link["mtu"],
+            "alias": link.get("ifalias"),
+            "up": "UP" in link["flags"],
         }
-        for one in shown
+        for link in shown
     }
 
 
-def left(service: Service) -> list[str]:
-    """What is left of journal, locks and reservations."""
-    found = [str(path) for path in service.root.glob("state/attachments/*")]
-    found += [str(path) for path in service.root.glob("run/lock/*")]
-    environ = {**os.environ, "PODFABRIC_STATE": str(service.root / "state")}
+def left(root: Path) -> list[str]:
+    """What is left of journal, locks and reservations below an agent's root."""
+    found = [str(path) for path in root.glob("state/attachments/*")]
+    found += [str(path) for path in root.glob("run/lock/*")]
+    environ = {**os.environ, "PODFABRIC_STATE": str(root / "state")}
     podfabric = Path(sys.executable).with_name("podfabric")
     listed = subprocess.run(
         [podfabric, "ipam", "list", "--output", "json"],
@@ -67,12 +67,13 @@ def left(service: Service) -> list[str]:
         check=True,
         capture_output=True,
     )
-    return found + [str(one) for one in json.loads(listed.stdout)]
+    return found + [str(link) for link in json.loads(listed.stdout)]
 
 
-def environ_of(service: Service) -> dict[str, str]:
+def environ_of(root: Path) -> dict[str, str]:
+    """A launcher's environment, for the agent below that root."""
     return {
-        "PODFABRIC_SOCKET": str(service.socket),
+        "PODFABRIC_SOCKET": str(root / "run/agent.sock"),
         "PODFABRIC_TIMEOUT": "30",
         "PATH": os.environ["PATH"],
     }

@@ -6,6 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.pod_choices import YOUNG, PodChoices, every
+from deviceplugin import checkpoint
 from tests.host.deviceplugin.processes import configure, made_server, running
 from tests.kubelet import Kubelet
 from tests.unix_http import UnixHTTPConnection
@@ -66,6 +68,29 @@ def test_pools_are_served_and_counted(server: Paths) -> None:
         }
         until(lambda: devices(server) == expected)
         assert agent.end() == 0
+
+
+def test_next_agent_offers_the_pools_at_once_and_keeps_every_allocation(server: Paths) -> None:
+    """Pods are admitted right before and after each change; one agent answers them."""
+    resource = "rdma/hca"
+    with ExitStack() as stack:
+        serving = stack.enter_context(running(server, "agent"))
+        kubelet = stack.enter_context(Kubelet(server.kubelet))
+        kubelet.wait(lambda: kubelet.allocatable(resource) == 8)
+        for number in range(3):
+            waiting = stack.enter_context(running(server, "agent"))
+            until(lambda: "waiting until it ends" in waiting.log)  # noqa: B023
+            kubelet.admit(f"before-{number}", [{"name": "main", "limits": {resource: 1}}])
+            assert serving.end() == 0
+            kubelet.wait(lambda: kubelet.allocatable(resource) == 8)
+            kubelet.admit(f"after-{number}", [{"name": "main", "limits": {resource: 1}}])
+            until(lambda: devices(server).get((resource, "registered")) == 1)
+            serving = waiting
+        held = {one for held in kubelet.held() for one in held.devices}
+        written = {kept.id for kept in checkpoint.read(server).allocations}
+        assert len(held) == 6
+        assert written == held
+        assert serving.end() == 0
 
 
 def test_agent_without_a_kubelet_offers_nothing_and_serves(server: Paths) -> None:

@@ -24,13 +24,13 @@ def test_killed_agent_loses_and_doubles_no_address(service: Service, tmp_path: P
     seen = Seen()
     config = {"cniVersion": "1.0.0", "name": "n1", "type": "podfabric-ipam", "ipam": IPAM}
     clients = [
-        Client(n, tmp_path / "bin/podfabric-ipam", config, environ_of(service), seen)
+        Client(n, tmp_path / "bin/podfabric-ipam", config, environ_of(service.root), seen)
         for n in range(CLIENTS)
     ]
     kill_often(service.root / "run/agent.pid", KILLS, clients, (0.05, 0.4))
     assert seen.wrong == []
     assert seen.results >= KILLS
-    assert left(service) == []
+    assert left(service.root) == []
 
 
 def test_killed_agent_leaves_no_interface_behind(
@@ -56,7 +56,7 @@ def test_killed_agent_leaves_no_interface_behind(
                     number,
                     tmp_path / "bin/moved",
                     config,
-                    environ_of(service),
+                    environ_of(service.root),
                     seen,
                     f"/var/run/netns/{pod}",
                 )
@@ -67,4 +67,4 @@ def test_killed_agent_leaves_no_interface_behind(
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
-    assert left(service) == []
+    assert left(service.root) == []

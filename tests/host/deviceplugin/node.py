@@ -31,6 +31,10 @@ class Node:
 
     def restart(self) -> None:
         self.plugin.close()
+        self.start()
+
+    def start(self) -> None:
+        """Start the next one, after the present one was closed."""
         self.plugin = DevicePlugin(self.paths, self.configuration)
         self.plugin.start()
 

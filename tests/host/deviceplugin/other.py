@@ -9,6 +9,7 @@ import grpc
 
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
+from deviceplugin.kubelet.channels import open_channel
 from tests.waiting import PATIENCE
 
 
@@ -34,7 +35,7 @@ class Other(v1beta1_pb2_grpc.DevicePluginServicer):
 
     def register(self, version: str = "v1beta1") -> None:
         """Register. Raises grpc.RpcError."""
-        with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
+        with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             stub.Register(
                 api.RegisterRequest(
@@ -76,7 +77,10 @@ class Other(v1beta1_pb2_grpc.DevicePluginServicer):
         self, request: api.AllocateRequest, context: grpc.ServicerContext
     ) -> api.AllocateResponse:
         self._perhaps_fail("Allocate", context)
-        self.seen.extend(list(one.devices_ids) for one in request.container_requests)
+        self.seen.extend(
+            list(request_of_container.devices_ids)
+            for request_of_container in request.container_requests
+        )
         return api.AllocateResponse(container_responses=[self.answer])
 
     def PreStartContainer(

@@ -20,7 +20,7 @@ class Pool:
 
     def __init__(self, count: int = 4, name: str = NAME, numa: tuple[int, ...] = ()) -> None:
         self.name = name
-        self.devices: Listing = [(str(one), True, numa) for one in range(count)]
+        self.devices: Listing = [(str(number), True, numa) for number in range(count)]
         self.broken: set[str] = set()
         self.preferences: list[tuple[list[str], list[str], int]] = []
         self.started: list[list[str]] = []
@@ -32,7 +32,7 @@ class Pool:
     def set(self, device_id: str, healthy: bool) -> None:
         """Change a device's health, without a word."""
         self.devices = [
-            (one, healthy if one == device_id else was, numa) for one, was, numa in self.devices
+            (name, healthy if name == device_id else was, numa) for name, was, numa in self.devices
         ]
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
@@ -42,12 +42,14 @@ class Pool:
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
         self._perhaps_fail("allocate")
-        health = {one: healthy for one, healthy, _ in self.devices}
-        for one in ids:
-            if one not in health:
-                raise Rejected(grpc.StatusCode.INVALID_ARGUMENT, f"{one}: there is no such device")
-            if not health[one]:
-                raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, f"{one}: is not healthy")
+        health = {device_id: healthy for device_id, healthy, _ in self.devices}
+        for device_id in ids:
+            if device_id not in health:
+                raise Rejected(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"{device_id}: there is no such device"
+                )
+            if not health[device_id]:
+                raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, f"{device_id}: is not healthy")
         return v1beta1_pb2.ContainerAllocateResponse(envs={"IDS": ",".join(sorted(ids))})
 
     def pre_start(self, ids: list[str]) -> None:

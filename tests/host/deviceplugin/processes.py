@@ -67,8 +67,8 @@ class Process:
 @contextmanager
 def running(paths: Paths, part: str = "device-plugin") -> Iterator[Process]:
     """A process that has ended afterwards."""
-    one = Process(paths, part)
+    process = Process(paths, part)
     try:
-        yield one
+        yield process
     finally:
-        one.kill()
+        process.kill()

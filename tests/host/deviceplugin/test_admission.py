@@ -46,12 +46,19 @@ class Cluster:
         self.kubelet.wait(lambda: self.kubelet.allocatable(HCA) == 512)
         self.kubelet.wait(lambda: self.kubelet.allocatable(GPU) == 8)
 
+    def restart(self) -> None:
+        """Restart our plugin, and wait until the kubelet has its list."""
+        self.node.plugin.close()
+        self.kubelet.wait(lambda: not self.kubelet.allocatable(HCA))
+        self.node.start()
+        self.wait()
+
     def admit(self, name: str, *containers: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """What each container got, and the resources in the order in which they were asked for."""
         before = len(self.kubelet.calls)
         pod = self.kubelet.admit(name, containers)
         calls = self.kubelet.calls[before:]
-        return {one: given.ids for one, given in pod.containers.items()}, [
+        return {container: given.ids for container, given in pod.containers.items()}, [
             call.resource for call in calls if call.method == "Allocate"
         ]
 
@@ -62,7 +69,7 @@ class Cluster:
     def holders(self) -> Counter[str]:
         """How many hold each HCA."""
         found = checkpoint.read(self.paths).allocations
-        return Counter(one.devices[0].rdma[0].name for one in found)
+        return Counter(hca.devices[0].rdma[0].name for hca in found)
 
 
 Make = Callable[..., Cluster]
@@ -76,86 +83,89 @@ def cluster(server: Paths) -> Iterator[Make]:
 
 def wants(name: str = "main", *, gpus: int = 0, hcas: int = 0, **other: bool) -> dict[str, Any]:
     asked = {GPU: gpus, HCA: hcas}
-    return {"name": name, "limits": {one: count for one, count in asked.items() if count}, **other}
+    return {
+        "name": name,
+        "limits": {resource: count for resource, count in asked.items() if count},
+        **other,
+    }
 
 
 def test_a_pod_with_gpus_alone_draws_no_others_to_its_switch(cluster: Make) -> None:
-    one = cluster()
-    one.admit("inference", wants(gpus=1))
+    node = cluster()
+    node.admit("inference", wants(gpus=1))
     for number in range(16):
-        one.admit(f"mpi-{number}", wants(hcas=1))
-    assert one.holders() == {f"mlx5_{number}": 2 for number in range(8)}
+        node.admit(f"mpi-{number}", wants(hcas=1))
+    assert node.holders() == {f"mlx5_{number}": 2 for number in range(8)}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pods_with_gpus_alone_take_no_others_hint(cluster: Make, seed: int) -> None:
-    one = cluster(seed)
+    node = cluster(seed)
     for number in range(2):
-        one.admit(f"inference-{number}", wants(gpus=1))
+        node.admit(f"inference-{number}", wants(gpus=1))
     orders = set()
     for number in range(6):
-        given, order = one.admit(f"worker-{number}", wants(gpus=1, hcas=1))
+        given, order = node.admit(f"worker-{number}", wants(gpus=1, hcas=1))
         orders.add(order[0])
-        assert order[0] == HCA or one.near(given["main"])
+        assert order[0] == HCA or node.near(given["main"])
     assert GPU in orders
 
 
 def test_the_first_answer_after_a_start_knows_who_never_asks(cluster: Make) -> None:
-    one = cluster()
-    one.admit("inference", wants(gpus=1))
+    node = cluster()
+    node.admit("inference", wants(gpus=1))
     for number in range(8):
-        one.node.restart()
-        one.wait()
-        one.admit(f"mpi-{number}", wants(hcas=1))
-    assert one.holders() == {f"mlx5_{number}": 1 for number in range(8)}
+        node.restart()
+        node.admit(f"mpi-{number}", wants(hcas=1))
+    assert node.holders() == {f"mlx5_{number}": 1 for number in range(8)}
 
 
 def test_a_pod_that_is_made_again_with_its_name_has_its_hint_again(cluster: Make) -> None:
-    one = cluster()
+    node = cluster()
     firsts = Counter[str]()
     for _ in range(8):
-        given, order = one.admit("worker-0", wants(gpus=2, hcas=2))
+        given, order = node.admit("worker-0", wants(gpus=2, hcas=2))
         firsts[order[0]] += 1
-        assert order[0] == HCA or one.near(given["main"])
-        one.kubelet.remove(one.kubelet.pods["uid-of-default-worker-0"])
+        assert order[0] == HCA or node.near(given["main"])
+        node.kubelet.remove(node.kubelet.pods["uid-of-default-worker-0"])
     assert firsts[GPU] > 1
 
 
 @pytest.mark.parametrize("readable", [False, True])
 def test_a_checkpoint_that_cannot_be_read_leaves_the_guess(cluster: Make, readable: bool) -> None:
-    one = cluster()
-    one.admit("inference", wants(gpus=1))
+    node = cluster()
+    node.admit("inference", wants(gpus=1))
     if not readable:
-        one.kubelet.checkpoint.write_bytes(b"{")
-    given, _ = one.admit("mpi", wants(hcas=1))
-    (gpu,) = (held.devices for held in one.kubelet.held() if held.resource == GPU)
-    assert one.near({HCA: given["main"][HCA], GPU: list(gpu)}) is not readable
+        node.kubelet.checkpoint.write_bytes(b"{")
+    given, _ = node.admit("mpi", wants(hcas=1))
+    (gpu,) = (held.devices for held in node.kubelet.held() if held.resource == GPU)
+    assert node.near({HCA: given["main"][HCA], GPU: list(gpu)}) is not readable
 
 
 def test_an_init_containers_hcas_are_its_successors(cluster: Make) -> None:
     """The kubelet gives them to the next container of the pod, without asking for others."""
-    one = cluster()
-    given, order = one.admit("worker", wants("check", hcas=2, init=True), wants("main", hcas=2))
+    node = cluster()
+    given, order = node.admit("worker", wants("check", hcas=2, init=True), wants("main", hcas=2))
     assert given["check"] == given["main"]
     assert order == [HCA, HCA]
-    assert sum(one.holders().values()) == 2
-    assert len(one.kubelet.held()) == 2
+    assert sum(node.holders().values()) == 2
+    assert len(node.kubelet.held()) == 2
 
 
 def test_a_container_with_more_hcas_keeps_those_of_its_init_container(cluster: Make) -> None:
-    one = cluster()
-    given, _ = one.admit("worker", wants("check", hcas=1, init=True), wants("main", hcas=3))
+    node = cluster()
+    given, _ = node.admit("worker", wants("check", hcas=1, init=True), wants("main", hcas=3))
     assert set(given["check"][HCA]) < set(given["main"][HCA])
-    assert one.holders() == dict.fromkeys(one.holders(), 1)  # three different HCAs
-    assert len(one.holders()) == 3
+    assert node.holders() == dict.fromkeys(node.holders(), 1)  # three different HCAs
+    assert len(node.holders()) == 3
 
 
 def test_a_sidecar_shares_no_slot_with_the_container_beside_it(cluster: Make) -> None:
-    one = cluster()
+    node = cluster()
     sidecar = wants("monitor", hcas=1, init=True, restartable=True)
-    given, _ = one.admit("worker", sidecar, wants("main", hcas=1))
+    given, _ = node.admit("worker", sidecar, wants("main", hcas=1))
     assert not set(given["monitor"][HCA]) & set(given["main"][HCA])
-    pod = one.kubelet.pods["uid-of-default-worker"]
+    pod = node.kubelet.pods["uid-of-default-worker"]
     assert pod.containers["monitor"].env["NCCL_IB_HCA"] != pod.containers["main"].env["NCCL_IB_HCA"]
 
 
@@ -165,48 +175,47 @@ def test_gpus_that_an_init_container_had_before_are_still_the_containers(
     cluster: Make, seed: int, listed: bool
 ) -> None:
     """Whether or not PodResources lists init containers."""
-    one = cluster(seed, listed)
+    node = cluster(seed, listed)
     firsts = set()
     for number in range(4):
-        given, order = one.admit(
+        given, order = node.admit(
             f"worker-{number}", wants("copy", gpus=2, init=True), wants(gpus=2, hcas=2)
         )
         assert given["copy"][GPU] == given["main"][GPU]
         firsts.add(order[1])
-        assert order[1] == HCA or one.near(given["main"])
+        assert order[1] == HCA or node.near(given["main"])
     assert GPU in firsts
 
 
 def test_what_init_containers_hold_is_kept_through_a_restart(cluster: Make) -> None:
     """PodResources of older kubelets does not list them, but the checkpoint does."""
-    one = cluster()
-    one.admit("worker", wants("check", hcas=2, init=True), wants("main"))
-    kept = checkpoint.read(one.paths)
-    one.node.restart()
-    one.wait()
-    one.node.plugin.compare()
-    assert checkpoint.read(one.paths) == kept
+    node = cluster()
+    node.admit("worker", wants("check", hcas=2, init=True), wants("main"))
+    kept = checkpoint.read(node.paths)
+    node.restart()
+    node.node.plugin.compare()
+    assert checkpoint.read(node.paths) == kept
     assert len(kept.allocations) == 2
 
 
 def test_live_allocations_are_back_at_once_with_the_kubelet(
     cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = cluster()
+    node = cluster()
     pods = [
-        one.kubelet.admit(f"worker-{number}", [wants("check", hcas=1, init=True), wants(hcas=2)])
+        node.kubelet.admit(f"worker-{number}", [wants("check", hcas=1, init=True), wants(hcas=2)])
         for number in range(4)
     ]
-    held = one.kubelet.held()
-    kept = checkpoint.read(one.paths)
+    held = node.kubelet.held()
+    kept = checkpoint.read(node.paths)
     monkeypatch.setattr(registration, "LOOK_EVERY", 10 * PATIENCE)  # so that only an event counts
-    one.kubelet.restart()
-    one.kubelet.wait(lambda: one.kubelet.allocatable(HCA) == 512)
+    node.kubelet.restart()
+    node.kubelet.wait(lambda: node.kubelet.allocatable(HCA) == 512)
     for pod in pods:
-        one.kubelet.readmit(pod)
-    assert one.kubelet.held() == held
-    assert checkpoint.read(one.paths) == kept
-    _, order = one.admit("next", wants(hcas=8))
+        node.kubelet.readmit(pod)
+    assert node.kubelet.held() == held
+    assert checkpoint.read(node.paths) == kept
+    _, order = node.admit("next", wants(hcas=8))
     assert order == [HCA]
-    taken = [(known.resource, known.id) for known in checkpoint.read(one.paths).allocations]
+    taken = [(known.resource, known.id) for known in checkpoint.read(node.paths).allocations]
     assert len(set(taken)) == len(kept.allocations) + 8

@@ -46,17 +46,17 @@ EXCLUSIVE = config(PoolConfig(resource=HCA, mode="exclusive"))
 
 @pytest.fixture
 def kubelet(server: Paths) -> Iterator[Kubelet]:
-    with Kubelet(server.kubelet) as one:
-        yield one
+    with Kubelet(server.kubelet) as own_kubelet:
+        yield own_kubelet
 
 
 @pytest.fixture
 def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
     """Every HCA is for one pod alone."""
-    one = Node(server, EXCLUSIVE)
+    new_node = Node(server, EXCLUSIVE)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
-    yield one
-    one.plugin.close()
+    yield new_node
+    new_node.plugin.close()
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held(paths: Paths) -> dict[str, Allocation]:
-    return {one.id: one for one in checkpoint.read(paths).allocations}
+    return {allocation.id: allocation for allocation in checkpoint.read(paths).allocations}
 
 
-def uverbs_of(one: Allocation) -> str:
-    (rdma,) = one.devices[0].rdma
+def uverbs_of(allocation: Allocation) -> str:
+    (rdma,) = allocation.devices[0].rdma
     assert rdma.uverbs is not None
     return rdma.uverbs.path.rpartition("/")[2]
 
@@ -119,17 +119,17 @@ def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
 def test_ids_come_back_when_the_pods_of_another_mode_are_gone(
     server: Paths, kubelet: Kubelet, nothing_is_young: None
 ) -> None:
-    one = Node(server, SHARED)
+    node = Node(server, SHARED)
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
         pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
-        one.plugin.reconfigure(EXCLUSIVE)
+        node.plugin.reconfigure(EXCLUSIVE)
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 0)
         for pod in pods:
             kubelet.remove(pod)
-        all_are_back(one, kubelet)
+        all_are_back(node, kubelet)
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_an_hca_comes_back_when_the_pods_of_a_resource_that_is_no_more_are_gone(
@@ -195,8 +195,8 @@ def test_what_is_taken_over_and_has_not_changed_is_as_it_was(node: Node, kubelet
     before = held(node.paths)
     lose_checkpoint(node, kubelet)
     after = held(node.paths)
-    assert {known: one.devices for known, one in after.items()} == {
-        known: one.devices for known, one in before.items()
+    assert {known: allocation.devices for known, allocation in after.items()} == {
+        known: allocation.devices for known, allocation in before.items()
     }
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
 
@@ -213,9 +213,9 @@ def test_what_an_older_checkpoint_lacks_is_adopted(node: Node, kubelet: Kubelet,
     node.restart()
     kubelet.wait(lambda: len(held(node.paths)) == 3)
     after = held(node.paths)
-    assert [one.adopted for one in after.values()].count(True) == 3 - kept
-    assert {known: one.devices for known, one in after.items()} == {
-        known: one.devices for known, one in before.items()
+    assert [allocation.adopted for allocation in after.values()].count(True) == 3 - kept
+    assert {known: allocation.devices for known, allocation in after.items()} == {
+        known: allocation.devices for known, allocation in before.items()
     }
 
 
@@ -245,10 +245,10 @@ def test_token_that_an_older_checkpoint_lacks_is_adopted_as_it_was(
         kubelet.restart()
         node.restart()
         (after,) = held(server).values()
-        assert [one.id for one in after.devices] == [one.id for one in before.devices]
+        assert [device.id for device in after.devices] == [device.id for device in before.devices]
         node.plugin.compare()
         given = pod_devices.given_to(server, Pod("default", "worker-1", pod.uid))
-        assert {face.device.id for face in given.hcas} == {one.id for one in before.devices}
+        assert {face.device.id for face in given.hcas} == {device.id for device in before.devices}
     finally:
         node.plugin.close()
 
@@ -277,7 +277,7 @@ def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offe
         kubelet.wait(lambda: kubelet.capacity("rdma/b") == 8)
         assert not kubelet.devices("rdma/b")[known][0]
         assert asked.wait(PATIENCE)
-        assert [one.resource for one in checkpoint.read(server).allocations] == [HCA]
+        assert [allocation.resource for allocation in checkpoint.read(server).allocations] == [HCA]
     finally:
         node.plugin.close()
 
@@ -349,25 +349,25 @@ def test_allocate_fails_while_the_disk_does_and_no_pod_gets_the_id(
 def test_hca_that_is_shared_is_not_given_to_one_alone_though_the_checkpoint_was_lost(
     server: Paths, kubelet: Kubelet
 ) -> None:
-    one = Node(server, SHARED)
+    node = Node(server, SHARED)
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
         kubelet.admit("worker-0", [container()])
         (before,) = held(server).values()
-        one.configuration = EXCLUSIVE
-        lose_checkpoint(one, kubelet)
+        node.configuration = EXCLUSIVE
+        lose_checkpoint(node, kubelet)
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8 and kubelet.allocatable(HCA) == 7)
         assert not kubelet.devices(HCA)[before.devices[0].id][0]
         assert held(server)[before.id].devices == before.devices
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def run_on(paths: Paths, kubelet: Kubelet, resource: str, known: str, *uverbs: int) -> Pod:
     """A pod that was admitted when another device plugin served the resource."""
     nodes = [paths.dev / f"infiniband/uverbs{number}" for number in uverbs]
     response = v1beta1_pb2.ContainerAllocateResponse(
-        devices=[{"host_path": str(one), "container_path": str(one)} for one in nodes]
+        devices=[{"host_path": str(path), "container_path": str(path)} for path in nodes]
     )
     pod = Admitted(
         name="old",
@@ -400,19 +400,19 @@ def test_pods_of_another_device_plugin_run_on(
     server: Paths, kubelet: Kubelet, mode: str, known: str, uverbs: list[int], hcas: set[str]
 ) -> None:
     pod = run_on(server, kubelet, HCA, known, *uverbs)
-    one = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
+    node = Node(server, config(PoolConfig(resource=HCA, mode=mode)))  # type: ignore[arg-type]
     try:
         kubelet.wait(lambda: held(server))
         assert {face.device.id for face in pod_devices.given_to(server, pod).hcas} == hcas
         if mode == "exclusive":
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 - len(hcas))
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubelet: Kubelet) -> None:
     pod = run_on(server, kubelet, HCA, "17")
-    one = Node(server, EXCLUSIVE)
+    node = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
         for _ in range(2):
@@ -420,10 +420,10 @@ def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubele
                 Unknown, match=r"holds 17 of rdma/hca, and nothing tells .*: delete"
             ):
                 pod_devices.given_to(server, pod)
-            one.plugin.compare()
+            node.plugin.compare()
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: Kubelet) -> None:
@@ -431,7 +431,7 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
     shutil.copytree(server.sys, whole, symlinks=True)
     Tree(server.sys, server).remove(FIRST)
     pod = run_on(server, kubelet, HCA, FIRST, 0)
-    one = Node(server, EXCLUSIVE)
+    node = Node(server, EXCLUSIVE)
     try:
         kubelet.wait(lambda: held(server))
         (face,) = pod_devices.given_to(server, pod).hcas
@@ -439,13 +439,13 @@ def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: K
         kubelet.wait(lambda: kubelet.capacity(HCA) == 8)
         shutil.rmtree(server.sys)
         shutil.copytree(whole, server.sys, symlinks=True)
-        one.plugin.look()
-        one.plugin.compare()
+        node.plugin.look()
+        node.plugin.compare()
         (face,) = pod_devices.given_to(server, pod).hcas
         assert face.device.id == FIRST
         assert uverbs_of(held(server)[FIRST]) == "uverbs0"
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def information(paths: Paths) -> dict[str, str]:
@@ -498,11 +498,11 @@ def test_resources_that_could_not_be_written_down_are_with_the_next_comparison(
 
     with monkeypatch.context() as patched:
         patched.setattr("deviceplugin.checkpoint.write", full)
-        one = Node(server, EXCLUSIVE)
+        node = Node(server, EXCLUSIVE)
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
         assert checkpoint.read(server).resources == ()
     try:
-        one.plugin.compare()
+        node.plugin.compare()
         assert checkpoint.read(server).resources == (HCA,)
     finally:
-        one.plugin.close()
+        node.plugin.close()

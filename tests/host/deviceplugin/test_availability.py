@@ -49,9 +49,9 @@ def card() -> Iterator[Paths]:
         boot_id = paths.proc / "sys/kernel/random/boot_id"
         boot_id.parent.mkdir(parents=True)
         boot_id.write_text("a-boot\n")
-        for one in hcas(paths):
-            if one.pf:
-                port(paths, one.rdma[0].name, "1: DOWN", "3: Disabled")
+        for hca in hcas(paths):
+            if hca.pf:
+                port(paths, hca.rdma[0].name, "1: DOWN", "3: Disabled")
         yield paths
 
 
@@ -75,8 +75,8 @@ def serving(paths: Paths, kubelet: Kubelet, configuration: DevicePluginConfig) -
 def resources(**selectors: object) -> Mapping[str, Any]:
     """A file of sriov-network-device-plugin's with one resource."""
     kind = selectors.pop("deviceType", "netDevice")
-    one = {"resourceName": "vf", "deviceType": kind, "selectors": selectors}
-    return {"resourceList": [{"resourcePrefix": "rdma", **one}]}
+    entry = {"resourceName": "vf", "deviceType": kind, "selectors": selectors}
+    return {"resourceList": [{"resourcePrefix": "rdma", **entry}]}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_vf_for_many_holders_must_be_well_itself(card: Paths) -> None:
     port(card, "mlx5_2")
     with Kubelet(card.kubelet) as kubelet, serving(card, kubelet, config(shared)):
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 2 and kubelet.capacity(HCA) == 4)
-        assert [one for one, (well, _) in kubelet.devices(HCA).items() if well] == [
+        assert [device_id for device_id, (well, _) in kubelet.devices(HCA).items() if well] == [
             f"{servers.VFS[0]}-{slot}" for slot in (0, 1)
         ]
 
@@ -207,8 +207,8 @@ def test_pod_is_taken_up_again_before_its_hca_is_ready(
             every = 8 * (pool.slots if pool.mode == "shared" else 1)
             kubelet.wait(lambda: kubelet.allocatable(HCA) == every)
             node.plugin.compare()
-            (one,) = checkpoint.read(server).allocations
-            (rdma,) = one.devices[0].rdma
+            (allocation,) = checkpoint.read(server).allocations
+            (rdma,) = allocation.devices[0].rdma
             assert rdma.uverbs is not None
             assert rdma.uverbs.path in pod.containers["main"].devices
 
@@ -249,7 +249,9 @@ def test_hca_that_one_resource_has_alone_is_withdrawn_from_the_others(
         pod = kubelet.admit("worker-0", [container("tencent.com/rdma")])
         (held,) = pod.containers["main"].ids["tencent.com/rdma"]
         kubelet.wait(lambda: kubelet.allocatable(other) == before[other] * 7 // 8)
-        assert not any(well for one, (well, _) in kubelet.devices(other).items() if held in one)
+        assert not any(
+            well for device_id, (well, _) in kubelet.devices(other).items() if held in device_id
+        )
         assert kubelet.allocatable("tencent.com/rdma") == 8
         kubelet.remove(pod)
         kubelet.held()
@@ -295,7 +297,9 @@ def test_nothing_slips_through_between_two_looks(
             services[second[0]].allocate([second[1]])
         assert refused.value.code.name == "FAILED_PRECONDITION"
         assert f"is held by id {first[1]} of {first[0]}" in str(refused.value)
-        assert [one.resource for one in checkpoint.read(server).allocations] == [first[0]]
+        assert [allocation.resource for allocation in checkpoint.read(server).allocations] == [
+            first[0]
+        ]
 
 
 def test_holder_of_all_gets_the_hcas_that_are_not_held_exclusively(server: Paths) -> None:
@@ -334,8 +338,8 @@ def test_pool_that_comes_is_served_when_the_others_know_of_it(
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
         start = PluginServer.start
 
-        def served(one: PluginServer) -> None:
-            start(one)
+        def served(server: PluginServer) -> None:
+            start(server)
             kubelet.wait(lambda: kubelet.allocatable("rdma/new") == 8)
             pod = kubelet.admit("worker-0", [container("rdma/new")])
             with pytest.raises(Rejected) as error:

@@ -13,14 +13,13 @@ from base.paths import Paths
 from deviceplugin.api import pluginregistration_pb2 as registration_api
 from deviceplugin.api import pluginregistration_pb2_grpc, v1beta1_pb2_grpc
 from deviceplugin.api import v1beta1_pb2 as api
+from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.registration import RegistrationMode
 from deviceplugin.kubelet.server import PluginServer
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE, until
-
-OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
 class Served:
@@ -38,7 +37,7 @@ class Served:
 
     def caller(self) -> grpc.Channel:
         """A connection of its own."""
-        channel = grpc.insecure_channel(f"unix:{self.server.state().socket}", OPTIONS)
+        channel = open_channel(Path(self.server.state().socket))
         self._stack.callback(channel.close)
         return channel
 
@@ -79,44 +78,44 @@ def blocked(pool: Pool, *names: str) -> Iterator[dict[str, threading.Event]]:
 
 
 def healthy(answer: api.ListAndWatchResponse) -> int:
-    return sum(one.health == "Healthy" for one in answer.devices)
+    return sum(device.health == "Healthy" for device in answer.devices)
 
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_before_the_first_list_is_forgotten(
     served: Callable[[RegistrationMode], Served], end: str
 ) -> None:
-    one = served("legacy")
-    channel = one.caller()
-    with blocked(one.pool, "listing") as reached:
-        stream = one.list(channel)
+    plugin = served("legacy")
+    channel = plugin.caller()
+    with blocked(plugin.pool, "listing") as reached:
+        stream = plugin.list(channel)
         assert reached["listing"].wait(PATIENCE)
         if end == "cancel":
             stream.cancel()
         else:
             channel.close()
-    until(lambda: one.server.state().streams == 0)
-    assert healthy(next(one.list(one.caller()))) == 4
+    until(lambda: plugin.server.state().streams == 0)
+    assert healthy(next(plugin.list(plugin.caller()))) == 4
 
 
 @pytest.mark.parametrize("end", ["cancel", "hang up"])
 def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
     served: Callable[[RegistrationMode], Served], end: str
 ) -> None:
-    one = served("legacy")
-    channel = one.caller()
-    going, staying = one.list(channel), one.list(one.caller())
+    plugin = served("legacy")
+    channel = plugin.caller()
+    going, staying = plugin.list(channel), plugin.list(plugin.caller())
     assert [healthy(next(each)) for each in (going, staying)] == [4, 4]
     if end == "cancel":
         going.cancel()
     else:
         channel.close()
-    one.pool.set("2", False)
-    one.server.changed()  # while the end of the one may not be known yet
+    plugin.pool.set("2", False)
+    plugin.server.changed()  # while the end of the one may not be known yet
     assert healthy(next(staying)) == 3
-    until(lambda: one.server.state().streams == 1)
-    one.pool.set("3", False)
-    one.server.changed()
+    until(lambda: plugin.server.state().streams == 1)
+    plugin.pool.set("3", False)
+    plugin.server.changed()
     assert healthy(next(staying)) == 2
 
 
@@ -151,12 +150,12 @@ def test_info_is_told_while_every_other_call_hangs(
     served: Callable[[RegistrationMode], Served],
 ) -> None:
     """The kubelet asks again now and then, and drops a plugin that does not answer in a second."""
-    one = served("watcher")
-    channel = one.caller()
+    plugin = served("watcher")
+    channel = plugin.caller()
     stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
     info = pluginregistration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
-    with blocked(one.pool, "listing", "preferred", "allocate") as reached:
-        stream = one.list(channel)
+    with blocked(plugin.pool, "listing", "preferred", "allocate") as reached:
+        stream = plugin.list(channel)
         asked = api.ContainerPreferredAllocationRequest(
             available_deviceIDs=["0"], allocation_size=1
         )

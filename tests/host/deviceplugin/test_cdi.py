@@ -22,18 +22,18 @@ BY_NODES = PoolConfig(resource="rdma/nodes", slots=4, overlap=True)
 
 @pytest.fixture
 def kubelet(server: Paths) -> Iterator[Kubelet]:
-    with Kubelet(server.kubelet) as one:
-        yield one
+    with Kubelet(server.kubelet) as own_kubelet:
+        yield own_kubelet
 
 
 @pytest.fixture
 def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
-    one = Node(server, config(NAMED, ALONE, BY_NODES))
+    new_node = Node(server, config(NAMED, ALONE, BY_NODES))
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
     kubelet.wait(lambda: kubelet.allocatable(ALONE.resource) == 8)
     kubelet.wait(lambda: kubelet.allocatable(BY_NODES.resource) == 32)
-    yield one
-    one.plugin.close()
+    yield new_node
+    new_node.plugin.close()
 
 
 def wants(resource: str, count: int = 1) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def described(paths: Paths, resource: str = HCA) -> dict[str, list[str]]:
         return {}
     specification = json.loads(file.read_bytes())
     return {
-        f"{specification['kind']}={one['name']}": [
-            edit["path"].rpartition("/")[2] for edit in one["containerEdits"]["deviceNodes"]
+        f"{specification['kind']}={device['name']}": [
+            edit["path"].rpartition("/")[2] for edit in device["containerEdits"]["deviceNodes"]
         ]
-        for one in specification["devices"]
+        for device in specification["devices"]
     }
 
 
@@ -74,7 +74,7 @@ def test_a_container_gets_names_and_no_nodes(
     given = kubelet.admit("worker", [wants(resource, count)]).containers["main"]
     assert given.devices == {}
     addresses = given.env[f"PCIDEVICE_{resource.upper().replace('/', '_')}"].split(",")
-    assert given.cdi == [cdi.qualified(resource, one) for one in addresses]
+    assert given.cdi == [cdi.qualified(resource, address) for address in addresses]
     assert len(given.cdi) == count
     assert set(given.cdi) <= set(described(node.paths, resource))
 
@@ -102,19 +102,20 @@ def test_the_file_is_renewed_after_a_reload_without_an_allocation(
     other = cdi.qualified(ALONE.resource, FIRST)
     kubelet.wait(
         lambda: (
-            described(node.paths)[name]
-            == described(node.paths, ALONE.resource)[other]
+            described(node.paths).get(name)
+            == described(node.paths, ALONE.resource).get(other)
             == ["rdma_cm", "uverbs40"]
         )
     )
-    assert [one.method for one in kubelet.calls if one.method == "Allocate"] == []
+    assert [call.method for call in kubelet.calls if call.method == "Allocate"] == []
 
 
 def test_a_holders_id_stays_well_after_a_reload(node: Node, kubelet: Kubelet) -> None:
     """Its name means the nodes of now, when its container starts again."""
     given = kubelet.admit("worker", [wants(HCA)]).containers["main"]
     reload_driver(node.paths, given.env["PCIDEVICE_RDMA_HCA"], 40)
-    kubelet.wait(lambda: described(node.paths)[given.cdi[0]] == ["rdma_cm", "uverbs40"])
+    # In between the HCA has no uverbs device, and the file no HCA, if the plugin looks then.
+    kubelet.wait(lambda: described(node.paths).get(given.cdi[0]) == ["rdma_cm", "uverbs40"])
     assert kubelet.devices(HCA)[given.ids[HCA][0]][0]
 
 
@@ -160,34 +161,34 @@ def test_a_file_that_a_power_cut_damaged_is_replaced(
 ) -> None:
     server.cdi.mkdir(parents=True)
     cdi.path(server, HCA).write_bytes(content)
-    one = Node(server, config(NAMED))
+    node = Node(server, config(NAMED))
     try:
         assert len(described(server)) == 8
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
         assert kubelet.admit("worker", [wants(HCA)]).containers["main"].cdi
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_another_programs_file_rejects_the_pod_and_says_so(server: Paths, kubelet: Kubelet) -> None:
     server.cdi.mkdir(parents=True)
     file = cdi.path(server, HCA)
     file.write_text('{"kind": "vendor.example/hca"}')
-    one = Node(server, config(NAMED))
+    node = Node(server, config(NAMED))
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
         with pytest.raises(PodRejected, match="is not podfabric's"):
             kubelet.admit("worker", [wants(HCA)])
     finally:
-        one.plugin.close()
+        node.plugin.close()
     assert file.read_text() == '{"kind": "vendor.example/hca"}'
 
 
 def test_another_programs_file_does_not_affect_other_pools(server: Paths, kubelet: Kubelet) -> None:
     server.cdi.mkdir(parents=True)
     cdi.path(server, HCA).write_text('{"kind": "vendor.example/hca"}')
-    one = Node(server, config(NAMED, ALONE))
+    node = Node(server, config(NAMED, ALONE))
     try:
         assert len(described(server, ALONE.resource)) == 8
     finally:
-        one.plugin.close()
+        node.plugin.close()

@@ -11,25 +11,27 @@ import sys
 from pathlib import Path
 from cni.spec import delegate
 from deviceplugin.kubelet import sockets
+from deviceplugin.kubelet.channels import open_channel
 import grpc
 
 directory, failed = Path(sys.argv[1]), 0
 for _ in range(40):
     listener = sockets.Listener(directory, "a/b", [], 4)
-    with grpc.insecure_channel(f"unix:{listener.path}") as channel:
+    with open_channel(listener.path) as channel:
         grpc.channel_ready_future(channel).result(120)
         with open("/dev/null") as nothing:
             child = delegate._spawn(Path("/bin/true"), {}, nothing)
         child.communicate()
         failed += child.returncode != 0
-    listener.close(0)
+    listener.close(lambda: None, 0)
 sys.exit(failed)
 """
 
 
-def test_delegates_survive_their_fork_beside_grpc(tmp_path: Path) -> None:
+def test_delegates_survive_their_fork_beside_grpc(root: Path) -> None:
+    root.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(root)],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -17,6 +17,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin.api import podresources_pb2, podresources_pb2_grpc
 from deviceplugin.kubelet import records as reader
+from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from tests.host.deviceplugin.conftest import Serve
 from tests.host.deviceplugin.other import Other
@@ -224,7 +225,9 @@ def test_the_checkpoint_outlives_the_kubelet_and_shows_who_holds_what(
     kubelet.restart()
     other.close()
     assert (kubelet.capacity(FOO), kubelet.allocatable(FOO)) == (0, 0)
-    assert [set(one.devices) for one in kubelet.held()] == [set(one.devices) for one in before]
+    assert [set(entry.devices) for entry in kubelet.held()] == [
+        set(entry.devices) for entry in before
+    ]
     kubelet.stop()
 
 
@@ -233,12 +236,12 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
 ) -> None:
     others(numa={"0": 0, "1": 1})
     pod = kubelet.admit("pod", [wants("b", 3), {"name": "a"}], namespace="ns")
-    with grpc.insecure_channel(f"unix:{paths.pod_resources}") as channel:
+    with open_channel(paths.pod_resources) as channel:
         stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
         listed = stub.Get(
             podresources_pb2.GetPodResourcesRequest(pod_name="pod", pod_namespace="ns")
         ).pod_resources
-        assert [len(one.devices) for one in listed.containers] == [3, 0]
+        assert [len(container.devices) for container in listed.containers] == [3, 0]
         whole = stub.GetAllocatableResources(podresources_pb2.AllocatableResourcesRequest())
         assert len(whole.devices) == 4
     assert reader.from_pod_resources(paths) == [
@@ -370,7 +373,7 @@ def test_what_a_claim_gave_stands_beside_the_checkpoints_rows(paths: Paths) -> N
         for uid, ids in (("u-1", [("5",), ("vf",)]), ("u-0", [])):
             data = {"PodDeviceEntries": [{"PodUID": uid, **row}], "RegisteredDevices": {}}
             checkpoint.write_text(json.dumps({"Data": data, "Checksum": 0}))
-            assert [one.ids for one in reader.of_pod(paths, "default", "pod", "u-1")] == ids
+            assert [row.ids for row in reader.of_pod(paths, "default", "pod", "u-1")] == ids
 
 
 def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(

@@ -21,16 +21,16 @@ from tests.unit.host.sysfs import Tree
 
 @pytest.fixture
 def kubelet(server: Paths) -> Iterator[Kubelet]:
-    with Kubelet(server.kubelet) as one:
-        yield one
+    with Kubelet(server.kubelet) as own_kubelet:
+        yield own_kubelet
 
 
 @pytest.fixture
 def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
-    one = Node(server, SHARED)
+    new_node = Node(server, SHARED)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
-    yield one
-    one.plugin.close()
+    yield new_node
+    new_node.plugin.close()
 
 
 def test_every_hca_is_offered_with_its_numa_node(node: Node, kubelet: Kubelet) -> None:
@@ -56,7 +56,7 @@ def test_allocation_is_written_down_before_it_is_answered(node: Node, kubelet: K
 def test_pods_are_spread_over_the_hcas(node: Node, kubelet: Kubelet) -> None:
     for number in range(8):
         kubelet.admit(f"worker-{number}", [container()])
-    held = {one.devices[0].id for one in checkpoint.read(node.paths).allocations}
+    held = {allocation.devices[0].id for allocation in checkpoint.read(node.paths).allocations}
     assert held == set(servers.DGX_HCAS)
 
 
@@ -67,7 +67,7 @@ def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, se
     offered.devices = [(servers.gpu_uuid(number), True, ()) for number in range(8)]
     plugin_of_gpus = PluginServer(server, offered)
     with Kubelet(server.kubelet, seed=seed) as kubelet:
-        one = Node(server, SHARED)
+        node = Node(server, SHARED)
         plugin_of_gpus.start()
         try:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
@@ -83,7 +83,7 @@ def test_hcas_at_the_switches_of_the_containers_gpus_are_given(server: Paths, se
                     assert switches(server, given[HCA]) == switches(server, given["nvidia.com/gpu"])
         finally:
             plugin_of_gpus.close()
-            one.plugin.close()
+            node.plugin.close()
     assert near
 
 
@@ -98,21 +98,23 @@ def test_what_was_given_survives_a_restart(node: Node, kubelet: Kubelet) -> None
 @pytest.mark.parametrize("form", ["v1", "v2"])
 def test_lost_checkpoint_is_made_again_from_the_kubelets(server: Paths, form: str) -> None:
     with Kubelet(server.kubelet, form=form) as kubelet:  # type: ignore[arg-type]
-        one = Node(server, SHARED)
+        node = Node(server, SHARED)
         try:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
             kubelet.admit("worker-0", [container(count=2)])
             (server.pod_resources).unlink()
-            before = {one.key for one in checkpoint.read(server).allocations}
-            one.plugin.close()
+            before = {allocation.key for allocation in checkpoint.read(server).allocations}
+            node.plugin.close()
             server.checkpoint.unlink()
-            one = Node(server, SHARED)
+            node = Node(server, SHARED)
             kubelet.wait(lambda: len(checkpoint.read(server).allocations) == 2)
         finally:
-            one.plugin.close()
+            node.plugin.close()
         found = checkpoint.read(server).allocations
-        assert {one.key for one in found} == before
-        assert all(one.adopted and one.devices[0].rdma[0].uverbs for one in found)
+        assert {allocation.key for allocation in found} == before
+        assert all(
+            allocation.adopted and allocation.devices[0].rdma[0].uverbs for allocation in found
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 9}', b'{"version": 1, "alloc'])
@@ -120,12 +122,12 @@ def test_torn_checkpoint_is_set_aside(server: Paths, content: bytes) -> None:
     server.devices.mkdir(parents=True)
     server.checkpoint.write_bytes(content)
     with Kubelet(server.kubelet) as kubelet:
-        one = Node(server, SHARED)
+        node = Node(server, SHARED)
         try:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
             kubelet.admit("worker-0", [container()])
         finally:
-            one.plugin.close()
+            node.plugin.close()
     assert len(checkpoint.read(server).allocations) == 1
     assert server.checkpoint.with_suffix(".damaged").read_bytes() == content
 
@@ -167,8 +169,8 @@ def test_renumbered_uverbs_are_given_by_their_new_number(node: Node, kubelet: Ku
     (uverbs / "uverbs1/ibdev").write_text(first)
     for number in range(8):
         kubelet.admit(f"worker-{number}", [container()])
-    for one in checkpoint.read(node.paths).allocations:
-        (rdma,) = one.devices[0].rdma
+    for allocation in checkpoint.read(node.paths).allocations:
+        (rdma,) = allocation.devices[0].rdma
         assert rdma.uverbs is not None
         name = rdma.uverbs.path.rpartition("/")[2]
         assert (uverbs / name / "ibdev").read_text().strip() == rdma.name
@@ -180,13 +182,13 @@ def test_pools_share_no_hca(server: Paths, kubelet: Kubelet) -> None:
         PoolConfig(resource="rdma/first", mode="exclusive", selectors=(first,)),
         PoolConfig(resource="rdma/rest", mode="exclusive"),
     )
-    one = Node(server, pools)
+    node = Node(server, pools)
     try:
         kubelet.wait(lambda: kubelet.allocatable("rdma/rest") == 7)
         kubelet.wait(lambda: list(kubelet.devices("rdma/first")) == [FIRST])
         assert FIRST not in kubelet.devices("rdma/rest")
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubelet) -> None:
@@ -195,14 +197,14 @@ def test_pool_that_cannot_register_stops_no_other(server: Paths, kubelet: Kubele
         PoolConfig(resource="rdma/refused", mode="shared", slots=1),
         PoolConfig(resource="rdma/other", mode="shared", slots=2, overlap=True),
     )
-    one = Node(server, pools)
+    node = Node(server, pools)
     try:
         kubelet.wait(lambda: kubelet.allocatable("rdma/other") == 16)
         assert kubelet.allocatable("rdma/refused") == 0
         kubelet.refuse.clear()
         kubelet.wait(lambda: kubelet.allocatable("rdma/refused") == 8)
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_token_of_all_takes_no_hca_from_the_pool_that_has_it(
@@ -210,16 +212,16 @@ def test_token_of_all_takes_no_hca_from_the_pool_that_has_it(
 ) -> None:
     """rdma/all overlaps: it may also offer what rdma/hca has, and not instead of it."""
     everything = PoolConfig(resource="rdma/all", mode="all", amount=2, overlap=True)
-    one = Node(server, config(*SHARED.pools, everything))
+    node = Node(server, config(*SHARED.pools, everything))
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
         kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
         kubelet.admit("worker-0", [container("rdma/all")])
-        one.restart()
+        node.restart()
         kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 2)
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_hca_that_is_shared_is_not_given_to_one_alone(node: Node, kubelet: Kubelet) -> None:
@@ -275,7 +277,7 @@ def test_configuration_that_changes_is_taken_over(node: Node, kubelet: Kubelet) 
 def test_device_information_is_there_while_the_device_is_held(
     server: Paths, kubelet: Kubelet
 ) -> None:
-    one = Node(server, config(PoolConfig(resource=HCA, mode="exclusive")))
+    node = Node(server, config(PoolConfig(resource=HCA, mode="exclusive")))
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
         kubelet.admit("worker-0", [container()])
@@ -285,7 +287,7 @@ def test_device_information_is_there_while_the_device_is_held(
         assert information["pci"]["pci-address"] == held.address
         assert information["pci"]["rdma-device"] == held.rdma[0].name
     finally:
-        one.plugin.close()
+        node.plugin.close()
 
 
 def test_nothing_of_ours_is_left_in_the_kubelets_directory(node: Node, kubelet: Kubelet) -> None:
@@ -301,5 +303,5 @@ def test_kubelet_restart_with_live_allocations(node: Node, kubelet: Kubelet) -> 
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 32)
     assert checkpoint.read(node.paths) == kept
     kubelet.admit("worker-1", [container()])
-    ids = [one.id for one in checkpoint.read(node.paths).allocations]
+    ids = [allocation.id for allocation in checkpoint.read(node.paths).allocations]
     assert len(set(ids)) == 2

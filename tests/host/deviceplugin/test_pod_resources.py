@@ -99,8 +99,8 @@ def test_many_threads_ask_while_kubelets_come_and_go(
                 kubelet.start()
         finally:
             ended.set()
-        for one in asking:
-            one.result(PATIENCE)
+        for thread in asking:
+            thread.result(PATIENCE)
     assert not connection.list(2.0).pod_resources
 
 

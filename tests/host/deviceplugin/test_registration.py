@@ -110,8 +110,8 @@ def test_a_pool_is_back_at_once_after_a_kubelets_restart_and_holders_keep_their_
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 4)
     (after,) = own_sockets(root)
     assert after != before
-    held = {one for each in kubelet.held() for one in each.devices}
-    assert held == {one for pod in pods for one in pod.containers["main"].ids[NAME]}
+    held = {device for each in kubelet.held() for device in each.devices}
+    assert held == {device for pod in pods for device in pod.containers["main"].ids[NAME]}
     allocated = kubelet.count("Allocate", NAME)
     for pod in pods:
         kubelet.readmit(pod)
@@ -410,8 +410,8 @@ def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
     dead, other = root / "podfabric-rdma_hca-1-00000000.sock", root / "nvidia-gpu.sock"
     half_made = root / ".podfabric-rdma_hca-1-00000001.sock"
     for path in (dead, other, half_made):
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(str(path))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
     (root / "podfabric-file.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(root / "podfabric-rdma_hca-2-00000000.sock"))

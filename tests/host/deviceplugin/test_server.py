@@ -1,5 +1,6 @@
 """A pool's gRPC server, called as the kubelet calls it, and wrongly."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
 from deviceplugin.kubelet import server as server_module
 from deviceplugin.kubelet import streams
+from deviceplugin.kubelet.channels import open_channel
 from deviceplugin.kubelet.server import PluginServer
+from deviceplugin.kubelet.sockets import Listener
+from deviceplugin.kubelet.streams import Stream, Streams
 from tests.host.deviceplugin.pool import NAME, Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
@@ -30,10 +34,7 @@ class Plugin:
         self.server.start()
         self.wait = Kubelet(root).wait
         self.wait(lambda: self.server.state().socket)
-        self.channel = grpc.insecure_channel(
-            f"unix:{self.server.state().socket}",
-            (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)),
-        )
+        self.channel = open_channel(Path(self.server.state().socket), max_receive=-1)
         self.stub = v1beta1_pb2_grpc.DevicePluginStub(self.channel)  # type: ignore[no-untyped-call]
 
     def watch(self) -> Any:  # noqa: ANN401 - grpc has no public name for it
@@ -96,7 +97,7 @@ def test_many_changes_are_few_lists_and_the_last_is_the_newest(plugin: Plugin) -
     next(stream)
     began = time.monotonic()
     for number in range(200):
-        plugin.pool.devices = [(str(one), True, ()) for one in range(number + 5)]
+        plugin.pool.devices = [(str(index), True, ()) for index in range(number + 5)]
         plugin.server.changed()
     lists = 0
     for answer in stream:
@@ -208,7 +209,9 @@ def test_only_nodes_that_there_are_are_told(
 def test_a_thousand_devices_are_listed_and_the_list_is_made_once(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin.pool.devices = [(f"0000:3b:00.0-{one}", one != 7, (one % 2,)) for one in range(1000)]
+    plugin.pool.devices = [
+        (f"0000:3b:00.0-{number}", number != 7, (number % 2,)) for number in range(1000)
+    ]
     first = next(plugin.watch())
     assert len(first.devices) == 1000
     assert first.devices[7].health == "Unhealthy"
@@ -221,7 +224,7 @@ def test_a_list_that_is_too_large_for_the_kubelet_is_cut_off(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_LIST", 1000)
-    plugin.pool.devices = [(str(one), True, ()) for one in range(1000)]
+    plugin.pool.devices = [(str(number), True, ()) for number in range(1000)]
     answer = next(plugin.watch())
     assert 0 < len(answer.devices) < 100
     assert answer.ByteSize() <= 1000
@@ -242,7 +245,7 @@ def test_every_container_request_has_its_response_in_order(
     plugin: Plugin, requests: list[list[str]], answers: list[dict[str, str]]
 ) -> None:
     got = plugin.allocate(*requests).container_responses
-    assert [dict(one.envs) for one in got] == answers
+    assert [dict(device.envs) for device in got] == answers
 
 
 @pytest.mark.parametrize(
@@ -293,7 +296,7 @@ def test_a_preference_that_fails_is_a_guess_and_no_error(
 
 
 def test_a_question_larger_than_grpcs_own_limit_is_answered(plugin: Plugin) -> None:
-    available = [f"{one:063}" for one in range(100_000)]
+    available = [f"{number:063}" for number in range(100_000)]
     assert len(plugin.preferred(available, [], 1)) == 1
 
 
@@ -313,6 +316,37 @@ def test_readers_see_the_end_when_the_pool_is_closed(plugin: Plugin) -> None:
     assert list(stream) == []
     assert plugin.server.state().streams == 0
     assert plugin.server.state().socket == ""
+
+
+def test_a_stream_that_opens_while_the_pool_is_closed_does_not_hold_it_up(
+    plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has accepted the call, and the handler runs after all streams were ended."""
+    accepted, ended = threading.Event(), threading.Event()
+    open_stream, end_streams = Streams.open, Streams.end
+
+    def open_late(streams: Streams, context: grpc.ServicerContext) -> Stream:
+        accepted.set()
+        assert ended.wait(PATIENCE)
+        return open_stream(streams, context)
+
+    def end(streams: Streams) -> None:
+        end_streams(streams)
+        ended.set()
+
+    monkeypatch.setattr(Streams, "open", open_late)
+    monkeypatch.setattr(Streams, "end", end)
+    patient = functools.partialmethod(Listener.close, grace=10 * PATIENCE)
+    monkeypatch.setattr(Listener, "close", patient)
+    stream = plugin.watch()
+    assert accepted.wait(PATIENCE)
+    closing = threading.Thread(target=plugin.server.close)
+    closing.start()
+    closing.join(PATIENCE)
+    hung = closing.is_alive()
+    stream.cancel()
+    closing.join()
+    assert not hung
 
 
 def test_the_resource_is_its_own_name_in_states(plugin: Plugin) -> None:

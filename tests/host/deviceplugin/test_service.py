@@ -37,20 +37,20 @@ def server() -> Iterator[Paths]:
 
 @pytest.fixture
 def kubelet(server: Paths) -> Iterator[Kubelet]:
-    with Kubelet(server.kubelet) as one:
-        yield one
+    with Kubelet(server.kubelet) as own_kubelet:
+        yield own_kubelet
 
 
 @pytest.fixture
 def service(server: Paths) -> Iterator[Service]:
     """The service, not started."""
-    one = Service(server, lambda: formats.load(server.config), server.config)
-    yield one
-    one.close()
+    running_service = Service(server, lambda: formats.load(server.config), server.config)
+    yield running_service
+    running_service.close()
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    return [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.ERROR]
 
 
 def sockets(paths: Paths) -> list[str]:
@@ -139,9 +139,9 @@ def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -
 
 def test_mistake_of_the_command_line_is_told_at_once(server: Paths) -> None:
     configure(server, {"nam": HCA})
-    with running(server) as one:
-        assert one.process.wait(PATIENCE) == 2
-        assert 'did you mean "name"' in one.log or "nam" in one.log
+    with running(server) as service:
+        assert service.process.wait(PATIENCE) == 2
+        assert 'did you mean "name"' in service.log or "nam" in service.log
 
 
 def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
@@ -164,7 +164,7 @@ def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
                 pod = kubelet.admit(f"worker-{number}", [request])
                 admitted.append(pod.name)
                 living.append(pod)
-                known = {one.id for one in checkpoint.read(server).allocations}
+                known = {allocation.id for allocation in checkpoint.read(server).allocations}
                 given = set(pod.containers["main"].ids[HCA])
                 wrong.extend(given - known)
             if len(living) > 5:
@@ -180,19 +180,19 @@ def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
     try:
         for _ in range(KILLS):
             registered = kubelet.count("Register", HCA)
-            with running(server) as one:
+            with running(server) as service:
                 if moments.random() < 0.8:  # else while it begins
                     kubelet.wait(partial(registered_since, registered))
                 time.sleep(moments.uniform(0.0, 0.4))
-                one.kill()
+                service.kill()
         with running(server) as last:
             kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
             before = len(admitted)
             kubelet.wait(lambda: len(admitted) > before)
             ended.set()
             client.join(PATIENCE)
-            known = {one.key for one in checkpoint.read(server).allocations}
-            held = {(one.resource, id_) for one in kubelet.held() for id_ in one.devices}
+            known = {allocation.key for allocation in checkpoint.read(server).allocations}
+            held = {(entry.resource, id_) for entry in kubelet.held() for id_ in entry.devices}
             assert held
             assert held <= known
             assert len(sockets(server)) == 1, "the sockets of the killed ones"

@@ -73,7 +73,7 @@ def test_400_adds_in_40_processes_at_once_are_all_given_an_address_of_their_own(
     runtime: Runtime,
 ) -> None:
     def worker(number: int) -> list[str]:
-        return [address_of(add(runtime, f"c{number}-{one}")) for one in range(EACH)]
+        return [address_of(add(runtime, f"c{number}-{call}")) for call in range(EACH)]
 
     with ThreadPoolExecutor(PROCESSES) as pool:
         given = [address for some in pool.map(worker, range(PROCESSES)) for address in some]
@@ -190,7 +190,7 @@ def test_killed_adds_cost_nobody_an_address(
 def test_the_operators_commands(runtime: Runtime, tmp_path: Path) -> None:
     address_of(add(runtime, "c1", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p"))
     listed = json.loads(podfabric(runtime, "list", "--output", "json").stdout)
-    assert [(one["address"], one["pod"]) for one in listed] == [("10.0.0.2", "p")]
+    assert [(row["address"], row["pod"]) for row in listed] == [("10.0.0.2", "p")]
     assert "ns/p" in podfabric(runtime, "show", "10.0.0.2").stdout
     assert podfabric(runtime, "release", "10.0.0.2").returncode == 1
     assert podfabric(runtime, "release", "10.0.0.2", "--force").returncode == 0

@@ -21,6 +21,7 @@ RESULT = b'{"cniVersion":"1.1.0","ips":[]}'
 WHOLE = framing.write_answer(framing.ANSWERED, 0, b"", RESULT)
 REFUSAL = b'{"cniVersion":"1.1.0","code":11,"msg":"the agent is stopping"}'
 REFUSED = framing.write_answer(framing.REFUSED, 1, b"", REFUSAL)
+LEAVING = framing.write_answer(framing.LEAVING, 1, b"", REFUSAL)
 
 # go-cni takes these words in the error of a DEL for success.
 MISREAD = ("not found", "no such file")

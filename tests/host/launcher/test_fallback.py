@@ -89,7 +89,8 @@ def test_fallback_learns_since_when_an_agent_may_have_done_the_call(
     assert socket == f"--socket={launcher.socket}"
     name, _, seconds = since.partition("=")
     assert name == "--unanswered-since"
-    assert before <= int(seconds) <= time.time()
+    # The launcher's time(2) is behind by up to a tick.
+    assert before - 1 <= int(seconds) <= time.time()
 
 
 def test_fallback_is_not_started_where_an_agent_answers(launcher: Launcher) -> None:

@@ -21,19 +21,19 @@ def test_a_container_gets_an_address_of_the_range(podman: Podman) -> None:
 
 def test_containers_reach_each_other_and_the_gateway(podman: Podman) -> None:
     podman.network(range="10.77.0.0/24", gateway="10.77.0.1")
-    one, two = podman.run("one"), podman.run("two")
-    assert [*one.reserved(), *two.reserved()] == ["10.77.0.2", "10.77.0.3"]
-    for container, target in (one, "10.77.0.3"), (two, "10.77.0.2"), (one, "10.77.0.1"):
+    first, second = podman.run("one"), podman.run("two")
+    assert [*first.reserved(), *second.reserved()] == ["10.77.0.2", "10.77.0.3"]
+    for container, target in (first, "10.77.0.3"), (second, "10.77.0.2"), (first, "10.77.0.1"):
         ping = container.execute("ping", "-c", "1", "-W", "5", target)
         assert ping.returncode == 0, ping.stdout + ping.stderr
 
 
 def test_removal_frees_the_address_and_the_next_container_gets_it(podman: Podman) -> None:
     podman.network(range="10.77.0.0/24", gateway="10.77.0.1")
-    one, two = podman.run("one"), podman.run("two")
+    first, second = podman.run("one"), podman.run("two")
     podman.succeed("rm", "--force", "--time", "0", "one")
-    assert one.reserved() == []
-    assert two.reserved() == ["10.77.0.3"]
+    assert first.reserved() == []
+    assert second.reserved() == ["10.77.0.3"]
     assert podman.run("three").addresses() == ["10.77.0.2/24"]
     podman.succeed("rm", "--force", "--time", "0", "--all")
     assert podman.machine.reservations() == []
@@ -64,13 +64,13 @@ def test_a_requested_address_that_is_taken_is_an_error_that_names_no_other_conta
     assert "10.77.0.77" in second.stderr
     assert "in use by another attachment" in second.stderr
     assert "one, network fabric" not in second.stderr
-    assert [one.pod for one in podman.machine.reservations()] == ["one"]
+    assert [reservation.pod for reservation in podman.machine.reservations()] == ["one"]
 
 
 def test_a_container_that_finds_no_free_address_fails_with_our_error(podman: Podman) -> None:
     podman.network(range="10.77.0.0/30", gateway="10.77.0.1")
-    one = podman.run("one")
-    assert one.addresses() == ["10.77.0.2/30"]
+    container = podman.run("one")
+    assert container.addresses() == ["10.77.0.2/30"]
     second = podman.start("two")
     assert second.returncode != 0
     assert "Could not allocate IP in range: " in second.stderr
@@ -94,10 +94,10 @@ def test_a_container_that_died_without_its_monitor_gives_its_address_back_when_r
     podman: Podman,
 ) -> None:
     podman.network(range="10.77.0.0/24", gateway="10.77.0.1")
-    one = podman.run("one")
+    container = podman.run("one")
     shown = podman.succeed("inspect", "--format", "{{.State.ConmonPid}} {{.State.Pid}}", "one")
     podman.machine.run("kill", "-KILL", *shown.split())
-    assert one.reserved() == ["10.77.0.2"]
+    assert container.reserved() == ["10.77.0.2"]
     # podman may first notice that there is nothing to stop, and remove the container then.
     until(lambda: podman("rm", "--force", "--time", "0", "one").returncode == 0)
     assert podman.machine.reservations() == []

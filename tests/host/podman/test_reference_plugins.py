@@ -68,7 +68,7 @@ def test_check_fails_once_the_reservation_is_gone(node: Node, pod: Path, plugin:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "version"), [*(("bridge", one) for one in VERSIONS), ("macvlan", "1.0.0")]
+    ("plugin", "version"), [*(("bridge", version) for version in VERSIONS), ("macvlan", "1.0.0")]
 )
 def test_an_exhausted_range_leaves_no_reservation_and_no_address(
     node: Node, pod: Path, other_pod: Path, plugin: str, version: str
@@ -97,7 +97,7 @@ def test_a_bridge_that_fails_after_it_got_an_address_gives_it_back(node: Node, p
 def test_addresses_of_both_families_come_in_the_order_of_the_ranges(node: Node, pod: Path) -> None:
     config = configured("bridge", ipRanges=[{"range": "10.77.0.0/24"}, {"range": "fd77::/64"}])
     result = node.call("ADD", config, pod).document
-    assert [one["address"] for one in result["ips"]] == ["10.77.0.1/24", "fd77::1/64"]
+    assert [ip["address"] for ip in result["ips"]] == ["10.77.0.1/24", "fd77::1/64"]
 
 
 def test_delete_frees_the_address_when_the_netns_is_gone(node: Node, pod: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent import framing
-from agent.calls import MAX_LINES, Calls
+from agent.calls import MAX_LINES, UNANSWERED_SINCE, Calls
 from agent.framing import HEADER, LauncherRequest
 from base.interrupts import Call
 from cni.spec.errors import CNIError
@@ -94,6 +94,12 @@ def test_environment_that_is_no_text_is_answered() -> None:
     assert (exit_code, json.loads(stdout)["code"]) == (1, 4)
 
 
+@pytest.mark.parametrize("since", ["", "x", "-1", "²", "9" * 5000])
+def test_time_that_no_launcher_tells_is_ignored(since: str) -> None:
+    exit_code, _, _, _ = called(lambda: None, more={UNANSWERED_SINCE: since})
+    assert exit_code == 0
+
+
 def test_answer_that_no_launcher_would_take_is_an_error_that_one_takes() -> None:
     more = {"CNI_COMMAND": "ADD", "CNI_NETNS": "/none"}
     large = {"x": "x" * framing.MAX_STDOUT}
@@ -115,4 +121,4 @@ def test_long_error_is_cut_in_the_log_and_in_the_answer(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         _, _, stdout, _ = called(lambda: fail("x " * 100_000))
     assert 3000 < len(json.loads(stdout)["msg"]) < 5000
-    assert max(len(one.getMessage()) for one in caplog.records) < 5000
+    assert max(len(entry.getMessage()) for entry in caplog.records) < 5000

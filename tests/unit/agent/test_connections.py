@@ -18,8 +18,8 @@ REQUEST = LauncherRequest("ipoib", {}, b"{}")
 
 @pytest.fixture
 def client() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as one:
-        yield one
+    with socket.socket(socket.AF_UNIX) as listener:
+        yield listener
 
 
 @pytest.fixture

@@ -110,9 +110,9 @@ def test_fields_add_up_and_end_with_their_block(output: Output) -> None:
             LOG.info("both")
         LOG.info("one")
     LOG.info("none")
-    both, one, none = output.lines()
+    both, first, none = output.lines()
     assert both.endswith("both  verb=ADD pod=a/b")
-    assert one.endswith("one  verb=ADD")
+    assert first.endswith("one  verb=ADD")
     assert none.endswith("none")
 
 

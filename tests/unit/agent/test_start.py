@@ -6,10 +6,11 @@ import sys
 from tests.plugins import CHECKOUT
 
 HEAVY = ("asyncio", "difflib", "grpc", "prometheus_client", "rich", "ssl", "yaml")
+SERVING = "import cli.agent, agent.main, agent.departure, cli.install"
 LOADED = f"""
 import sys
 import cli.commands
-import cli.agent
+{SERVING}
 print(*(name for name in {HEAVY} if name in sys.modules))
 """
 
@@ -22,8 +23,17 @@ def test_an_agent_starts_without_what_no_call_needs() -> None:
 
 
 def test_other_commands_load_no_agent() -> None:
-    script = LOADED.replace("import cli.agent", "import cli.main")
+    script = LOADED.replace(SERVING, "import cli.main")
     script += "print(*(name for name in sys.modules if name.startswith(('agent', 'cni'))))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_a_probe_loads_no_plugin() -> None:
+    script = "import sys; import cli.agent\n"
+    script += "print(*(name for name in sys.modules if name.startswith(('cni', 'ipam', 'host'))))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True
     )

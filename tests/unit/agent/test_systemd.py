@@ -121,7 +121,7 @@ try:
 finally:
     assert not [name for name in os.environ if name.startswith("LISTEN_")]
 """
-    descriptors = [one.fileno() for one in handed]
+    descriptors = [descriptor.fileno() for descriptor in handed]
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, descriptors)],
         pass_fds=descriptors,

@@ -1,6 +1,8 @@
 """The journal: an entry is read as it was written, or reported as damaged."""
 
+import errno
 import multiprocessing
+import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +68,71 @@ def test_every_flipped_bit_is_called_damaged_or_changes_nothing() -> None:
             assert from_bytes(bytes(flipped), "x.json") == _entry()
         except JournalDamaged:
             continue
+
+
+def _later() -> JournalEntry:
+    return msgspec.structs.replace(_entry(), phase=Phase.ATTACHED, addresses=("10.0.0.2/24",))
+
+
+def _both(journal: Journal) -> bytes:
+    journal.write(_entry())
+    journal.write(_later())
+    return journal.path_of(_entry().attachment).read_bytes()
+
+
+def test_later_entry_counts(journal: Journal) -> None:
+    _both(journal)
+    assert journal.read(_entry().attachment) == _later()
+    assert list(journal.entries()) == [_later()]
+    journal.write(_entry())
+    assert journal.read(_entry().attachment) == _entry()
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 100])
+def test_later_entry_that_was_torn_leaves_the_one_before(journal: Journal, behind: bytes) -> None:
+    content = _both(journal)
+    first = len(to_bytes(_entry()))
+    for length in range(first, len(content) - 2):
+        assert from_bytes(content[:length] + behind, "x.json") == _entry()
+    # What a killed writer left does not join the next entry.
+    path = journal.path_of(_entry().attachment)
+    path.write_bytes(content[: first + 40])
+    journal.write(_later())
+    assert journal.read(_entry().attachment) == _later()
+
+
+def test_flipped_bit_never_brings_the_first_entry_back(journal: Journal) -> None:
+    """A sweep detaches an attachment whose ADD did not complete."""
+    content = _both(journal)
+    begin = len(to_bytes(_entry()))
+    for position in range(begin * 8, len(content) * 8):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        try:
+            assert from_bytes(bytes(flipped), "x.json") == _later()
+        except JournalDamaged:
+            continue
+
+
+def test_later_entry_that_the_disk_does_not_take_leaves_the_one_before(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.write(_entry())
+    before = journal.path_of(_entry().attachment).read_bytes()
+    write = os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if len(content) < 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:-50])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space") as caught:
+            journal.write(_later())
+    path = journal.path_of(_entry().attachment)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
 
 
 def test_entry_of_a_newer_version_is_an_error(journal: Journal) -> None:

@@ -1,5 +1,7 @@
 """An attachment of `sriov` gets a device that was allocated to its pod."""
 
+import shutil
+
 import pytest
 
 from base.types import DeviceId
@@ -124,6 +126,16 @@ def test_sf_is_a_device_like_a_vf(card: Holding) -> None:
 def test_pod_without_an_allocation_needs_a_device(card: Holding) -> None:
     refused = refusal(sriov, card)
     assert (refused.code, '"deviceID" is missing' in refused.message) == (7, True)
+    assert "no kubelet" not in refused.message
+
+
+def test_pod_of_a_node_without_a_kubelet_needs_a_device_and_is_told_so(card: Holding) -> None:
+    shutil.rmtree(card.paths.device_plugins)
+    refused = refusal(sriov, card)
+    assert (refused.code, '"deviceID" is missing' in refused.message) == (7, True)
+    assert f"no kubelet gives devices to pods of this node: {card.paths.device_plugins}" in (
+        refused.message
+    )
 
 
 def test_pod_with_a_soft_roce_device_gets_the_vf_below_it(card: Holding) -> None:
@@ -181,6 +193,17 @@ def test_device_without_an_rdma_device_is_not_compared(card: Holding) -> None:
     _without_uverbs(Tree(card.paths.sys, card.paths), VF)
     card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
     assert sriov(card, deviceID=VF) == VF
+    assert sriov(card, master="enp59s0f1np0") == VF
+    assert sriov(card) == servers.VFS[0]
+
+
+def test_pod_with_other_hcas_gets_a_vf_of_a_master_only_if_that_has_no_rdma_device(
+    card: Holding,
+) -> None:
+    """The first VF has one, the second has none: docs/sriov.md, "The pod's own device"."""
+    _without_uverbs(Tree(card.paths.sys, card.paths), OTHER_VF)
+    card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
+    assert sriov(card, master="enp59s0f1np0") == OTHER_VF
 
 
 def test_vf_whose_driver_was_bound_again_is_an_error_with_both_numbers(card: Holding) -> None:

@@ -148,6 +148,12 @@ def test_auto_without_hca_or_pod_is_an_error(server: Holding) -> None:
     assert (nameless.code, "K8S_POD_NAME" in nameless.message) == (4, True)
 
 
+def test_auto_on_a_node_without_a_kubelet_says_that_there_is_none(server: Holding) -> None:
+    shutil.rmtree(server.paths.device_plugins)
+    refused = refusal(ipoib, server)
+    assert (refused.code, "no kubelet gives devices to pods" in refused.message) == (120, True)
+
+
 def test_hca_without_parent_is_named(server: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
     server.give(POD, {f"{A}-0": [A]})
     monkeypatch.setattr(links, "every", lambda route, kind="": [])

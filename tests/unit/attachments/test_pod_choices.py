@@ -82,7 +82,9 @@ def test_choices_of_all_pods_are_read_while_another_call_chooses(paths: Paths) -
     (paths.devices / "pods/damaged.json").write_bytes(b"{")
     paths.locks.mkdir(parents=True)
     with FileLock(lock_of(paths, POD)):
-        found = {(one.name, one.uid): one.claims for one in pod_choices.every(paths)}
+        found = {
+            (choices.name, choices.uid): choices.claims for choices in pod_choices.every(paths)
+        }
     assert found == {
         ("worker-0", POD.uid): {"fabric/net1": A},
         ("worker-1", "another-uid"): {"fabric/net1": A},
@@ -113,7 +115,7 @@ def test_files_of_a_name_that_came_again_are_removed(paths: Paths) -> None:
     for file in (paths.devices / "pods").iterdir():
         os.utime(file, (old, old))
     assert len(prune(paths, names, uids)) == 4
-    assert {one.uid for one in pod_choices.every(paths)} == {"uid-4", "by-name"}
+    assert {choices.uid for choices in pod_choices.every(paths)} == {"uid-4", "by-name"}
 
 
 def test_choices_are_listed_the_latest_last(paths: Paths) -> None:
@@ -125,4 +127,4 @@ def test_choices_are_listed_the_latest_last(paths: Paths) -> None:
             if f"uid-{number}" in file.read_text()
         )
         os.utime(file, (number, number))
-    assert [one.uid for one in pod_choices.every(paths)] == ["uid-0", "uid-1", "uid-2"]
+    assert [choices.uid for choices in pod_choices.every(paths)] == ["uid-0", "uid-1", "uid-2"]

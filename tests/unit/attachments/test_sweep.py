@@ -11,6 +11,7 @@ from cni.attachments.lifecycle import InterfacePlugin
 from cni.attachments.sweep import (
     REMOVED,
     DamagedFile,
+    ReleasedAddress,
     RemovedAttachment,
     RemovedStray,
     SweepFailure,
@@ -20,6 +21,9 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from host.errors import HostError
+from ipam.plugin import AddressPlugin
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
 
 
 class Made(InterfacePlugin):
@@ -66,6 +70,11 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(run=tmp_path / "run", state=tmp_path / "state")
 
 
+def addresses(paths: Paths) -> AddressPlugin:
+    """The node's addresses."""
+    return AddressPlugin.on_node(paths.ipam, paths.boot_id)
+
+
 def killed(plugin: InterfacePlugin, container_id: str) -> Attachment:
     """What an ADD left that was killed."""
     entry = JournalEntry(
@@ -85,7 +94,7 @@ def killed(plugin: InterfacePlugin, container_id: str) -> Attachment:
 def test_what_one_removed_is_reported_with_the_failure_of_another(paths: Paths) -> None:
     made = Made(paths)
     gone = killed(made, "c1")
-    outcomes = sweep_all(Failing(paths), made)
+    outcomes = sweep_all(addresses(paths), Failing(paths), made)
     assert outcomes == (
         RemovedAttachment(gone),
         SweepFailure(None, "listing interfaces: no buffer space"),
@@ -99,7 +108,7 @@ def test_what_one_removed_is_reported_with_the_failure_of_another(paths: Paths) 
 
 def test_failure_alone_is_an_error(paths: Paths) -> None:
     with pytest.raises(CNIError, match="no buffer space"):
-        sweep_all(Failing(paths), Made(paths))
+        sweep_all(addresses(paths), Failing(paths), Made(paths))
 
 
 def test_damaged_file_that_every_sweep_meets_is_reported_once(paths: Paths) -> None:
@@ -107,9 +116,9 @@ def test_damaged_file_that_every_sweep_meets_is_reported_once(paths: Paths) -> N
     second.strays = ("ib0.8001",)
     damaged = first.journal.path_of(killed(first, "c1"))
     damaged.write_bytes(b"{")
-    one, other = sweep_all(first, second)
-    assert isinstance(one, DamagedFile)
-    assert str(damaged) in one.reason
+    first_result, other = sweep_all(addresses(paths), first, second)
+    assert isinstance(first_result, DamagedFile)
+    assert str(damaged) in first_result.reason
     assert other == RemovedStray("ib0.8001")
 
 
@@ -117,7 +126,7 @@ def test_removals_are_told_from_failures_by_their_type(paths: Paths) -> None:
     made = Made(paths)
     made.stuck = ("c1",)
     stuck, gone = killed(made, "c1"), killed(made, "c2")
-    outcomes = sweep_all(made)
+    outcomes = sweep_all(addresses(paths), made)
     assert {type(outcome) for outcome in outcomes} == {SweepFailure, RemovedAttachment}
     assert [outcome for outcome in outcomes if isinstance(outcome, REMOVED)] == [
         RemovedAttachment(gone)
@@ -136,3 +145,45 @@ def test_del_by_another_plugin_removes_nothing_and_says_so(paths: Paths) -> None
     assert made.journal.read(attachment) == entry
     made.delete(entry.delete_request())
     assert made.journal.read(attachment) is None
+
+
+def test_addresses_of_an_earlier_boot_are_released_and_those_of_this_one_stay(paths: Paths) -> None:
+    """A power cut brings back a reservation whose DEL had released it and removed its entry."""
+    paths.ipam.mkdir(parents=True)
+    store = SqliteStore(paths.ipam, paths.boot_id())
+
+    def held(address: str, boot: str, segment: str = "ib0 0xffff") -> Reservation:
+        return Reservation(
+            domain="",
+            address=address,
+            range="10.0.0.0/24",
+            network="fabric",
+            container_id=f"c{address}",
+            ifname="net1",
+            boot=boot,
+            segment=segment,
+        )
+
+    imported = held("10.0.0.3", "earlier", "")  # perhaps of a pod on another node
+    store.load([held("10.0.0.1", "earlier"), held("10.0.0.2", store.boot), imported])
+    assert sweep_all(addresses(paths), Made(paths)) == (
+        ReleasedAddress("10.0.0.1", "fabric/c10.0.0.1/net1"),
+    )
+    assert [each.address for each in store.reservations()] == ["10.0.0.2", "10.0.0.3"]
+    assert sweep_all(addresses(paths), Made(paths)) == ()
+
+
+def test_sweep_makes_no_store_where_there_is_none(paths: Paths) -> None:
+    assert sweep_all(addresses(paths), Made(paths)) == ()
+    assert not paths.ipam.exists()
+
+
+def test_store_that_cannot_be_read_does_not_hide_what_was_removed(paths: Paths) -> None:
+    made = Made(paths)
+    gone = killed(made, "c1")
+    paths.ipam.mkdir(parents=True)
+    (paths.ipam / "reservations.db").write_bytes(b"no database")
+    removed, failure = sweep_all(addresses(paths), made)
+    assert removed == RemovedAttachment(gone)
+    assert isinstance(failure, SweepFailure)
+    assert "fsck" in failure.reason

@@ -1,15 +1,19 @@
 """The lock helper, with other holders in threads and processes."""
 
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from base import interrupts
+from base import interrupts, locks, waiting
 from base.interrupts import Call, Terminated
-from base.locks import Busy, locked, remove_abandoned
+from base.locks import Busy, LockFile, locked, remove_abandoned
+from tests.unit.ipam.kills import Line, kill_at, lines_of
 
 HOLDER = """
 import fcntl, sys
@@ -25,6 +29,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "locks/device"
 
 
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_lock_file_is_removed_at_the_end(path: Path) -> None:
     with locked(path, "the device"):
         assert path.stat().st_mode & 0o777 == 0o600
@@ -38,6 +46,28 @@ def test_kept_lock_file_keeps_its_inode(path: Path) -> None:
     with locked(path, "the store", keep=True):
         assert path.stat().st_ino == inode
     assert path.stat().st_ino == inode
+
+
+def test_lock_that_stays_open_is_the_one_of_the_path(path: Path) -> None:
+    """Also after another program put a new file there, or removed the directory."""
+    lock = LockFile(path, "a test", keep=True, stay_open=True)
+    before = _descriptors()
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: None,
+        path.unlink,
+        lambda: shutil.rmtree(path.parent),
+    )
+    for change in changes:
+        with lock:
+            pass
+        assert _descriptors() <= before + 1
+        change()
+        with lock, pytest.raises(Busy), locked(path, "a test", timeout=0.0):
+            pass
+        with locked(path, "a test", timeout=0.0, keep=True):  # it is free though it is open
+            pass
+    lock.close()
+    assert _descriptors() <= before
 
 
 def test_lock_that_is_held_is_busy_after_the_timeout(path: Path) -> None:
@@ -129,3 +159,34 @@ def test_files_of_killed_holders_are_removed_and_held_ones_stay(path: Path) -> N
         with pytest.raises(Busy), locked(path, "the device", timeout=0.0):
             pass
     remove_abandoned(path.parent / "missing")
+
+
+def test_removal_of_abandoned_files_killed_at_any_line_harms_no_holder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every line: the next call gets each lock that is free, and the next removal ends."""
+    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", {locks.__file__, waiting.__file__})
+    abandoned = [path.with_name(f"abandoned-{number}") for number in range(3)]
+    remove = partial(remove_abandoned, path.parent)
+    with locked(path, "the device"):
+
+        def kill_before(line: int | None) -> dict[Line, int]:
+            for file in abandoned:
+                file.touch()
+            if line is None:
+                return lines_of(remove)
+            kill_at(line, remove)
+            return {}
+
+        lines = kill_before(None)
+        assert len(lines) > 10
+        for line, count in lines.items():
+            kill_before(count)
+            assert path.exists(), f"line {line}"
+            with pytest.raises(Busy), locked(path, "the device", timeout=0.0):
+                pass
+            with locked(abandoned[0], "another", timeout=0.0):
+                remove()
+                left = {file.name for file in path.parent.iterdir()}
+                assert left == {path.name, abandoned[0].name}, f"line {line}"
+            assert not abandoned[0].exists(), f"line {line}"

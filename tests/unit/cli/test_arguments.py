@@ -150,4 +150,4 @@ def test_a_file_that_is_named_says_how_to_log_as_well(
     monkeypatch.setattr(service, "Service", Ended)
     given = [flag.format(other=other, theirs=theirs) for flag in FLAGS[flags]]
     assert device_plugin.run(given) == 0
-    assert [one.log_level for one in used] == [level]
+    assert [option.log_level for option in used] == [level]

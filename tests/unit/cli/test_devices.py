@@ -65,11 +65,11 @@ def _allocated(
 def test_every_hca_is_offered_by_the_default_pool(shell_of: ShellOf, tmp_path: Path) -> None:
     found = shell_of(servers.dgx(tmp_path))("devices", "-o", "json").document()
 
-    assert tuple(one["hca"]["id"] for one in found) == servers.DGX_HCAS
-    for one in found:
-        assert one["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0, "unfit": {}}]
-        assert one["fault"] == ""
-        assert one["hca"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
+    assert tuple(device["hca"]["id"] for device in found) == servers.DGX_HCAS
+    for device in found:
+        assert device["offered"] == [{"resource": "rdma/hca", "ids": 64, "held": 0, "unfit": {}}]
+        assert device["fault"] == ""
+        assert device["hca"]["rdma"][0]["uverbs"]["major"] == servers.MAJOR
 
 
 def test_what_containers_hold_is_counted_for_its_hca(shell_of: ShellOf, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_containers_hold_is_counted_for_its_hca(shell_of: ShellOf, tmp_path
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    held = {one["hca"]["id"]: one["offered"][0]["held"] for one in found}
+    held = {device["hca"]["id"]: device["offered"][0]["held"] for device in found}
     assert held[first] == 3
     assert held[second] == 0
 
@@ -92,12 +92,12 @@ def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["hca"]["id"]: one for one in found}
+    rows = {device["hca"]["id"]: device for device in found}
     assert rows[servers.VFS[0]]["offered"] == [
         {"resource": "rdma/vf", "ids": 1, "held": 0, "unfit": {}}
     ]
     assert rows[servers.VFS_ETHERNET[0]]["offered"][0]["ids"] == 4
-    reasons = {one["resource"]: one["why"] for one in rows[servers.VFS_SF]["not_offered"]}
+    reasons = {left["resource"]: left["why"] for left in rows[servers.VFS_SF]["not_offered"]}
     assert set(reasons) == {"rdma/vf", "rdma/eth"}
     assert "mlx5_core.sf" in reasons["rdma/eth"]
     assert rows[servers.VFS[2]]["offered"] == []
@@ -124,9 +124,9 @@ def test_one_pool_can_be_asked_for(shell_of: ShellOf, tmp_path: Path) -> None:
 
     found = shell_of(paths)("devices", "--pool", "rdma/vf", "-o", "json").document()
 
-    offered = {one["hca"]["id"] for one in found if one["offered"]}
+    offered = {device["hca"]["id"] for device in found if device["offered"]}
     assert offered == set(servers.VFS[:2])
-    assert all(why["resource"] == "rdma/vf" for one in found for why in one["not_offered"])
+    assert all(why["resource"] == "rdma/vf" for device in found for why in device["not_offered"])
 
 
 def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
@@ -141,7 +141,7 @@ def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
 
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["hca"]["id"]: one for one in found}
+    rows = {device["hca"]["id"]: device for device in found}
     assert "DOWN (Disabled)" in rows[first]["fault"]
     assert rows[first]["offered"], "held, so it stays listed"
     assert not rows[second]["present"]
@@ -165,7 +165,7 @@ def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -
     out = shell_of(paths)("devices").out
     found = shell_of(paths)("devices", "-o", "json").document()
 
-    rows = {one["hca"]["id"]: one for one in found}
+    rows = {device["hca"]["id"]: device for device in found}
     reasons = {known: " ".join(rows[known]["offered"][0]["unfit"]) for known in rows}
     assert f"is held by id {first}-3 of an earlier configuration" in reasons[first]
     assert "is in another network namespace" in reasons[second]
@@ -189,7 +189,7 @@ def test_vf_that_is_set_up_with_its_pod_is_well_while_its_pf_is(
 
     def vf() -> dict[str, Any]:
         found = shell("devices", "-o", "json").document()
-        return next(one for one in found if one["hca"]["id"] == servers.VFS[0])
+        return next(device for device in found if device["hca"]["id"] == servers.VFS[0])
 
     assert (vf()["fault"], vf()["offered"][0]["unfit"]) == ("", {})
     tree.port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
@@ -238,6 +238,6 @@ def test_another_plugins_file_can_be_tried(shell_of: ShellOf, tmp_path: Path) ->
 
     found = shell_of(paths)("devices", "--config", str(file), "-o", "json").document()
 
-    offered = [one for one in found if one["offered"]]
-    assert [one["hca"]["netdevs"] for one in offered] == [["ib0"]]
+    offered = [device for device in found if device["offered"]]
+    assert [device["hca"]["netdevs"] for device in offered] == [["ib0"]]
     assert offered[0]["offered"][0]["ids"] == 5

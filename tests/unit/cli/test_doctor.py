@@ -78,7 +78,7 @@ def _configured(paths: Paths, text: str) -> None:
 
 
 def _found(paths: Paths, check: str) -> list[Finding]:
-    checks = [one for one in doctor.CHECKS if one[0] == check]
+    checks = [each_check for each_check in doctor.CHECKS if each_check[0] == check]
     assert checks
     return doctor.examine(ThisNode(paths, tolerant=True), checks)
 
@@ -110,10 +110,10 @@ def test_a_node_on_which_everything_runs_has_no_failure(
             plugin.close()
 
     found = msgspec.convert(printed.document(), list[Finding])
-    assert [one for one in found if one.status in ("failed", "warning")] == []
+    assert [finding for finding in found if finding.status in ("failed", "warning")] == []
     assert (printed.code, text.code) == (0, 0)
-    assert {one.check for one in found} == {name for name, _ in doctor.CHECKS}
-    seen = {one.check: one.seen for one in found}
+    assert {finding.check for finding in found} == {name for name, _ in doctor.CHECKS}
+    seen = {finding.check: finding.seen for finding in found}
     assert "agree on 1 allocations" in seen["checkpoint"]
     assert "1 pods hold devices" in seen["PodResources"]
     assert "32 of our 32 ids" in seen["resources"]
@@ -216,11 +216,11 @@ def test_each_fault_is_found(
 ) -> None:
     change(node)
 
-    found = [one for one in _found(node, check) if one.status == status]
+    found = [finding for finding in _found(node, check) if finding.status == status]
 
     assert found, _found(node, check)
-    assert words in " ".join(one.seen for one in found)
-    assert status not in ("failed", "warning") or all(one.remedy for one in found)
+    assert words in " ".join(finding.seen for finding in found)
+    assert status not in ("failed", "warning") or all(finding.remedy for finding in found)
 
 
 def test_a_port_that_a_pool_offers_by_name_fails_when_it_is_down(node: Paths) -> None:
@@ -228,7 +228,11 @@ def test_a_port_that_a_pool_offers_by_name_fails_when_it_is_down(node: Paths) ->
     for name in ("mlx5_0", "mlx5_1"):
         Tree(node.sys).port(name, state="1: DOWN", physical_state="3: Disabled")
 
-    found = {one.seen[:17]: one.status for one in _found(node, "ports") if "DOWN" in one.seen}
+    found = {
+        finding.seen[:17]: finding.status
+        for finding in _found(node, "ports")
+        if "DOWN" in finding.seen
+    }
 
     assert found == {"port 1 of mlx5_0 ": "failed", "port 1 of mlx5_1 ": "warning"}
 
@@ -315,7 +319,7 @@ def test_vfs_that_are_set_up_with_their_pods_are_no_failure(tmp_path: Path) -> N
     _net(paths, "ib0", up=True)
 
     for check in ("ports", "pools", "IPoIB parents"):
-        assert [one.status for one in _found(paths, check)] == ["ok"], check
+        assert [finding.status for finding in _found(paths, check)] == ["ok"], check
     assert "9 become active with the pods" in _found(paths, "ports")[0].seen
 
     Tree(paths.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
@@ -331,15 +335,15 @@ def test_what_another_pools_pods_hold_is_no_warning(node: Paths) -> None:
     )
     _allocated(node, FIRST, "2026-01-01T00:00:00Z")
 
-    assert [one.status for one in _found(node, "pools")] == ["ok", "ok"]
+    assert [finding.status for finding in _found(node, "pools")] == ["ok", "ok"]
 
 
 def _allocated(paths: Paths, known: str, time: str) -> None:
     device = AllocatedHCA(id=FIRST, address=FIRST, netdevs=(), rdma=())
-    one = Allocation(
+    allocation = Allocation(
         resource="rdma/hca", id=DeviceId(known), devices=(device,), time=time, boot_id="a-boot"
     )
-    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one)])
+    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(allocation)])
 
 
 @pytest.mark.parametrize(
@@ -359,8 +363,8 @@ def test_the_checkpoint_is_held_against_the_kubelets(
 
         found = _found(node, "checkpoint")
 
-    assert [one.status for one in found] == statuses
-    assert words in " ".join(one.seen for one in found)
+    assert [finding.status for finding in found] == statuses
+    assert words in " ".join(finding.seen for finding in found)
 
 
 def _kubelets(paths: Paths, held: dict[str, list[str]], registered: dict[str, list[str]]) -> None:
@@ -402,19 +406,19 @@ def test_a_damaged_checkpoint_fails_that_check_and_no_other(node: Paths) -> None
 
     assert found.status == "failed"
     assert str(node.checkpoint) in found.seen
-    assert [one.status for one in _found(node, "ports")] == ["ok"]
+    assert [finding.status for finding in _found(node, "ports")] == ["ok"]
 
 
 def test_sockets_of_the_device_plugin_are_tried(node: Paths) -> None:
     first = node.device_plugins / "podfabric-rdma_hca-1-0000000a.sock"
     second = node.device_plugins / "podfabric-rdma_hca-2-0000000b.sock"
     with _listening(first):
-        one = _found(node, "device plugin")
+        finding = _found(node, "device plugin")
         with _listening(second):
             two = _found(node, "device plugin")
     dead = _found(node, "device plugin")
 
-    assert [(f.status, first.name in f.seen) for f in one] == [("ok", True)]
+    assert [(f.status, first.name in f.seen) for f in finding] == [("ok", True)]
     assert [(f.status, second.name in f.seen) for f in two] == [("warning", True)]
     assert [(f.status, "no process answers" in f.seen) for f in dead] == [("failed", True)]
 
@@ -429,7 +433,7 @@ def test_a_check_that_breaks_off_is_a_finding_and_the_others_go_on(node: Paths) 
 
     found = doctor.examine(ThisNode(node), [("broken", broken), ("sound", sound)])
 
-    assert [(one.check, one.status) for one in found] == [
+    assert [(finding.check, finding.status) for finding in found] == [
         ("broken", "ok"),
         ("broken", "failed"),
         ("sound", "ok"),
@@ -443,4 +447,4 @@ def test_an_empty_machine_is_examined_without_a_single_break(tmp_path: Path) -> 
     found = doctor.examine(ThisNode(paths, tolerant=True))
 
     assert not [finding for finding in found if "the check failed" in finding.seen]
-    assert {one.check for one in found} == {name for name, _ in doctor.CHECKS}
+    assert {finding.check for finding in found} == {name for name, _ in doctor.CHECKS}

@@ -135,7 +135,7 @@ def test_a_pods_devices_attachment_and_distances_are_one_picture(fleet: Fleet) -
 
     found = printed.document()
     assert printed.code == 0
-    devices = {one["resource"]: one for one in found["devices"]}
+    devices = {device["resource"]: device for device in found["devices"]}
     hca = devices["rdma/hca"]
     assert (hca["container"], hca["id"], hca["netdevs"]) == ("main", FIRST, ["ib0"])
     assert hca["verbs"] == [{"rdma": "mlx5_0", "uverbs": "uverbs0", "major": 231, "minor": 192}]
@@ -289,8 +289,8 @@ def test_a_dry_run_tells_what_would_be_chosen(
         "explain", "--dry-run", "--resource", "rdma/hca", "--size", str(size), *given, "-o", "json"
     ).document()
 
-    assert [one["rdma"] for one in found["chosen"]] == names
-    assert {one["distance"] for one in found["chosen"]} == ({"PIX"} if gpus else {""})
+    assert [choice["rdma"] for choice in found["chosen"]] == names
+    assert {choice["distance"] for choice in found["chosen"]} == ({"PIX"} if gpus else {""})
     assert found["available"] == 8 * 64
 
 
@@ -317,14 +317,14 @@ def test_a_dry_run_chooses_nothing_that_would_be_refused(shell: Shell, root: Pat
     ).document()
 
     assert (found["available"], found["unhealthy"]) == (7 * 64, 64)
-    assert "mlx5_0" not in {one["rdma"] for one in found["chosen"]}
+    assert "mlx5_0" not in {choice["rdma"] for choice in found["chosen"]}
     assert any("in another network namespace" in note for note in found["notes"])
 
 
 def test_a_dry_run_of_a_pool_of_tokens_names_no_hca(shell: Shell) -> None:
     found = shell("explain", "--dry-run", "--resource", "rdma/all", "-o", "json").document()
 
-    assert [(one["id"], one["hca"]) for one in found["chosen"]] == [("0", "")]
+    assert [(choice["id"], choice["hca"]) for choice in found["chosen"]] == [("0", "")]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def _found(root: Path, pools: str, *, gids: int = 128, node_type: str = "1: CA")
             tree.write(f"{at}/ports/1/gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000")
     paths.etc.mkdir()
     paths.config.write_text(pools)
-    return doctor.examine(ThisNode(paths), [one for one in doctor.CHECKS if one[0] == "RoCE"])
+    return doctor.examine(ThisNode(paths), [check for check in doctor.CHECKS if check[0] == "RoCE"])
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_devices_are_listed_gpus_first_with_where_they_are(shell_on: ShellOn) ->
     found = shell("topo", "-o", "json").document()["devices"]
 
     addresses = (*servers.DGX_GPUS, *servers.DGX_HCAS)
-    assert tuple(one["address"] for one in found) == addresses
-    assert [one["label"] for one in found[7:9]] == ["GPU7", "mlx5_0"]
+    assert tuple(line["address"] for line in found) == addresses
+    assert [line["label"] for line in found[7:9]] == ["GPU7", "mlx5_0"]
     assert found[8]["netdevs"] == ["ib0"]
     assert found[8]["numa"] == 0
     assert found[8]["bridge"] == "pci0000:17"
@@ -81,7 +81,7 @@ def test_vfs_and_sfs_are_shown_beside_their_pfs_only_if_asked_for(shell_on: Shel
 
     some, everything = shell("topo", "-o", "json"), shell("topo", "--all", "-o", "json")
 
-    assert [one["label"] for one in some.document()["devices"]] == ["mlx5_0", "mlx5_1"]
+    assert [device["label"] for device in some.document()["devices"]] == ["mlx5_0", "mlx5_1"]
     assert len(some.document()["not_shown"]) == 9
     assert len(everything.document()["devices"]) == 11
     assert "9 VFs or SFs" in shell("topo").out
@@ -157,9 +157,11 @@ def test_boxes_of_the_drawing_lie_in_each_other_or_apart(shell_on: ShellOn, buil
     drawing = ElementTree.fromstring(shell_on(build)("topo", "--all", "--svg", "-").out)
 
     boxes = []
-    for one in drawing.iter(f"{SVG}rect"):
-        x, y = float(one.get("x", 0)), float(one.get("y", 0))
-        boxes.append((x, y, x + float(one.get("width", 0)), y + float(one.get("height", 0))))
+    for rectangle in drawing.iter(f"{SVG}rect"):
+        x, y = float(rectangle.get("x", 0)), float(rectangle.get("y", 0))
+        boxes.append(
+            (x, y, x + float(rectangle.get("width", 0)), y + float(rectangle.get("height", 0)))
+        )
     assert len(boxes) > 5
     for a, b in combinations(boxes, 2):
         apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]

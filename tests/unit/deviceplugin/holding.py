@@ -59,7 +59,7 @@ class Holding:
             pod.uid, kubelet.Pod(name=pod.name, namespace=pod.namespace, uid=pod.uid, requests=[])
         )
         known_pod.requests.append(Request(name=container, init=init))
-        known_pod.requests.sort(key=lambda one: not one.init)
+        known_pod.requests.sort(key=lambda allocation: not allocation.init)
         self._allocations += [
             Allocation(
                 resource=resource,
@@ -75,8 +75,8 @@ class Holding:
 
     def write(self, form: of_kubelet.Form = "v2") -> None:
         """Both files, as they would be now."""
-        encoded = [checkpoint.encode(one) for one in self._allocations]
-        resources = sorted({one.resource for one in self._allocations})
+        encoded = [checkpoint.encode(allocation) for allocation in self._allocations]
+        resources = sorted({allocation.resource for allocation in self._allocations})
         checkpoint.write(self.paths, resources, encoded)
         of_kubelet.write(self.kubelets_checkpoint, self.held, self.registered, form)
 

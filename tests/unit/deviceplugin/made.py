@@ -59,7 +59,7 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
         netdevs=(),
         link_types=(),
         rdma=devices,
-        rdma_names=tuple(one.name for one in devices),
+        rdma_names=tuple(device.name for device in devices),
         iommu_group="",
         software=not address,
         num_vfs=0,
@@ -70,14 +70,16 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
 def pool(hcas: Sequence[HCA], **fields: object) -> Pool:
     """A pool over these HCAs, exclusive if nothing else is said, with the ids of its mode."""
     config = replace(PoolConfig(resource="rdma/hca", mode="exclusive"), **fields)
-    every = tuple(one.id for one in hcas)
+    every = tuple(item.id for item in hcas)
     if config.mode == "all":
         slots = [Slot(DeviceId(str(n)), every, ()) for n in range(config.amount)]
     elif config.mode == "exclusive":
-        slots = [Slot(DeviceId(one), (one,), ()) for one in every]
+        slots = [Slot(DeviceId(reservation), (reservation,), ()) for reservation in every]
     else:
         slots = [
-            Slot(DeviceId(f"{one}-{n}"), (one,), ()) for one in every for n in range(config.slots)
+            Slot(DeviceId(f"{reservation}-{n}"), (reservation,), ())
+            for reservation in every
+            for n in range(config.slots)
         ]
     return Pool(config=config, hcas=tuple(hcas), slots=tuple(slots))
 

@@ -50,7 +50,7 @@ def changing(tmp_path: Path) -> Paths:
 
 
 def _pool(paths: Paths, **fields: object) -> Pool:
-    found = [one for one in hcas(paths) if one.rdma]
+    found = [hca for hca in hcas(paths) if hca.rdma]
     return pool(found, **fields)
 
 
@@ -71,19 +71,19 @@ def _refused(paths: Paths, of: Pool, *ids: str) -> tuple[str, str]:
 def _set(hcas: list[HCA], states: dict[str, str]) -> dict[str, HCA]:
     """The HCAs by id, the ports of some in another state."""
     return {
-        one.id: replace(
-            one,
+        hca.id: replace(
+            hca,
             rdma=tuple(
                 replace(
                     device,
                     ports=tuple(
-                        replace(port, state=states.get(one.id, port.state)) for port in device.ports
+                        replace(port, state=states.get(hca.id, port.state)) for port in device.ports
                     ),
                 )
-                for device in one.rdma
+                for device in hca.rdma
             ),
         )
-        for one in hcas
+        for hca in hcas
     }
 
 
@@ -300,7 +300,7 @@ def test_a_function_on_vfio_comes_with_its_group(paths: Paths, name: str) -> Non
     of = _bound(paths, "vfio", name)
     granted = allocation(paths, of, [FIRST], {FIRST}, current={FIRST: of.hcas[0]})
     assert [(node.path, node.host) for node in granted.nodes] == [
-        (f"/dev/vfio/{one}", str(paths.dev / "vfio" / one)) for one in sorted(("vfio", name))
+        (f"/dev/vfio/{node}", str(paths.dev / "vfio" / node)) for node in sorted(("vfio", name))
     ]
     info = json.loads(granted.envs["PCIDEVICE_INTEL_COM_DPDK_INFO"])
     assert info[FIRST]["vfio"] == {"mount": "/dev/vfio/vfio", "dev-mount": f"/dev/vfio/{name}"}
@@ -318,7 +318,7 @@ def test_a_network_function_without_rdma_comes_without_nodes(paths: Paths) -> No
     granted = _allocated(paths, of, FIRST)
     assert granted.nodes == ()
     assert list(granted.envs) == ["PCIDEVICE_RDMA_HCA", "PCIDEVICE_RDMA_HCA_INFO"]
-    assert [one.uverbs for one in granted.devices[FIRST][0].rdma] == [None]
+    assert [device.uverbs for device in granted.devices[FIRST][0].rdma] == [None]
 
 
 def test_verbs_are_given_by_the_selector_that_takes_the_hca(paths: Paths) -> None:
@@ -356,7 +356,9 @@ def test_what_was_handed_out_is_told_with_its_numbers(tmp_path: Path) -> None:
 
 def test_nothing_more_is_written_down_than_was_given(paths: Paths) -> None:
     device = _allocated(paths, _pool(paths), FIRST).devices[FIRST][0]
-    assert [(port.umad, port.issm) for one in device.rdma for port in one.ports] == [(None, None)]
+    assert [
+        (port.umad, port.issm) for rdma_device in device.rdma for port in rdma_device.ports
+    ] == [(None, None)]
 
 
 @pytest.mark.parametrize("fabric_env", [True, False])
@@ -394,7 +396,7 @@ def _described(paths: Paths) -> dict[str, list[str]]:
 def test_with_cdi_names_stand_for_the_nodes_and_variables_stay(paths: Paths) -> None:
     granted = _allocated(paths, _pool(paths, cdi=True), SECOND, FIRST)
     assert granted.nodes == ()
-    assert granted.cdi == tuple(f"podfabric.io/rdma-hca={one}" for one in (FIRST, SECOND))
+    assert granted.cdi == tuple(f"podfabric.io/rdma-hca={address}" for address in (FIRST, SECOND))
     assert granted.envs == _allocated(paths, _pool(paths), SECOND, FIRST).envs
     described = _described(paths)
     assert [described[name] for name in granted.cdi] == [
@@ -421,7 +423,7 @@ def test_the_specification_follows_the_nodes(changing: Paths) -> None:
     (changing.sys / "class/infiniband_verbs/uverbs0").unlink()
     tree.character("infiniband_verbs", "uverbs9", "mlx5_0", "231:201")
     servers.make_nodes(changing)
-    describe(changing, of, {one.id: one for one in hcas(changing)})
+    describe(changing, of, {hca.id: hca for hca in hcas(changing)})
     assert _described(changing)[cdi.qualified("rdma/hca", FIRST)] == ["rdma_cm", "uverbs9"]
 
 

@@ -106,10 +106,10 @@ def test_id_whose_holder_has_other_device_numbers_is_not_given_again() -> None:
 def test_port_of_a_function_that_is_set_up_with_its_pod_is_its_pfs(
     function: HCA, mode: str, of_pf: str | None, why: str | None
 ) -> None:
-    one = pool([function], mode=mode, slots=1)
-    found = unavailable(one, {A: of_pf, function.id: DOWN}, {})
+    offered = pool([function], mode=mode, slots=1)
+    found = unavailable(offered, {A: of_pf, function.id: DOWN}, {})
     assert list(found.values()) == ([] if why is None else [why])
-    assert own_ports_count(one, function, {A: of_pf}) is (why == DOWN)
+    assert own_ports_count(offered, function, {A: of_pf}) is (why == DOWN)
 
 
 def test_port_of_a_vf_without_its_pf_on_the_node_is_its_own() -> None:
@@ -118,8 +118,8 @@ def test_port_of_a_vf_without_its_pf_on_the_node_is_its_own() -> None:
 
 
 def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
-    one = pool([VF])
-    with_pod = held(one, VF.id, VF)
+    offered = pool([VF])
+    with_pod = held(offered, VF.id, VF)
     away = pool([replace(VF, rdma=())])
     assert unavailable(away, {A: None, VF.id: None}, with_pod) == {}
     assert list(unavailable(away, {A: "it is down", VF.id: None}, with_pod)) == [VF.id]
@@ -130,9 +130,9 @@ def test_pf_that_is_down_counts_while_the_vfs_rdma_device_is_in_a_pod() -> None:
     [{"rdma": False}, {"selectors": (Selector(isRdma=True, drivers=("igb",)), Selector())}],
 )
 def test_rdma_ports_are_nothing_to_a_pool_that_gives_no_verbs(without: dict[str, object]) -> None:
-    one = pool([PF, VF], **without)
-    assert unavailable(one, {A: "it is down", VF.id: DOWN}, {}) == {}
-    assert unavailable(one, {A: None, VF.id: GONE}, {}) == {VF.id: GONE}
+    offered = pool([PF, VF], **without)
+    assert unavailable(offered, {A: "it is down", VF.id: DOWN}, {}) == {}
+    assert unavailable(offered, {A: None, VF.id: GONE}, {}) == {VF.id: GONE}
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_what_another_resource_holds_is_alone_or_shared_but_not_both(
 
 
 def test_own_holders_are_not_elsewhere() -> None:
-    one = pool(TWO)
-    assert held_elsewhere(one, held(one, A, PF).values()) == {}
+    offered = pool(TWO)
+    assert held_elsewhere(offered, held(offered, A, PF).values()) == {}
 
 
 def test_id_of_all_is_unavailable_if_its_one_hca_is_held_exclusively() -> None:
@@ -178,16 +178,16 @@ def test_id_of_all_is_unavailable_if_its_one_hca_is_held_exclusively() -> None:
 
 
 def test_hardware_bars_nothing() -> None:
-    one = pool([replace(PF, rdma=(), rdma_names=())])
-    assert unavailable(one, {A: GONE}, {})
-    assert ids_held_elsewhere(one, one.slots, held(one, A, PF), {}) == {}
+    offered = pool([replace(PF, rdma=(), rdma_names=())])
+    assert unavailable(offered, {A: GONE}, {})
+    assert ids_held_elsewhere(offered, offered.slots, held(offered, A, PF), {}) == {}
 
 
 def test_changes_are_told_once_and_those_of_an_hca_together() -> None:
-    one = pool(TWO, mode="shared", slots=3)
+    offered = pool(TWO, mode="shared", slots=3)
     down = {f"{A}-{slot}": DOWN for slot in range(3)}
     worse = {**down, f"{B}-1": "stale", f"{A}-2": "stale"}
-    assert list(changes(one, {}, down)) == [(f"{A}-0 and 2 more", DOWN)]
-    assert list(changes(one, down, down)) == []
-    assert list(changes(one, down, worse)) == [(f"{A}-2", "stale"), (f"{B}-1", "stale")]
-    assert list(changes(one, down, {})) == [(f"{A}-0 and 2 more", None)]
+    assert list(changes(offered, {}, down)) == [(f"{A}-0 and 2 more", DOWN)]
+    assert list(changes(offered, down, down)) == []
+    assert list(changes(offered, down, worse)) == [(f"{A}-2", "stale"), (f"{B}-1", "stale")]
+    assert list(changes(offered, down, {})) == [(f"{A}-0 and 2 more", None)]

@@ -65,7 +65,7 @@ def test_two_pools_with_the_same_hca_have_different_names_for_it(paths: Paths) -
     for resource in ("rdma/hca", "rdma/hca_all"):
         cdi.write(paths, resource, {HCA: [_node("uverbs1", 193)]})
     found = [_read(file) for file in sorted(paths.cdi.iterdir())]
-    names = {f"{one['kind']}={device['name']}" for one in found for device in one["devices"]}
+    names = {f"{spec['kind']}={device['name']}" for spec in found for device in spec["devices"]}
     assert names == {cdi.qualified(resource, HCA) for resource in ("rdma/hca", "rdma/hca_all")}
     assert len(names) == 2
 
@@ -114,7 +114,7 @@ def test_a_pool_without_nodes_has_no_file(paths: Paths) -> None:
     cdi.write(paths, "rdma/hca", {HCA: []})
     assert not cdi.path(paths, "rdma/hca").exists()
     cdi.write(paths, "rdma/hca", {HCA: [_node("uverbs1", 193)], OTHER: []})
-    assert [one["name"] for one in _read(cdi.path(paths, "rdma/hca"))["devices"]] == [HCA]
+    assert [device["name"] for device in _read(cdi.path(paths, "rdma/hca"))["devices"]] == [HCA]
     cdi.write(paths, "rdma/hca", {})
     assert list(paths.cdi.iterdir()) == []
 

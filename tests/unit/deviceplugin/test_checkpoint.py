@@ -63,7 +63,9 @@ def allocation(device_id: str = f"{HCA}-0", **fields: object) -> Allocation:
 
 
 def write(paths: Paths, *allocations: Allocation) -> None:
-    checkpoint.write(paths, ["rdma/hca"], [checkpoint.encode(one) for one in allocations])
+    checkpoint.write(
+        paths, ["rdma/hca"], [checkpoint.encode(allocation) for allocation in allocations]
+    )
 
 
 def test_is_read_as_it_was_written(paths: Paths) -> None:

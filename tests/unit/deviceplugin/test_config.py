@@ -52,6 +52,7 @@ pools:
     placement: pack
     selectors: {linkTypes: [infiniband]}
   - {name: a/one, mode: exclusive}
+  - {name: a/plain, mode: exclusive, rdma: false}
 """
     )
     assert load(path) == DevicePluginConfig(
@@ -79,6 +80,7 @@ pools:
                 selectors=(Selector(linkTypes=("infiniband",)),),
             ),
             PoolConfig(resource="a/one", mode="exclusive", used="named"),
+            PoolConfig(resource="a/plain", mode="exclusive", used="named", rdma=False),
         ),
     )
 
@@ -108,8 +110,19 @@ def pool(text: str) -> bytes:
             "f: devices.registration: 'new': expected one of legacy,",
         ),
         (b"devices: {rescann: 1}", 'f: devices.rescann: unknown key: did you mean "rescan"?'),
-        (b"pools: []\nresourceList: []", "f: pools and resourceList: keep one"),
-        (b"configList: []\nresourceList: []", "f: configList and resourceList: keep one"),
+        (
+            b"pools: []\nresourceList: []",
+            "f: resourceList: no resources configuration found: remove the key",
+        ),
+        (
+            pool("name: rdma/b, rdma: false, nodes: [umad]"),
+            "f: pools[1].nodes: asks for RDMA devices, but the pool has rdma: false: remove one",
+        ),
+        (
+            pool("name: rdma/b, rdma: false, selectors: [{}, {isRdma: true}]"),
+            "f: pools[1].selectors.isRdma: asks for RDMA devices, but the pool has rdma: false",
+        ),
+        (pool("name: rdma/b, rdma: 'no'"), "f: pools[1].rdma: 'no': expected bool, got str"),
         (
             b"pools: []\nperiodicUpdateInterval: 3",
             "f: periodicUpdateInterval: goes with configList",
@@ -236,7 +249,7 @@ def test_any_content_is_a_configuration_or_an_error(content: bytes | str) -> Non
             ),
             max_leaves=8,
         ),
-        max_size=2,
+        max_size=4,
     )
 )
 def test_any_shape_is_a_configuration_or_an_error(document: object) -> None:

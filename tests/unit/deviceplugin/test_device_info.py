@@ -63,7 +63,10 @@ def test_others_may_enter_the_directories_with_any_umask(paths: Paths) -> None:
         device_info.write(paths, "rdma/hca", HCA, [VF])
     finally:
         os.umask(umask)
-    modes = [stat.S_IMODE(one.stat().st_mode) for one in (paths.devinfo, paths.devinfo / "dp")]
+    modes = [
+        stat.S_IMODE(directory.stat().st_mode)
+        for directory in (paths.devinfo, paths.devinfo / "dp")
+    ]
     assert modes == [0o755, 0o755]
 
 
@@ -182,7 +185,9 @@ def test_only_a_file_in_multus_directory_is_written(tmp_path: Path, path: str, t
         device_info.update_cni(paths, str(paths.devinfo / path), HCA, "mlx5_3", UVERBS)
     with pytest.raises(ValueError, match="it is not directly below"):
         device_info.update_cni(paths, "cni/x.json", HCA, "mlx5_3", UVERBS)
-    assert [one.read_text() for one in places if one.exists()] == [content] * (3 * there)
+    assert [directory.read_text() for directory in places if directory.exists()] == [content] * (
+        3 * there
+    )
     assert list((paths.devinfo / "cni").iterdir()) == [paths.devinfo / "cni/sub"]
 
 

@@ -363,3 +363,51 @@ def test_sriov_config_errors(entries: list[dict[str, object]], error: str) -> No
     with pytest.raises(ConfigError) as raised:
         read_sriov(*entries)
     assert str(raised.value).startswith(error)
+
+
+def all_forms(*keys: str) -> bytes:
+    """A file with pools in all three forms, with its keys in that order."""
+    forms = {
+        "pools": [{"name": "example.com/eth", "mode": "exclusive", "rdma": False}],
+        "resourceList": [sriov()],
+        "configList": [mellanox()],
+    }
+    return json.dumps({key: forms[key] for key in keys}).encode()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("pools", "resourceList", "configList"), ("configList", "pools", "resourceList")],
+)
+def test_one_file_may_have_pools_of_every_form(keys: tuple[str, ...]) -> None:
+    """Their order is not that of the keys, which programs that write YAML sort."""
+    expected = (
+        PoolConfig(resource="example.com/eth", mode="exclusive", used="named", rdma=False),
+        *read_sriov(sriov()),
+        *read_mellanox(mellanox()).pools,
+    )
+    assert parse(all_forms(*keys), "f").pools == expected
+
+
+def test_a_resource_may_be_there_once_in_all_forms_together() -> None:
+    text = {"pools": [{"name": "intel.com/sriov_net"}], "resourceList": [sriov()]}
+    with pytest.raises(ConfigError, match=r"^f: intel\.com/sriov_net: the resource already exists"):
+        parse(json.dumps(text).encode(), "f")
+
+
+def test_the_prefix_of_the_command_line_leaves_our_names_alone() -> None:
+    found = parse(all_forms("pools", "resourceList", "configList"), "f", prefix="nvidia.com").pools
+    assert [pool.resource for pool in found] == [
+        "example.com/eth",
+        "nvidia.com/sriov_net",
+        "nvidia.com/hca_shared_devices_a",
+    ]
+
+
+def test_the_interval_of_a_mellanox_file_may_stand_beside_our_pools() -> None:
+    text = {
+        "pools": [{"name": "rdma/a"}],
+        "configList": [mellanox()],
+        "periodicUpdateInterval": 30,
+    }
+    assert parse(json.dumps(text).encode(), "f").rescan == 30.0

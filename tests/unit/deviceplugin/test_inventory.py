@@ -131,7 +131,7 @@ def test_rdma_device_that_is_back_from_a_pod_is_seen_at_once(paths: Paths) -> No
     assert seen.current([FIRST])[FIRST].rdma == ()
     device.with_name("away").rename(device)
     link.symlink_to(target)
-    assert [one.name for one in seen.current([FIRST])[FIRST].rdma] == ["mlx5_0"]
+    assert [device.name for device in seen.current([FIRST])[FIRST].rdma] == ["mlx5_0"]
 
 
 def test_what_is_gone_or_in_a_pod_is_not_looked_for_again_and_again(

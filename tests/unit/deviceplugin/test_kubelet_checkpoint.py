@@ -86,7 +86,7 @@ def test_verbs_devices_that_were_given_are_told_if_they_are_asked_for(
     paths: Paths, given: list[str], nodes: tuple[str, ...]
 ) -> None:
     response = ContainerAllocateResponse(
-        envs={"A": "1"}, devices=[{"host_path": one, "container_path": "/x"} for one in given]
+        envs={"A": "1"}, devices=[{"host_path": entry, "container_path": "/x"} for entry in given]
     )
     encoded = base64.b64encode(response.SerializeToString()).decode()
     put(paths, whole(entry(["a"], AllocResp=encoded)))

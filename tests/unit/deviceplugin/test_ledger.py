@@ -47,25 +47,29 @@ def devices(*hcas: str) -> tuple[AllocatedHCA, ...]:
 
 
 def on_disk(paths: Paths) -> set[tuple[str, str]]:
-    return {one.key for one in checkpoint.read(paths).allocations}
+    return {allocation.key for allocation in checkpoint.read(paths).allocations}
 
 
 def aged(paths: Paths, seconds: float) -> None:
     """Make every entry of the file that old."""
     then = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     found = checkpoint.read(paths)
-    entries = [msgspec.structs.replace(one, time=then) for one in found.allocations]
-    checkpoint.write(paths, found.resources, [checkpoint.encode(one) for one in entries])
+    entries = [msgspec.structs.replace(allocation, time=then) for allocation in found.allocations]
+    checkpoint.write(paths, found.resources, [checkpoint.encode(entry) for entry in entries])
 
 
 def test_allocation_is_in_the_file_when_it_returns(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST), f"{SECOND}-4": devices(SECOND)})
-    found = {one.id: one for one in checkpoint.read(paths).allocations}
+    found = {allocation.id: allocation for allocation in checkpoint.read(paths).allocations}
     assert set(found) == {f"{FIRST}-0", f"{SECOND}-4"}
-    one = found[DeviceId(f"{FIRST}-0")]
-    assert (one.resource, one.devices, one.boot_id) == (RESOURCE, devices(FIRST), BOOT)
-    assert not one.adopted
-    assert abs((datetime.now(UTC) - datetime.fromisoformat(one.time)).total_seconds()) < 60
+    allocation = found[DeviceId(f"{FIRST}-0")]
+    assert (allocation.resource, allocation.devices, allocation.boot_id) == (
+        RESOURCE,
+        devices(FIRST),
+        BOOT,
+    )
+    assert not allocation.adopted
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(allocation.time)).total_seconds()) < 60
 
 
 def test_allocation_is_on_disk_when_it_returns(
@@ -151,9 +155,9 @@ def test_file_whose_name_may_not_be_on_disk_is_written_again(
 def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    one = with_two(paths)
+    the_ledger = with_two(paths)
     if restarted:
-        one = ledger(paths)
+        the_ledger = ledger(paths)
     kept = on_disk(paths)
 
     def full(*_: object) -> None:
@@ -163,12 +167,12 @@ def test_change_that_cannot_be_written_is_an_error_and_does_not_count(
         patched.setattr("os.fsync", full)
         patched.setattr("os.pwrite", full)
         with pytest.raises(OSError, match="No space"):
-            one.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
+            the_ledger.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
         with pytest.raises(OSError, match="No space"):
-            one.drop_unknown((), age=-60.0)
+            the_ledger.drop_unknown((), age=-60.0)
     assert on_disk(paths) == kept
-    assert {entry.key for entry in one.allocations()} == kept
-    one.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
+    assert {entry.key for entry in the_ledger.allocations()} == kept
+    the_ledger.record(RESOURCE, {f"{FIRST}-9": devices(FIRST)})
     assert on_disk(paths) == {*kept, (RESOURCE, f"{FIRST}-9")}
 
 
@@ -180,18 +184,18 @@ def test_settling_writes_only_what_is_not_written(paths: Paths) -> None:
 
 
 def test_settling_brings_a_removed_file_back(paths: Paths) -> None:
-    one = ledger(paths)
-    one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    the_ledger = ledger(paths)
+    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     paths.checkpoint.unlink()
-    one.settle()
+    the_ledger.settle()
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
 def test_allocation_is_recorded_after_the_file_was_removed(paths: Paths) -> None:
-    one = ledger(paths)
-    one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    the_ledger = ledger(paths)
+    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     paths.checkpoint.unlink()
-    one.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
+    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
 
 
@@ -201,14 +205,14 @@ def test_resources_that_could_not_be_written_down_are_when_it_is_settled(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    one = ledger(paths)
+    the_ledger = ledger(paths)
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
         with pytest.raises(OSError, match="No space"):
-            one.serve({RESOURCE: ()})
+            the_ledger.serve({RESOURCE: ()})
         with pytest.raises(OSError, match="No space"):
-            one.settle()
-    one.settle()
+            the_ledger.settle()
+    the_ledger.settle()
     assert checkpoint.read(paths).resources == (RESOURCE,)
 
 
@@ -228,9 +232,9 @@ def test_next_ledger_knows_what_the_last_one_did(paths: Paths) -> None:
 
 
 def test_id_that_is_granted_again_is_there_once_as_it_is_now(paths: Paths) -> None:
-    one = ledger(paths)
-    one.record("rdma/all", {"0": devices(FIRST)})
-    one.record("rdma/all", {"0": devices(FIRST, SECOND)})
+    the_ledger = ledger(paths)
+    the_ledger.record("rdma/all", {"0": devices(FIRST)})
+    the_ledger.record("rdma/all", {"0": devices(FIRST, SECOND)})
     (kept,) = checkpoint.read(paths).allocations
     assert kept.devices == devices(FIRST, SECOND)
 
@@ -242,27 +246,27 @@ def test_adopted_is_marked(paths: Paths) -> None:
 
 
 def test_what_was_granted_meanwhile_is_not_adopted_over(paths: Paths) -> None:
-    one = ledger(paths)
-    one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
-    one.adopt(RESOURCE, {f"{FIRST}-0": devices(SECOND)})
+    the_ledger = ledger(paths)
+    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    the_ledger.adopt(RESOURCE, {f"{FIRST}-0": devices(SECOND)})
     (kept,) = checkpoint.read(paths).allocations
     assert (kept.devices, kept.adopted) == (devices(FIRST), False)
 
 
 def test_what_could_not_be_told_is_adopted_once_it_can(paths: Paths) -> None:
-    one = ledger(paths)
-    one.adopt(RESOURCE, {"17": ()})
-    one.adopt(RESOURCE, {"17": devices(FIRST)}, one.held(RESOURCE))
+    the_ledger = ledger(paths)
+    the_ledger.adopt(RESOURCE, {"17": ()})
+    the_ledger.adopt(RESOURCE, {"17": devices(FIRST)}, the_ledger.held(RESOURCE))
     (kept,) = checkpoint.read(paths).allocations
     assert kept.devices == devices(FIRST)
 
 
 def test_what_was_granted_since_the_look_is_not_adopted_over(paths: Paths) -> None:
-    one = ledger(paths)
-    one.adopt(RESOURCE, {"17": devices(FIRST)})
-    seen = one.held(RESOURCE)
-    one.record(RESOURCE, {"17": devices(FIRST)})
-    one.adopt(RESOURCE, {"17": devices(SECOND)}, seen)
+    the_ledger = ledger(paths)
+    the_ledger.adopt(RESOURCE, {"17": devices(FIRST)})
+    seen = the_ledger.held(RESOURCE)
+    the_ledger.record(RESOURCE, {"17": devices(FIRST)})
+    the_ledger.adopt(RESOURCE, {"17": devices(SECOND)}, seen)
     (kept,) = checkpoint.read(paths).allocations
     assert (kept.devices, kept.adopted) == (devices(FIRST), False)
 
@@ -300,16 +304,16 @@ def test_clock_that_is_set_makes_nothing_older_or_younger(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, told: str, again: bool
 ) -> None:
     """A machine may boot with any time; what is granted meanwhile has that."""
-    one = ledger(paths)
+    the_ledger = ledger(paths)
     monkeypatch.setattr("deviceplugin.ledger.timestamp", lambda: told)
-    one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     if again:
-        one = ledger(paths)
+        the_ledger = ledger(paths)
     now = time.monotonic()
-    assert one.drop_unknown(()) == []
+    assert the_ledger.drop_unknown(()) == []
     with monkeypatch.context() as patched:
         patched.setattr("time.monotonic", lambda: now + YOUNG + 1)
-        assert one.drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
+        assert the_ledger.drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
 
 
 def test_entry_of_another_boot_is_old(paths: Paths) -> None:
@@ -321,7 +325,7 @@ def test_entry_of_another_boot_is_old(paths: Paths) -> None:
 def test_entry_whose_time_cannot_be_read_is_old(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     text = paths.checkpoint.read_text()
-    (time,) = (one.time for one in checkpoint.read(paths).allocations)
+    (time,) = (allocation.time for allocation in checkpoint.read(paths).allocations)
     paths.checkpoint.write_text(text.replace(time, "yesterday"))
     assert ledger(paths).drop_unknown(()) == [(RESOURCE, f"{FIRST}-0")]
 
@@ -335,14 +339,14 @@ def test_torn_file_is_logged_and_set_aside_and_a_new_one_begun(
     paths.devices.mkdir(parents=True)
     paths.checkpoint.write_bytes(content)
     told: list[str] = []
-    one = ledger(paths, told.append)
-    assert one.allocations() == []
+    the_ledger = ledger(paths, told.append)
+    assert the_ledger.allocations() == []
     (line,) = told
     assert str(paths.checkpoint) in line and "set aside" in line
     assert paths.checkpoint.with_suffix(".damaged").read_bytes() == content
     with pytest.raises(CheckpointDamaged):  # readers see the damage until it is replaced
         checkpoint.read(paths)
-    one.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
+    the_ledger.record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0")}
 
 
@@ -356,14 +360,14 @@ def test_pools_replace_a_damaged_file_though_none_is_offered(paths: Paths) -> No
 def test_what_a_killed_writer_left_is_overwritten(paths: Paths) -> None:
     ledger(paths).record(RESOURCE, {f"{FIRST}-0": devices(FIRST)})
     (paths.devices / ".checkpoint.json.tmp").write_bytes(b'{"version": 1, "alloc')
-    one = ledger(paths)
-    one.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
+    the_ledger = ledger(paths)
+    the_ledger.record(RESOURCE, {f"{FIRST}-1": devices(FIRST)})
     assert on_disk(paths) == {(RESOURCE, f"{FIRST}-0"), (RESOURCE, f"{FIRST}-1")}
     assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
 
 
 def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> None:
-    one = ledger(paths)
+    the_ledger = ledger(paths)
     granted: list[str] = []
     ended = threading.Event()
     faults: list[object] = []
@@ -384,7 +388,7 @@ def test_reader_never_misses_what_was_recorded_before_it_began(paths: Paths) -> 
         reader.start()
     for number in range(120):
         known = f"{FIRST}-{number}"
-        one.record(RESOURCE, {known: devices(FIRST)})
+        the_ledger.record(RESOURCE, {known: devices(FIRST)})
         granted.append(known)
     ended.set()
     for reader in readers:
@@ -406,15 +410,15 @@ def killed(paths: Paths, at: int) -> tuple[int, bool]:
         calls = iter(range(at))
         for name in CALLS:
             _end_instead(name, calls)
-        one = Ledger(paths, BOOT, lambda _: os._exit(2))
-        one.serve({RESOURCE: ()})
+        the_ledger = Ledger(paths, BOOT, lambda _: os._exit(2))
+        the_ledger.serve({RESOURCE: ()})
         for number in range(5):
-            one.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
+            the_ledger.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
             os.write(writing, b".")
-        one.drop_unknown(
+        the_ledger.drop_unknown(
             {(RESOURCE, DeviceId(f"{FIRST}-{number}")) for number in range(5)}, age=-60.0
         )
-        one.settle()
+        the_ledger.settle()
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as told:
@@ -454,7 +458,7 @@ def test_killed_before_any_system_call_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:
-    one = ledger(paths)
+    the_ledger = ledger(paths)
     begin = threading.Barrier(8)
     missing: list[str] = []
 
@@ -462,7 +466,7 @@ def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:
         begin.wait()
         for number in range(5):
             known = f"{FIRST}-{thread * 5 + number}"
-            one.record(RESOURCE, {known: devices(FIRST)})
+            the_ledger.record(RESOURCE, {known: devices(FIRST)})
             if (RESOURCE, known) not in on_disk(paths):
                 missing.append(known)
 
@@ -473,7 +477,7 @@ def test_allocations_of_many_threads_are_all_kept(paths: Paths) -> None:
         thread.join(PATIENCE)
     assert missing == []
     assert len(on_disk(paths)) == 40
-    assert one.loads() == {FIRST: 40}
+    assert the_ledger.loads() == {FIRST: 40}
 
 
 ids = st.sampled_from([f"{hca}-{slot}" for hca in (FIRST, SECOND) for slot in range(3)])
@@ -488,17 +492,17 @@ def test_memory_and_disk_are_the_same_after_any_history(
     paths: Paths, history: list[tuple[str, set[str]]]
 ) -> None:
     paths.checkpoint.unlink(missing_ok=True)
-    one = ledger(paths)
+    the_ledger = ledger(paths)
     expected: set[AllocationKey] = set()
     for step, those in history:
         if step == "grant":
-            one.record(RESOURCE, {known: devices(known[:-2]) for known in those})
+            the_ledger.record(RESOURCE, {known: devices(known[:-2]) for known in those})
             expected |= {(RESOURCE, DeviceId(known)) for known in those}
         elif step == "restart":
-            one = ledger(paths)
+            the_ledger = ledger(paths)
         else:
             known = {(RESOURCE, DeviceId(known)) for known in those}
-            assert set(one.drop_unknown(known, age=-60.0)) == expected - known
+            assert set(the_ledger.drop_unknown(known, age=-60.0)) == expected - known
             expected &= known
-        assert {kept.key for kept in one.allocations()} == expected
+        assert {kept.key for kept in the_ledger.allocations()} == expected
         assert on_disk(paths) == expected

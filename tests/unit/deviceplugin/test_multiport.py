@@ -48,8 +48,8 @@ def doubled() -> Iterator[Paths]:
 
 def _pool(paths: Paths, mode: str) -> Pool:
     config = PoolConfig(resource="rdma/hca", mode=mode, slots=4)  # type: ignore[arg-type]
-    (one,) = pools(DevicePluginConfig(pools=(config,)), discovery.hcas(paths), {})
-    return one
+    (pool,) = pools(DevicePluginConfig(pools=(config,)), discovery.hcas(paths), {})
+    return pool
 
 
 def _chosen(paths: Paths, mode: str, gpus: Sequence[int], size: int) -> list[str]:
@@ -78,24 +78,28 @@ def test_hcas_are_chosen_as_if_they_had_one_port(
     chosen = _chosen(doubled, mode, gpus, size)
     assert chosen == _chosen(plain, mode, gpus, size)
     if gpus:
-        assert {one[:12] for one in chosen} == {servers.DGX_HCAS[number] for number in hcas}
-    assert len({one[:12] for one in chosen}) == size == len(hcas)
+        assert {device_id[:12] for device_id in chosen} == {
+            servers.DGX_HCAS[number] for number in hcas
+        }
+    assert len({device_id[:12] for device_id in chosen}) == size == len(hcas)
 
 
 def test_siblings_are_no_hcas_and_no_rows_of_the_matrix(plain: Paths, doubled: Paths) -> None:
     found = discovery.hcas(doubled)
-    assert [one.id for one in found] == [one.id for one in discovery.hcas(plain)]
-    assert [[rdma.name for rdma in one.rdma] for one in found] == [
+    assert [hca.id for hca in found] == [hca.id for hca in discovery.hcas(plain)]
+    assert [[rdma.name for rdma in hca.rdma] for hca in found] == [
         [f"mlx5_{number}"] for number in range(8)
     ]
-    assert [len(one.rdma[0].ports) for one in found] == [2] * 8
+    assert [len(hca.rdma[0].ports) for hca in found] == [2] * 8
     drawn, usual = (topo_picture.picture(ThisNode(paths)) for paths in (doubled, plain))
     assert drawn.distances == usual.distances
-    assert [one.label for one in drawn.devices] == [one.label for one in usual.devices]
+    assert [device.label for device in drawn.devices] == [device.label for device in usual.devices]
     assert drawn.devices[8].netdevs == ("ib0", "ib8")
 
 
 def test_the_card_of_two_ports_is_one_row(tmp_path: Path) -> None:
     drawn = topo_picture.picture(ThisNode(servers.multiport(tmp_path)))
-    assert [(one.label, one.netdevs) for one in drawn.devices] == [("mlx5_0", ("ib0", "ib1"))]
+    assert [(device.label, device.netdevs) for device in drawn.devices] == [
+        ("mlx5_0", ("ib0", "ib1"))
+    ]
     assert drawn.distances == (("SAME",),)

@@ -35,13 +35,13 @@ def config(*several: PoolConfig) -> DevicePluginConfig:
     return DevicePluginConfig(pools=several)
 
 
-def one(pool: PoolConfig, found: Sequence[HCA], **keys: Sequence[str]) -> Pool:
+def pool_of(pool: PoolConfig, found: Sequence[HCA], **keys: Sequence[str]) -> Pool:
     (made,) = pools(config(pool), found, **keys)  # type: ignore[arg-type]
     return made
 
 
 def ids(pool: PoolConfig, *found: HCA, **keys: Sequence[str]) -> list[str]:
-    return [hca.id for hca in one(pool, found, **keys).hcas]
+    return [hca.id for hca in pool_of(pool, found, **keys).hcas]
 
 
 EXCLUSIVE = PoolConfig(resource="a/b", mode="exclusive", used="named")
@@ -52,15 +52,15 @@ SHARED = PoolConfig(resource="a/b", slots=2)
 def test_tokens_are_as_many_as_configured_and_give_every_hca(amount: int) -> None:
     """Mellanox plugin, server_test.go "Server construction": no HCA, no token, and no error."""
     pool = PoolConfig(resource="rdma/test_server", mode="all", amount=amount)
-    assert one(pool, [B, A]).slots == tuple(
+    assert pool_of(pool, [B, A]).slots == tuple(
         Slot(DeviceId(str(n)), ("0000:3b:00.0", "0000:5e:00.0"), (0, 1)) for n in range(amount)
     )
-    assert one(pool, [NIC]).slots == ()
-    assert one(pool, []).slots == ()
+    assert pool_of(pool, [NIC]).slots == ()
+    assert pool_of(pool, []).slots == ()
 
 
 def test_exclusive_ids_are_the_hcas() -> None:
-    assert one(EXCLUSIVE, [B, SF, A]).slots == (
+    assert pool_of(EXCLUSIVE, [B, SF, A]).slots == (
         Slot(DeviceId("0000:3b:00.0"), ("0000:3b:00.0",), (0,)),
         Slot(DeviceId("0000:5e:00.0"), ("0000:5e:00.0",), (1,)),
         Slot(DeviceId("mlx5_core.sf.4"), ("mlx5_core.sf.4",), (0,)),
@@ -68,7 +68,7 @@ def test_exclusive_ids_are_the_hcas() -> None:
 
 
 def test_shared_ids_are_hca_and_slot() -> None:
-    made = one(SHARED, [B, A])
+    made = pool_of(SHARED, [B, A])
     assert [slot.id for slot in made.slots] == [
         "0000:3b:00.0-0",
         "0000:3b:00.0-1",
@@ -83,7 +83,7 @@ def test_shared_ids_are_hca_and_slot() -> None:
 
 def test_ids_do_not_depend_on_the_order_or_the_names_of_rdma_devices() -> None:
     renamed = msgspec.structs.replace(A, rdma=(rdma("mlx5_9"),), rdma_names=("mlx5_9",))
-    assert one(SHARED, [A, B]).slots == one(SHARED, [B, renamed]).slots
+    assert pool_of(SHARED, [A, B]).slots == pool_of(SHARED, [B, renamed]).slots
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_numa_nodes_are_told_if_known_and_wanted(
     hca = msgspec.structs.replace(A, numa=numa)
     for mode in ("all", "exclusive", "shared"):
         pool = PoolConfig(resource="a/b", mode=mode, numa=wanted)
-        assert {slot.numa for slot in one(pool, [hca]).slots} == {told}
+        assert {slot.numa for slot in pool_of(pool, [hca]).slots} == {told}
 
 
 def test_a_list_too_long_for_the_kubelet_has_fewer_slots_of_each_and_says_so() -> None:
     many = [card(f"{n:04x}:00:00.0", rdma("mlx5_0")) for n in range(1, 101)]
-    made = one(PoolConfig(resource="a/b", slots=1000), many)
+    made = pool_of(PoolConfig(resource="a/b", slots=1000), many)
     assert len(made.slots) == MOST_IDS // 100 * 100 <= MOST_IDS
     assert made.problem is not None
     assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more than the kubelet")
-    assert one(PoolConfig(resource="a/b", slots=1000), many[:52]).problem is None
+    assert pool_of(PoolConfig(resource="a/b", slots=1000), many[:52]).problem is None
 
 
 def test_the_first_pool_that_selects_an_hca_has_it() -> None:
@@ -114,7 +114,9 @@ def test_the_first_pool_that_selects_an_hca_has_it() -> None:
     rest = PoolConfig(resource="a/rest")
     made = pools(config(first, rest), [A, B])
     assert [[hca.id for hca in pool.hcas] for pool in made] == [[B.id], [A.id]]
-    assert [(one.resource, one.hca, one.why) for one in left_out(config(first, rest), [A, B])] == [
+    assert [
+        (left.resource, left.hca, left.why) for left in left_out(config(first, rest), [A, B])
+    ] == [
         ("a/first", A.id, f"address is {A.id}, not one of {B.id}"),
         ("a/rest", B.id, "pool a/first has it"),
     ]
@@ -135,7 +137,7 @@ def test_what_is_held_stays_in_its_pool_when_selectors_change() -> None:
     kept = {"a/then": frozenset((B.id,)), "a/removed": frozenset((VF0.id,))}
     made = pools(config(now, then), [A, gone, VF0], kept)
     assert [[hca.id for hca in pool.hcas] for pool in made] == [[A.id], [B.id]]
-    why = {(one.resource, one.hca): one.why for one in left_out(config(now), [VF0], kept)}
+    why = {(left.resource, left.hca): left.why for left in left_out(config(now), [VF0], kept)}
     assert why == {("a/now", VF0.id): "pool a/removed has it"}
 
 
@@ -160,7 +162,7 @@ def test_a_function_without_a_driver_is_no_device() -> None:
     pool = PoolConfig(resource="a/b", mode="exclusive", rdma=False)
     unbound = card("0000:02:00.0", driver="")
     assert ids(pool, unbound, vf(PF, 3, driver="igb_uio")) == ["0000:86:02.3"]
-    assert one(pool, []).slots == ()
+    assert pool_of(pool, []).slots == ()
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,34 @@ def test_an_sriov_file_takes_no_pf_that_has_vfs_and_the_first_match_wins() -> No
     ]
 
 
+def test_a_pool_of_ours_without_rdma_offers_vfs_with_and_without_an_rdma_device() -> None:
+    port = card("0000:01:00.0", vendor="8086", driver="igb", netdevs=("eno1",), num_vfs=2)
+    plain = [vf(port, 0, driver="igbvf"), vf(port, 1, driver="vfio-pci")]
+    entry = "{name: example.com/eth, mode: exclusive, %s selectors: {pfNames: [eno1, ens1]}}"
+
+    def offered(rdma: str) -> list[str]:
+        (made,) = pools(parse(f"pools: [{entry % rdma}]".encode(), "f"), [PF, VF0, port, *plain])
+        return [slot.id for slot in made.slots]
+
+    assert offered("rdma: false,") == [plain[0].id, plain[1].id, VF0.id]
+    assert offered("") == [VF0.id]
+
+
+def test_pools_of_all_forms_in_one_file_share_the_hcas_out() -> None:
+    """Ours choose first. Those of a Mellanox file also offer what the others have."""
+    text = b"""
+configList: [{resourceName: all, rdmaHcaMax: 1, selectors: {vendors: ["15b3"]}}]
+resourceList: [{resourceName: vf, selectors: {pfNames: [ens1], isRdma: true}}]
+pools: [{name: a/one, mode: exclusive, selectors: {pfNames: ["ens1#1"]}}]
+"""
+    made = pools(parse(text, "f"), [PF, VF0, VF1, A])
+    assert [(pool.config.resource, [hca.id for hca in pool.hcas]) for pool in made] == [
+        ("a/one", [VF1.id]),
+        ("intel.com/vf", [VF0.id]),
+        ("rdma/all", [A.id, PF.id, VF0.id, VF1.id]),
+    ]
+
+
 def test_two_pools_of_a_mellanox_file_may_share_an_hca() -> None:
     entry = '{"resourceName": "%s", "rdmaHcaMax": 2, "selectors": {"vendors": ["15b3"]}}'
     text = f'{{"configList": [{entry % "a"}, {entry % "b"}]}}'
@@ -289,7 +319,7 @@ def test_without_overlap_no_hca_is_in_two_pools(
     made = pools(config(*several), found)
     taken = [hca.id for pool in made for hca in pool.hcas]
     assert len(taken) == len(set(taken))
-    left = {(one.resource, one.hca) for one in left_out(config(*several), found) if one.why}
+    left = {(left.resource, left.hca) for left in left_out(config(*several), found) if left.why}
     assert len(left) + len(taken) == len(found) * len(several)
     for pool in made:
         known = [slot.id for slot in pool.slots]

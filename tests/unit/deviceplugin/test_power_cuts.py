@@ -42,15 +42,17 @@ class Disk:
 
     def states(self) -> Iterator[dict[str, bytes]]:
         """What a power cut may leave: names and contents, each old, new, or by half."""
-        removed = {name: one for name, one in self._kept_names.items() if name in self._names}
-        new = [bytes(one) for one in self._contents]
-        old = [self._kept.get(one, b"").ljust(len(new[one]), b"\0") for one in range(len(new))]
-        cut = [len(one) // 2 for one in new]
+        removed = {name: inode for name, inode in self._kept_names.items() if name in self._names}
+        new = [bytes(content) for content in self._contents]
+        old = [
+            self._kept.get(index, b"").ljust(len(new[index]), b"\0") for index in range(len(new))
+        ]
+        cut = [len(content) // 2 for content in new]
         first = [now[:at] + was[at:] for now, was, at in zip(new, old, cut, strict=True)]
         last = [was[:at] + now[at:] for now, was, at in zip(new, old, cut, strict=True)]
         for names in (self._names, self._kept_names, removed):
             for contents in (new, old, first, last):
-                yield {name: contents[one] for name, one in names.items()}
+                yield {name: contents[inode] for name, inode in names.items()}
 
     def _noted(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         def noted(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - of any call
@@ -61,35 +63,36 @@ class Disk:
 
         return noted
 
-    def _opened(self, descriptor: int, path: Path, flags: int, *_: int) -> None:
+    def _opened(self, descriptor: int, path: Path | str, flags: int, *_: int) -> None:
         if flags & os.O_DIRECTORY:
             self._descriptors[descriptor] = None
             return
-        if path.name not in self._names:
-            self._names[path.name] = len(self._contents)
+        name = Path(path).name
+        if name not in self._names:
+            self._names[name] = len(self._contents)
             self._contents.append(bytearray())
-        one = self._descriptors[descriptor] = self._names[path.name]
+        inode = self._descriptors[descriptor] = self._names[name]
         if flags & os.O_TRUNC:
-            self._contents[one].clear()
+            self._contents[inode].clear()
 
     def _wrote(self, count: int, descriptor: int, content: memoryview, offset: int) -> None:
-        one = self._descriptors[descriptor]
-        assert one is not None
-        self._contents[one][offset : offset + count] = bytes(content[:count])
+        inode = self._descriptors[descriptor]
+        assert inode is not None
+        self._contents[inode][offset : offset + count] = bytes(content[:count])
 
     def _synced(self, _: None, descriptor: int) -> None:
-        one = self._descriptors[descriptor]
-        if one is None:
+        inode = self._descriptors[descriptor]
+        if inode is None:
             self._kept_names = dict(self._names)
         else:
-            self._kept[one] = bytes(self._contents[one])
-            self._kept_names |= {name: of for name, of in self._names.items() if of == one}
+            self._kept[inode] = bytes(self._contents[inode])
+            self._kept_names |= {name: of for name, of in self._names.items() if of == inode}
 
-    def _replaced(self, _: None, before: Path, after: Path) -> None:
-        self._names[after.name] = self._names.pop(before.name)
+    def _replaced(self, _: None, before: Path | str, after: Path | str) -> None:
+        self._names[Path(after).name] = self._names.pop(Path(before).name)
 
-    def _unlinked(self, _: None, path: Path) -> None:
-        self._names.pop(path.name, None)
+    def _unlinked(self, _: None, path: Path | str) -> None:
+        self._names.pop(Path(path).name, None)
 
 
 class Recording:

@@ -25,7 +25,7 @@ def _ids(of: Pool) -> list[str]:
 
 
 def _per_hca(of: Pool, ids: Sequence[str]) -> list[int]:
-    slots = [slot for one in ids if (slot := of.slot(one)) is not None]
+    slots = [slot for device_id in ids if (slot := of.slot(device_id)) is not None]
     return sorted((Counter(slot.hcas[0] for slot in slots)).values(), reverse=True)
 
 
@@ -90,7 +90,7 @@ def test_pack_takes_the_fewest_hcas_and_of_these_the_most_loaded(
         placement="pack",
     )
     taken = {f"{name}-{n}" for name, count in held.items() for n in range(count)}
-    available = [one for one in _ids(of) if one not in taken]
+    available = [device_id for device_id in _ids(of) if device_id not in taken]
     assert preferred(of, available, must, size, held, [], UNKNOWN) == chosen
 
 
@@ -151,7 +151,7 @@ class Server:
         self.hcas = list(servers.DGX_HCAS)
         self.gpus = list(servers.DGX_GPUS)
         self.topology = Topology.read(paths, [*self.hcas, *self.gpus])
-        self.pool = pool([hca(one) for one in self.hcas])
+        self.pool = pool([hca(address) for address in self.hcas])
 
     def moved(self, addresses: Mapping[str, str]) -> Topology:
         """A topology of the GPUs and of devices with these addresses, one for each HCA."""
@@ -175,7 +175,7 @@ class Server:
             [self.gpus[int(n)] for n in gpus],
             self.topology,
         )
-        return "".join(str(self.hcas.index(one)) for one in chosen)
+        return "".join(str(self.hcas.index(device_id)) for device_id in chosen)
 
 
 @pytest.fixture(scope="module")
@@ -261,21 +261,26 @@ def test_load_decides_between_hcas_of_one_switch_and_does_not_send_traffic_over_
     of = pool(server.pool.hcas, mode="shared", slots=1000)
     first, second = server.hcas[:2]
 
-    def one(held: dict[str, int]) -> str:
+    def preferred_of(held: dict[str, int]) -> str:
         chosen = preferred(of, _ids(of), [], 1, held, [server.gpus[0]], server.topology)
         return chosen[0].rpartition("-")[0]
 
-    assert one({first: 1}) == second
-    assert one({first: 900, second: 800}) == second  # others have none, but at NODE and SYS
+    assert preferred_of({first: 1}) == second
+    assert (
+        preferred_of({first: 900, second: 800}) == second
+    )  # others have none, but at NODE and SYS
 
 
 def test_more_hcas_than_gpus_are_of_the_gpus_switches_in_turn(server: Server) -> None:
     first, last = server.hcas[0], server.hcas[6]
     hcas = {f"0000:00:{n:02x}.0": first if n < 4 else last for n in range(6)}
-    of = pool([hca(one) for one in hcas])
+    of = pool([hca(address) for address in hcas])
     near = [server.gpus[0], server.gpus[6]]
     chosen = preferred(of, list(hcas), [], 4, {}, near, server.moved(hcas))
-    assert sorted(Counter(hcas[one] for one in chosen).items()) == [(first, 2), (last, 2)]
+    assert sorted(Counter(hcas[device_id] for device_id in chosen).items()) == [
+        (first, 2),
+        (last, 2),
+    ]
 
 
 def _machine(root: Path, kind: str) -> tuple[Topology, tuple[str, ...], tuple[str, ...]]:
@@ -308,10 +313,10 @@ def test_domains_and_virtual_machines(
     tmp_path: Path, kind: str, size: int, gpus: str, chosen: str
 ) -> None:
     topology, hcas, all_gpus = _machine(tmp_path, kind)
-    of = pool([hca(one) for one in hcas])
+    of = pool([hca(address) for address in hcas])
     near = [all_gpus[int(n)] for n in gpus]
     found = preferred(of, _ids(of), [], size, {}, near, topology)
-    assert "".join(str(hcas.index(one)) for one in found) == chosen
+    assert "".join(str(hcas.index(device_id)) for device_id in found) == chosen
 
 
 def test_vfs_of_one_pf_are_one_hca(server: Server) -> None:
@@ -350,7 +355,7 @@ _POOLS = [
     pool(_HCAS, mode="all", amount=12),
     pool([]),
 ]
-_KNOWN_IDS = sorted({slot.id for one in _POOLS for slot in one.slots})
+_KNOWN_IDS = sorted({slot.id for known_pool in _POOLS for slot in known_pool.slots})
 _some_ids = st.lists(st.sampled_from(_KNOWN_IDS) | st.text(max_size=5), max_size=30)
 
 

@@ -30,7 +30,7 @@ def found(paths: Paths) -> list[HCA]:
 
 
 def pool(found: list[HCA], mode: str, *hcas: str) -> Pool:
-    return made.pool([one for one in found if one.id in hcas], mode=mode)
+    return made.pool([hca for hca in found if hca.id in hcas], mode=mode)
 
 
 def row(*ids: str, nodes: tuple[str, ...] = ()) -> PodDevices:
@@ -60,8 +60,8 @@ def test_holder_of_an_id_has_what_the_id_is(paths: Paths, found: list[HCA]) -> N
     of = pool(found, "shared", A, B)
     devices = behind(paths, of, found, row(f"{A}-3", f"{B}-0"))
     assert devices == {
-        known: (recorded(of, one),)
-        for known, one in zip((f"{A}-3", f"{B}-0"), of.hcas, strict=True)
+        known: (recorded(of, hca),)
+        for known, hca in zip((f"{A}-3", f"{B}-0"), of.hcas, strict=True)
     }
 
 
@@ -86,7 +86,7 @@ def test_id_that_the_pool_has_not_tells_by_its_name(
     paths: Paths, found: list[HCA], mode: str, known: str, hcas: set[str]
 ) -> None:
     devices = behind(paths, pool(found, mode, A, B), found, row(known))
-    assert {one.id for one in devices[known]} == hcas
+    assert {hca.id for hca in devices[known]} == hcas
 
 
 @pytest.mark.parametrize(

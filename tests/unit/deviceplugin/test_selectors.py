@@ -144,7 +144,7 @@ def test_keys_are_and_and_values_are_or() -> None:
         },
         "f",
     )
-    assert [one.id for one in found if match([selector], one)] == ["0000:02:00.0", "0000:02:00.1"]
+    assert [hca.id for hca in found if match([selector], hca)] == ["0000:02:00.0", "0000:02:00.1"]
 
 
 def _shape(nic: HCA) -> dict[str, object]:

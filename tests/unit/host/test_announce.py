@@ -25,7 +25,7 @@ def _link(link_type: int, broadcast: bytes) -> Link:
 
 
 def test_arp_on_infiniband_has_hardware_type_32_and_20_byte_addresses() -> None:
-    frame = gratuitous_arp(32, MAC, ADDRESS)
+    frame = gratuitous_arp(32, MAC, ADDRESS.packed)
     assert frame[:8] == bytes.fromhex("0020 0800 14 04 0001")
     assert frame[8:28] == MAC
     assert frame[28:32] == ADDRESS.packed
@@ -34,13 +34,13 @@ def test_arp_on_infiniband_has_hardware_type_32_and_20_byte_addresses() -> None:
 
 
 def test_arp_on_ethernet_has_hardware_type_1_and_6_byte_addresses() -> None:
-    frame = gratuitous_arp(1, MAC[:6], ADDRESS)
+    frame = gratuitous_arp(1, MAC[:6], ADDRESS.packed)
     assert frame[:8] == bytes.fromhex("0001 0800 06 04 0001")
     assert len(frame) == 28
 
 
 def test_advertisement_pads_the_infiniband_address_in_front() -> None:
-    message = neighbour_advertisement(MAC, ADDRESS6)
+    message = neighbour_advertisement(MAC, ADDRESS6.packed)
     assert message[:8] == bytes.fromhex("88 00 0000 20000000")
     assert message[8:24] == ADDRESS6.packed
     assert message[24:28] == bytes((2, 3, 0, 0))  # type, units of 8 bytes, padding
@@ -48,7 +48,7 @@ def test_advertisement_pads_the_infiniband_address_in_front() -> None:
 
 
 def test_advertisement_on_ethernet_has_one_unit() -> None:
-    message = neighbour_advertisement(MAC[:6], ADDRESS6)
+    message = neighbour_advertisement(MAC[:6], ADDRESS6.packed)
     assert message[24:] == bytes((2, 1)) + MAC[:6]
 
 

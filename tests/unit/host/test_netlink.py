@@ -3,10 +3,11 @@
 import errno
 import socket
 import struct
+import threading
 
 import pytest
 
-from host import links, netlink
+from host import link_changes, links, netlink
 from host.errors import HostError
 from host.links import Link
 from host.netlink import Change, NetlinkError, Rtnetlink
@@ -158,6 +159,20 @@ def test_answer_is_read_whole_or_not_at_all(size: int, fits: bool) -> None:
             route.receive()
 
 
+def test_answer_that_comes_late_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with Rtnetlink() as route, theirs:
+        route.socket.close()
+        route.socket = ours
+        late = threading.Timer(0.05, theirs.send, (b"late",))
+        late.start()
+        assert route.receive() == b"late"
+        late.join()
+        monkeypatch.setattr(netlink, "TIMEOUT", 0)
+        with pytest.raises(NetlinkError, match="no answer within 0 s"):
+            route.receive()
+
+
 def test_ipoib_child_request_carries_pkey_mode_and_umcast(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +192,7 @@ def test_ipoib_child_request_carries_pkey_mode_and_umcast(
     )
     monkeypatch.setattr(links, "require", lambda route, name: made)
     kernel.answers(refusal(0))
-    links.make_ipoib_child(kernel.route, "x", PARENT, 0x8001, "connected", True)
+    link_changes.make_ipoib_child(kernel.route, "x", PARENT, 0x8001, "connected", True)
 
     (request,) = kernel.requests
     assert struct.unpack_from("=HH", request, 4) == (RTM_NEWLINK, 0x605)  # ACK, EXCL, CREATE

@@ -1,6 +1,7 @@
 """Our messages are pyroute2's, byte for byte, and we read of its messages what it wrote."""
 
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from host import addresses, links
+from host import addresses, link_changes, links
 from host.addresses import Hop
 from host.links import Link
 from host.namespaces import NetworkNamespace
@@ -66,7 +67,7 @@ def _link_message(index: int, flags: int, change: int, *attributes: Any) -> byte
 
 def test_move_with_name_alias_mtu_address_and_up(recorder: Recorder) -> None:
     with NetworkNamespace.open("/proc/self/ns/net") as target:
-        links.move(recorder.route, LINK, target, "net1", "mark", mtu=1400, mac=MAC, up=True)
+        link_changes.move(recorder.route, LINK, target, "net1", "mark", mtu=1400, mac=MAC, up=True)
         (change,) = recorder.changes
         assert change.message == _link_message(
             7,
@@ -83,15 +84,15 @@ def test_move_with_name_alias_mtu_address_and_up(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     ("act", "attribute"),
     [
-        (lambda route: links.rename(route, LINK, "b"), ("IFLA_IFNAME", "b")),
-        (lambda route: links.set_alias(route, LINK, ""), ("IFLA_IFALIAS", "")),
-        (lambda route: links.set_mtu(route, LINK, 9000), ("IFLA_MTU", 9000)),
+        (lambda route: link_changes.rename(route, LINK, "b"), ("IFLA_IFNAME", "b")),
+        (lambda route: link_changes.set_alias(route, LINK, ""), ("IFLA_IFALIAS", "")),
+        (lambda route: link_changes.set_mtu(route, LINK, 9000), ("IFLA_MTU", 9000)),
         (
-            lambda route: links.add_altname(route, LINK, "enp1s0"),
+            lambda route: link_changes.add_altname(route, LINK, "enp1s0"),
             ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", "enp1s0")]}),
         ),
         (
-            lambda route: route.change(links.no_generated_address(LINK)),
+            lambda route: route.change(link_changes.no_generated_address(LINK)),
             (
                 "IFLA_AF_SPEC",
                 {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]},
@@ -107,6 +108,48 @@ def test_one_setting_of_a_link(
     act(recorder.route)
     (change,) = recorder.changes
     assert change.message == _link_message(7, 0, 0, attribute)
+
+
+def test_settings_of_a_link_in_one_message() -> None:
+    wanted = {"gso_max_segs": 3, "txqueuelen": 1000, "group": 7}
+    change = link_changes.with_settings(LINK, wanted, "ff:ff:ff:ff:ff:ff")
+    assert change.message == _link_message(
+        7,
+        0,
+        0,
+        ("IFLA_TXQLEN", 1000),
+        ("IFLA_GROUP", 7),
+        ("IFLA_GSO_MAX_SEGS", 3),
+        ("IFLA_BROADCAST", "ff:ff:ff:ff:ff:ff"),
+    )
+    for words in ("gso_max_segs 3", "txqueuelen 1000", "broadcast ff:ff"):
+        assert words in change.what
+
+
+def test_link_that_is_not_dormant_any_more_is_operating() -> None:
+    change = link_changes.with_settings(LINK, {"mode": 0})
+    expected = _link_message(7, 0, 0, ("IFLA_LINKMODE", 0), ("IFLA_OPERSTATE", "UP"))
+    assert change.message == expected
+
+
+def test_settings_and_programs_are_read(recorder: Recorder) -> None:
+    programs = struct.pack("=HHBxxxHHIHHI", 5, 2, 4, 8, 5, 3, 8, 6, 4)  # attached, ids of two modes
+    recorder.link = bytes(HEADER.size) + _link_message(
+        7,
+        0,
+        0,
+        ("IFLA_IFNAME", "a"),
+        ("IFLA_TXQLEN", 1000),
+        ("IFLA_LINKMODE", 1),
+        ("IFLA_GSO_MAX_SIZE", 65536),
+    )
+    recorder.link += struct.pack("=HH", 4 + len(programs), 43) + programs  # IFLA_XDP
+    link = links.require(recorder.route, "a")
+    assert link.settings == {"txqueuelen": 1000, "mode": 1, "gso_max_size": 65536}
+    assert link.xdp == ("generic", "driver")
+    # IFLA_XDP | NLA_F_NESTED: IFLA_XDP_FD -1, IFLA_XDP_FLAGS XDP_FLAGS_SKB_MODE
+    nested = struct.pack("=HHHHiHHI", 20, 0x8000 | 43, 8, 1, -1, 8, 3, 2)
+    assert link_changes.without_xdp(link, "generic").message == _link_message(7, 0, 0) + nested
 
 
 def test_questions_about_links(recorder: Recorder) -> None:

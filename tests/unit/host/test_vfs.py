@@ -4,13 +4,16 @@ The bytes were worked out from linux/if_link.h, for a little endian machine of 6
 """
 
 import errno
+import re
 import struct
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from host import vfs
 from host.errors import HostError
+from host.links import IFF_LOWER_UP, IFF_UP
 from host.netlink import BUFFER, Rtnetlink
 from host.vfs import VF
 from tests.unit.clock import Clock
@@ -26,6 +29,7 @@ from tests.unit.host.kernel import (
 )
 
 RTM_NEWLINK = 16
+LINKED = msgspec.structs.replace(PF, flags=IFF_UP | IFF_LOWER_UP)
 NODE, PORT = "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78"
 
 
@@ -193,7 +197,7 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
 @pytest.mark.parametrize(
     ("setting", "code", "remedy"),
     [
-        (lambda r: vfs.set_rate(r, PF, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
+        (lambda r: vfs.set_rate(r, LINKED, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
         (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot limit a VF"),
         (lambda r: vfs.set_spoofchk(r, PF, 3, True), errno.EOPNOTSUPP, "has no spoofchk"),
         (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "not support trusted VFs"),
@@ -207,6 +211,23 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
     kernel.answers(refusal(code))
     with pytest.raises(HostError, match=remedy):
         setting(kernel.route)
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (0, '"ens1f0" is down: ip link set ens1f0 up'),
+        (IFF_UP, '"ens1f0" has no carrier: see its cable'),
+        (IFF_UP | IFF_LOWER_UP, "its driver cannot limit a VF to that"),
+    ],
+)
+def test_rate_that_a_pf_without_a_link_refuses_is_told_so(
+    kernel: Kernel, flags: int, remedy: str
+) -> None:
+    """igb_ndo_set_vf_bw: EINVAL unless the link is up and as fast as the rate."""
+    kernel.answers(refusal(errno.EINVAL))
+    with pytest.raises(HostError, match=re.escape(remedy)):
+        vfs.set_rate(kernel.route, msgspec.structs.replace(PF, flags=flags), 3, 0, 100)
 
 
 MACS = [bytes.fromhex("02112233aabb"), bytes.fromhex("02112233aabc")]
@@ -249,6 +270,16 @@ def test_unreported_settings_of_a_vf_are_none(
         kernel.answers(vfs_answer(told, silent, number=number))
     assert vfs.every(kernel.route, PF) == [FIRST, SECOND]
     assert vfs.read(kernel.route, PF, 1) == SECOND
+
+
+def test_a_pf_is_found_with_a_vf_by_one_question(kernel: Kernel) -> None:
+    """Also if the list is longer than its length can tell."""
+    for question, vfs_of_it in enumerate((2, 900), 1):
+        infos = (vf_info(index, MACS[0]) for index in range(vfs_of_it))
+        kernel.answers(vfs_answer(*infos, number=question))
+        found = vfs.find(kernel.route, "ens1f0", vfs_of_it - 1)
+        assert found is not None
+        assert (found[0].name, found[0].index, found[1].index) == ("ens1f0", 7, vfs_of_it - 1)
 
 
 def test_vfs_are_asked_for_by_index_without_statistics(kernel: Kernel) -> None:

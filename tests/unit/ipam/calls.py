@@ -93,7 +93,10 @@ class Calls:
 
     def held(self) -> dict[str, str]:
         """Address to container id, for everything."""
-        return {one.address: one.container_id for one in self.store.reservations()}
+        return {
+            reservation.address: reservation.container_id
+            for reservation in self.store.reservations()
+        }
 
 
 def request(command: str, ipam: Json | None, container_id: str, **how: Unpack[How]) -> Request:
@@ -149,7 +152,7 @@ def range_of(
 
 def sets_of(*ranges: Range) -> tuple[RangeSet, ...]:
     """Each range as a set of its own."""
-    return tuple(RangeSet((one,)) for one in ranges)
+    return tuple(RangeSet((range_,)) for range_ in ranges)
 
 
 def owner(container_id: str, *, network: str = "n1", ifname: str = "eth0", pod: str = "") -> Owner:

@@ -99,7 +99,10 @@ def copied(base: Path) -> Path:
 
 
 def held(directory: Path) -> dict[str, str]:
-    return {one.address: one.container_id for one in quiet(directory).reservations()}
+    return {
+        reservation.address: reservation.container_id
+        for reservation in quiet(directory).reservations()
+    }
 
 
 def fail(line: str) -> None:

@@ -204,7 +204,7 @@ def test_lost_wal_is_an_error_in_this_boot_and_none_after_a_power_loss(
     monkeypatch.setattr(recovery, "boot_id", lambda: "next boot")
     # Every sandbox of the boot before is gone, and what it held late with it.
     names = {reservation.container_id for reservation in quiet(directory).reservations()}
-    assert names == {one.container_id for one in held} - {"late0", "late1", "late2"}
+    assert names == {reservation.container_id for reservation in held} - {"late0", "late1", "late2"}
 
 
 def test_older_copy_of_the_database_is_an_error_after_a_reboot_too(
@@ -271,7 +271,7 @@ def test_rebuild_refuses_to_lose_reservations_and_counts_them(
     lines: list[str] = []
     assert not fsck.rebuild(directory, lines.append)
     assert any(line.startswith(f"{len(held)} of the reservations") for line in lines)
-    facts = NodeFacts(journal=tuple(sorted(held, key=lambda one: one.address)[1:]))
+    facts = NodeFacts(journal=tuple(sorted(held, key=lambda reservation: reservation.address)[1:]))
     assert not fsck.rebuild(directory, lines.append, facts=facts)
     assert any(line.startswith("1 of the reservations") for line in lines)
     assert fsck.rebuild(directory, silent, facts=NodeFacts(journal=tuple(held)))
@@ -286,7 +286,10 @@ def test_journal_is_worth_more_than_an_older_backup(sound: Path, memory_path: Pa
     (directory / DATABASE).write_bytes(bytes(5000))
     facts = NodeFacts(journal=(successor,))
     assert fsck.rebuild(directory, silent, facts=facts, accept_loss=True)
-    holders = {one.address: one.container_id for one in quiet(directory).reservations()}
+    holders = {
+        reservation.address: reservation.container_id
+        for reservation in quiet(directory).reservations()
+    }
     assert holders[successor.address] == "successor"
 
 
@@ -295,17 +298,20 @@ def test_living_address_in_a_known_range_is_held_and_reported(
 ) -> None:
     held = held_in(sound)
     directory = without_backup(sound, memory_path, lambda content: bytes(len(content)))
-    journal = tuple(one for one in held if one.container_id == "c1")
+    journal = tuple(reservation for reservation in held if reservation.container_id == "c1")
     living = [
         LivingAddress("10.0.0.77", "net1", "/run/netns/foreign"),
         LivingAddress("192.0.2.1", "eth0", "/run/netns/foreign"),
-        *(LivingAddress(one.address, one.ifname, "/run/netns/c1") for one in journal),
+        *(
+            LivingAddress(reservation.address, reservation.ifname, "/run/netns/c1")
+            for reservation in journal
+        ),
     ]
     lines: list[str] = []
     facts = NodeFacts(journal, tuple(living))
     assert fsck.rebuild(directory, lines.append, facts=facts, accept_loss=True, boot=BOOT)
-    after = {one.address: one for one in quiet(directory).reservations()}
-    assert after.keys() == {"10.0.0.77", *(one.address for one in journal)}
+    after = {reservation.address: reservation for reservation in quiet(directory).reservations()}
+    assert after.keys() == {"10.0.0.77", *(reservation.address for reservation in journal)}
     assert after["10.0.0.77"].container_id == "/run/netns/foreign"
     assert [line for line in lines if "10.0.0.77 is in use on net1 in /run/netns/foreign" in line]
     requested = sets_of(range_of("10.0.0.0/24", start="10.0.0.77", end="10.0.0.78"))
@@ -318,14 +324,17 @@ def test_address_whose_row_is_damaged_stays_taken(sound: Path, memory_path: Path
     directory = without_backup(
         sound, memory_path, lambda content: content.replace(b"n1c10eth0", b"n1c10xth0")
     )
-    lost = {one.address for one in held if one.container_id == "c10"}
+    lost = {reservation.address for reservation in held if reservation.container_id == "c10"}
     assert lost
     error = error_of(lambda: quiet(directory).reservations())
     assert error.code == Code.STORE_DAMAGED
     assert fsck.rebuild(directory, silent, boot=BOOT), "every address is accounted for"
-    after = {one.address: one.container_id for one in quiet(directory).reservations()}
+    after = {
+        reservation.address: reservation.container_id
+        for reservation in quiet(directory).reservations()
+    }
     assert {address for address, holder in after.items() if holder == fsck.UNKNOWN} == lost
-    assert after.keys() == {one.address for one in held}
+    assert after.keys() == {reservation.address for reservation in held}
 
 
 @pytest.mark.parametrize("byte", [b"\xcf", b"\n", b"x"])

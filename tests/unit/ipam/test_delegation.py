@@ -181,6 +181,23 @@ def test_a_whereabouts_that_only_the_runtime_has_is_not_replaced_in_silence(
         assert (error.code, "PODFABRIC_CNI_BIN" in error.message) == (Code.DELEGATE, True)
 
 
+def test_removal_of_what_only_the_runtime_has_fails_only_if_an_add_may_have_run_it(
+    node: Calls, bin_dir: Path, tmp_path: Path
+) -> None:
+    """The ADD failed because the executable is missing here: nothing is left to release."""
+    (tmp_path / "runtimes").mkdir()
+    executable(tmp_path / "runtimes/whereabouts", RESULT)
+    here = delegation(node, bin_dir, "whereabouts")
+    call = msgspec.structs.replace(asked("DEL", "whereabouts"), path=(str(tmp_path / "runtimes"),))
+    with collected() as notes:
+        assert here.of_removal(call, False) is None
+    assert "PODFABRIC_CNI_BIN" in notes.text
+    for added in (True, None):
+        error = error_of(lambda added=added: here.of_removal(call, added))  # type: ignore[misc]
+        assert error.code == Code.DELEGATE
+    assert calls_of(tmp_path / "runtimes/whereabouts") == []
+
+
 def test_check_of_what_was_allowed_once_goes_on(node: Calls, bin_dir: Path) -> None:
     executable(bin_dir / "elsewhere")
     call = asked("CHECK", "elsewhere")

@@ -52,14 +52,22 @@ def test_pools_of_whereabouts_are_read(pools: Path) -> None:
     notes: list[str] = []
     found = whereabouts(pools, DEFAULTS, notes)
     assert [
-        (one.domain, one.address, one.range, one.container_id, one.ifname, one.namespace, one.pod)
-        for one in found
+        (
+            reservation.domain,
+            reservation.address,
+            reservation.range,
+            reservation.container_id,
+            reservation.ifname,
+            reservation.namespace,
+            reservation.pod,
+        )
+        for reservation in found
     ] == [
         ("", "10.10.0.1", "10.10.0.0/16", "c1", "net1", "default", "p1"),
         ("", "10.10.1.0", "10.10.0.0/16", "c2", "eth0", "kube-system", "p2"),
         ("blue", "fd00::8000:0:0:1", "fd00::/64", "c3", "net1", "default", "p3"),
     ]
-    assert all(one.network == "n1" and one.boot == BOOT for one in found)
+    assert all(reservation.network == "n1" and reservation.boot == BOOT for reservation in found)
     assert len(notes) == 1
     assert "OverlappingRangeIPReservation" in notes[0]
 
@@ -110,7 +118,10 @@ def test_a_directory_of_host_local_is_read(directory: Path) -> None:
         network="n1", boot=BOOT, since=0, ranges=(parse_interface("10.1.2.0/24")[1],)
     )
     found = host_local(directory, defaults, notes)
-    assert [(one.address, one.range, one.container_id, one.ifname) for one in found] == [
+    assert [
+        (reservation.address, reservation.range, reservation.container_id, reservation.ifname)
+        for reservation in found
+    ] == [
         ("10.1.2.2", "10.1.2.0/24", "c1", "eth0"),
         ("10.1.2.3", "10.1.2.0/24", "old-format", "eth0"),
         ("2001:db8:1::2", "2001:db8:1::2/128", "c1", "eth0"),
@@ -140,7 +151,7 @@ def test_an_import_with_a_conflict_imports_nothing_and_names_it(node: Calls, poo
 
 def test_ranges_that_do_not_overlap_keep_their_own_domain(pools: Path) -> None:
     private = Defaults(network="n1", boot=BOOT, since=0, shared=False)
-    assert {one.domain for one in whereabouts(pools, private, [])} == {
+    assert {reservation.domain for reservation in whereabouts(pools, private, [])} == {
         " 10.10.0.0/16",
         "blue fd00::/64",
     }

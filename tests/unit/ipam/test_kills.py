@@ -71,7 +71,7 @@ def test_a_kill_leaves_the_state_before_or_after(
         now = held(directory)
         assert now in states, f"line {line}"
         newcomer = quiet(directory).reserve(owner("newcomer"), SETS)
-        addresses = {one.reservation.address for one in newcomer.granted}
+        addresses = {granted.reservation.address for granted in newcomer.granted}
         assert not addresses & set(now), f"line {line}"
         assert fsck.check(directory, fail), f"line {line}"
 

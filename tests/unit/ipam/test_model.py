@@ -44,22 +44,22 @@ class Model:
 
     def reserve(self, owner: Owner, sets: list[RangeSet], segment: str) -> list[int] | Code:
         """The addresses, or the code of the error."""
-        own = {key: one for key, one in self.held.items() if one.attachment == owner.attachment}
-        if any(one.boot == self.boot for one in own.values()):
+        own = {key: held for key, held in self.held.items() if held.attachment == owner.attachment}
+        if any(held.boot == self.boot for held in own.values()):
             return Code.ALREADY_ATTACHED
         chosen: dict[int, int] = {}
-        for index, one in enumerate(sets):
-            kept = self._kept(owner, one.ranges[0], set(chosen.values()), segment)
+        for index, ranges in enumerate(sets):
+            kept = self._kept(owner, ranges.ranges[0], set(chosen.values()), segment)
             if kept is not None:
                 chosen[index] = kept
-        for index, one in enumerate(sets):
+        for index, ranges in enumerate(sets):
             if index not in chosen:
-                found = self._found(one.ranges[0], set(chosen.values()), segment)
+                found = self._found(ranges.ranges[0], set(chosen.values()), segment)
                 if found is None:
                     return Code.NO_FREE_ADDRESS
                 chosen[index] = found
-        for index, one in enumerate(sets):
-            range_ = one.ranges[0]
+        for index, ranges in enumerate(sets):
+            range_ = ranges.ranges[0]
             self.held[(range_.domain, chosen[index])] = Held(
                 owner.attachment, owner.pod.name, self.boot, str(range_.network), segment
             )
@@ -69,21 +69,21 @@ class Model:
         """What other domains hold on the segment; only of this boot, if `alive`."""
         return {
             address
-            for (domain, address), one in self.held.items()
+            for (domain, address), held in self.held.items()
             if domain != range_.domain
             and segment != ""
-            and one.segment == segment
-            and (one.boot == self.boot or not alive)
+            and held.segment == segment
+            and (held.boot == self.boot or not alive)
         }
 
     def _kept(self, owner: Owner, range_: Range, used: set[int], segment: str) -> int | None:
         candidates = [
-            (one.network != str(range_.network), one.attachment != owner.attachment, address)
-            for (domain, address), one in self.held.items()
+            (held.network != str(range_.network), held.attachment != owner.attachment, address)
+            for (domain, address), held in self.held.items()
             if domain == range_.domain
             and address not in used | self._elsewhere(range_, segment, alive=True)
             and range_.allows(address)
-            and (one.attachment == owner.attachment or same_pod(one, owner))
+            and (held.attachment == owner.attachment or same_pod(held, owner))
         ]
         return min(candidates)[2] if candidates else None
 
@@ -95,31 +95,31 @@ class Model:
             for address in range(range_.first, range_.last + 1)
             if range_.allows(address) and address not in used
         ]
-        free = [one for one in allowed if (range_.domain, one) not in self.held]
+        free = [address for address in allowed if (range_.domain, address) not in self.held]
         stale = [
-            one
-            for one in allowed
-            if one not in free and self.held[(range_.domain, one)].boot != self.boot
+            address
+            for address in allowed
+            if address not in free and self.held[(range_.domain, address)].boot != self.boot
         ]
         candidates = [
-            *(one for one in free if one not in every),
-            *(one for one in stale if one not in alive),
-            *(one for one in free if one not in alive),
+            *(address for address in free if address not in every),
+            *(address for address in stale if address not in alive),
+            *(address for address in free if address not in alive),
         ]
         return candidates[0] if candidates else None
 
     def forget(self, dead: set[Attachment]) -> None:
         """Free what these attachments hold."""
-        self.held = {key: one for key, one in self.held.items() if one.attachment not in dead}
+        self.held = {key: held for key, held in self.held.items() if held.attachment not in dead}
 
 
-def same_pod(one: Held, owner: Owner) -> bool:
+def same_pod(held: Held, owner: Owner) -> bool:
     attachment = owner.attachment
     return (
         owner.pod.name != ""
-        and one.pod == owner.pod.name
-        and one.attachment.network == attachment.network
-        and one.attachment.ifname == attachment.ifname
+        and held.pod == owner.pod.name
+        and held.attachment.network == attachment.network
+        and held.attachment.ifname == attachment.ifname
     )
 
 
@@ -194,11 +194,15 @@ def compare(forms: list[Path | StoreFiles], pool: list[Range], history: list[tup
         files = forms[number % len(forms)]
         play(step, pool, model, SqliteStore(files, model.boot))
         assert {
-            (one.domain, one.address): (one.attachment, one.pod, one.boot)
-            for one in SqliteStore(files, model.boot).reservations()
+            (reservation.domain, reservation.address): (
+                reservation.attachment,
+                reservation.pod,
+                reservation.boot,
+            )
+            for reservation in SqliteStore(files, model.boot).reservations()
         } == {
-            (domain, text(address)): (one.attachment, one.pod, one.boot)
-            for (domain, address), one in model.held.items()
+            (domain, text(address)): (held.attachment, held.pod, held.boot)
+            for (domain, address), held in model.held.items()
         }
         expect_usage(SqliteStore(files, model.boot), pool, model)
     assert fsck.check(SqliteStore(forms[0], "").directory, print)
@@ -213,7 +217,9 @@ def expect_usage(store: SqliteStore, pool: list[Range], model: Model) -> None:
         used = sum((range_.domain, address) in model.held for address in allowed)
         named = store.usage((range_,), Usage()).ranges
         assert (used, len(allowed) - used) in [
-            (one.used, one.free) for one in named if one.domain == range_.domain
+            (attachment.used, attachment.free)
+            for attachment in named
+            if attachment.domain == range_.domain
         ]
 
 
@@ -229,14 +235,15 @@ def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> No
         except CNIError as error:
             assert error.code == expected
             return
-        assert [one.reservation.address for one in grant.granted] == (
+        assert [granted.reservation.address for granted in grant.granted] == (
             [text(address) for address in expected] if isinstance(expected, list) else expected
         )
         if verb == "undo":
             store.undo(grant)
             # A former sandbox of this boot does not get its address back: it may be gone.
             granted = {
-                (one.reservation.domain, parse(one.reservation.address)) for one in grant.granted
+                (granted.reservation.domain, parse(granted.reservation.address))
+                for granted in grant.granted
             }
             model.held = {
                 key: held
@@ -248,14 +255,17 @@ def play(step: tuple, pool: list[Range], model: Model, store: SqliteStore) -> No
         model.forget({values[0]})
     elif verb == "gc":
         network, valid = values
-        store.collect(network, {(one.container_id, one.ifname) for one in valid})
-        pairs = {(one.container_id, one.ifname) for one in valid}
-        everyone = {one.attachment for one in model.held.values()}
+        store.collect(
+            network, {(attachment.container_id, attachment.ifname) for attachment in valid}
+        )
+        pairs = {(attachment.container_id, attachment.ifname) for attachment in valid}
+        everyone = {held.attachment for held in model.held.values()}
         model.forget(
             {
-                one
-                for one in everyone
-                if one.network == network and (one.container_id, one.ifname) not in pairs
+                attachment
+                for attachment in everyone
+                if attachment.network == network
+                and (attachment.container_id, attachment.ifname) not in pairs
             }
         )
     else:

@@ -172,9 +172,11 @@ def test_overlap_off_makes_each_range_its_own(node: Calls) -> None:
 def test_networks_of_the_same_range_share_it_with_any_other_options(
     node: Calls, first: bool
 ) -> None:
-    one = {"range": "10.0.0.0/24", "enable_overlapping_ranges": first}
+    ipam = {"range": "10.0.0.0/24", "enable_overlapping_ranges": first}
     other = {"range": "10.0.0.0/24", "enable_overlapping_ranges": not first}
-    given = [node.addresses(which, f"c{n}")[0] for n, which in enumerate([one, other, one, other])]
+    given = [
+        node.addresses(which, f"c{n}")[0] for n, which in enumerate([ipam, other, ipam, other])
+    ]
     assert given == [f"10.0.0.{n}/24" for n in (1, 2, 3, 4)]
     taken = error_of(lambda: node.add(other, "c9", config={"runtimeConfig": {"ips": ["10.0.0.1"]}}))
     assert taken.code == 111

@@ -147,7 +147,7 @@ def test_what_is_allowed_is_the_range_without_exclusions_and_gateway(
 
 def members(some: object) -> set[int]:
     assert isinstance(some, list | tuple)
-    return {address for one in some for address in range(one.first, one.last + 1)}
+    return {address for range_ in some for address in range(range_.first, range_.last + 1)}
 
 
 def test_an_exclusion_outside_of_the_range_is_harmless() -> None:

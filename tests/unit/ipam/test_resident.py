@@ -142,7 +142,7 @@ def test_nothing_is_kept_after_close(kept: Resident, store: SqliteStore) -> None
     store.reserve(owner("c2"), SETS)
     assert not is_kept(kept.directory)
     kept.close()
-    assert [one.container_id for one in store.reservations()] == ["c1", "c2"]
+    assert [reservation.container_id for reservation in store.reservations()] == ["c1", "c2"]
 
 
 def test_an_error_closes_the_files_and_the_next_call_opens_them_again(store: SqliteStore) -> None:
@@ -173,8 +173,8 @@ def test_threads_get_addresses_of_their_own_and_release_them(store: SqliteStore)
     def work(thread: int) -> list[str]:
         addresses = []
         for number in range(100):
-            one = owner(f"t{thread}-{number}")
-            addresses.append(store.reserve(one, SETS).granted[0].reservation.address)
+            holder = owner(f"t{thread}-{number}")
+            addresses.append(store.reserve(holder, SETS).granted[0].reservation.address)
         return addresses
 
     def undo(thread: int) -> int:
@@ -183,9 +183,9 @@ def test_threads_get_addresses_of_their_own_and_release_them(store: SqliteStore)
         )
 
     with ThreadPoolExecutor(16) as threads:
-        given = [address for one in threads.map(work, range(16)) for address in one]
+        given = [address for answer in threads.map(work, range(16)) for address in answer]
         assert len(set(given)) == 1600
-        assert {one.address for one in store.reservations()} == set(given)
+        assert {reservation.address for reservation in store.reservations()} == set(given)
         assert sum(threads.map(undo, range(16))) == 1600
     assert store.reservations() == []
     assert fsck.check(store.directory, print)
@@ -234,9 +234,9 @@ class Stream:
     def _work(self, thread: int) -> None:
         number = 0
         while not self._stopped:
-            one = owner(f"t{thread}-{number}")
-            self._store.reserve(one, SETS)
-            self._store.release(one.attachment)
+            holder = owner(f"t{thread}-{number}")
+            self._store.reserve(holder, SETS)
+            self._store.release(holder.attachment)
             number += 1
             self.done += 1
 
@@ -268,16 +268,16 @@ def test_another_process_gets_in_beside_a_stream_of_transactions(
         assert statistics.median(seconds) < LOCK_TIMEOUT / 10
         before = stream.done
         until(lambda: stream.done > before + 50)
-    held = {one.container_id for one in store.reservations()}
+    held = {reservation.container_id for reservation in store.reservations()}
     assert held == {f"other{number}" for number in range(50)}
     assert fsck.check(store.directory, print)
 
 
 def test_two_that_keep_the_same_store_take_turns(memory_path: Path) -> None:
     with (
-        closing(Resident(memory_path)) as one,
+        closing(Resident(memory_path)) as resident,
         closing(Resident(memory_path)) as other,
-        Stream(SqliteStore(one, BOOT), 1) as left,
+        Stream(SqliteStore(resident, BOOT), 1) as left,
         Stream(SqliteStore(other, "another boot"), 1) as right,
     ):
         until(lambda: left.done > 20 and right.done > 20)
@@ -320,18 +320,20 @@ def test_a_forked_child_cannot_use_the_parents_files(kept: Resident, store: Sqli
     in_child(work)
     assert looks(store.directory) == before
     store.reserve(owner("c2"), SETS)
-    assert [one.container_id for one in store.reservations()] == ["c1", "c2"]
+    assert [reservation.container_id for reservation in store.reservations()] == ["c1", "c2"]
     assert fsck.check(store.directory, print)
 
 
 def test_a_child_forked_while_nothing_is_open_has_files_of_its_own(store: SqliteStore) -> None:
     in_child(lambda: store.reserve(owner("child"), SETS))
     store.reserve(owner("c2"), SETS)
-    assert [one.container_id for one in store.reservations()] == ["child", "c2"]
+    assert [reservation.container_id for reservation in store.reservations()] == ["child", "c2"]
 
 
 def looks(directory: Path) -> set[tuple[str, int, int]]:
-    return {(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in directory.iterdir()}
+    return {
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in directory.iterdir()
+    }
 
 
 FORK_AND_END = """

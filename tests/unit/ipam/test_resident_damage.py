@@ -60,14 +60,14 @@ def node(memory_path: Path) -> Iterator[Node]:
 
 def outcome(store: SqliteStore, held: set[Reservation]) -> int:
     """The code of the error for three newcomers, 0 if they get addresses: never one of `held`."""
-    taken = {one.address for one in held}
+    taken = {reservation.address for reservation in held}
     for number in range(3):
         try:
             grant = store.reserve(owner(f"new{number}"), SETS)
         except CNIError as error:
             assert "\n" not in error.message
             return error.code
-        given = {one.reservation.address for one in grant.granted}
+        given = {granted.reservation.address for granted in grant.granted}
         assert not given & taken
         taken |= given
     return 0

@@ -75,7 +75,7 @@ def test_a_kill_at_any_line_leaves_a_state_between_two_transactions(
         now = held(directory)
         assert now in states, f"line {line}"
         newcomer = quiet(directory).reserve(owner("newcomer"), SETS)
-        addresses = {one.reservation.address for one in newcomer.granted}
+        addresses = {granted.reservation.address for granted in newcomer.granted}
         assert not addresses & set(now), f"line {line}"
         assert fsck.check(directory, fail), f"line {line}"
 
@@ -117,7 +117,11 @@ def test_a_kill_at_any_moment_loses_and_doubles_nothing(memory_path: Path) -> No
         now = set(held(directory).values())
         assert now in (done, done | doing, done - doing), told[-3:]
         after = quiet(directory).reservations()
-        assert len({(one.domain, one.address) for one in after}) == len(after) == len(now) * 2
+        assert (
+            len({(container.domain, container.address) for container in after})
+            == len(after)
+            == len(now) * 2
+        )
         assert fsck.check(directory, fail)
     assert with_wal > ROUNDS / 2
 
@@ -132,14 +136,14 @@ def endless(directory: Path, writing: int) -> None:
             os.write(writing, b"\n")
             for number in range(1_000_000):
                 if alive and random_.random() < 0.4:
-                    one = alive.pop(random_.randrange(len(alive)))
-                    os.write(writing, f"- {one}\n".encode())
-                    store.release(owner(one).attachment)
+                    container = alive.pop(random_.randrange(len(alive)))
+                    os.write(writing, f"- {container}\n".encode())
+                    store.release(owner(container).attachment)
                 else:
-                    one = f"c{number}"
-                    alive.append(one)
-                    os.write(writing, f"+ {one}\n".encode())
-                    store.reserve(owner(one), SETS)
+                    container = f"c{number}"
+                    alive.append(container)
+                    os.write(writing, f"+ {container}\n".encode())
+                    store.reserve(owner(container), SETS)
                 os.write(writing, b"done\n")
     finally:
         os._exit(1)
@@ -151,10 +155,10 @@ def parsed(told: list[str]) -> tuple[set[str], set[str]]:
     doing = ("", "")
     for line in told:
         if line == "done":
-            sign, one = doing
-            done = done | {one} if sign == "+" else done - {one}
+            sign, container = doing
+            done = done | {container} if sign == "+" else done - {container}
             doing = ("", "")
         else:
-            sign, one = line.split()
-            doing = (sign, one)
+            sign, container = line.split()
+            doing = (sign, container)
     return {doing[1]} - {""}, done

@@ -131,7 +131,7 @@ def test_loading_is_all_or_nothing(store: SqliteStore) -> None:
     assert error.code == Code.ADDRESS_TAKEN
     twice = [reservation("10.0.0.6", "c2"), reservation("10.0.0.6", "c3")]
     assert error_of(lambda: store.load(twice)).code == Code.ADDRESS_TAKEN
-    assert [one.address for one in store.reservations()] == ["10.0.0.5"]
+    assert [reservation.address for reservation in store.reservations()] == ["10.0.0.5"]
 
 
 @pytest.mark.parametrize("size", [3, 1500])

@@ -3,6 +3,7 @@
 version1/ has its database as SQLite's shell dumps it, and the log that it kept beside it.
 """
 
+import json
 import shutil
 import sqlite3
 import zlib
@@ -15,8 +16,8 @@ import pytest
 
 from cni.policy.rules import Policy
 from cni.spec.config import NetworkConfig
-from cni.spec.errors import Code
-from ipam import fsck, upgrade
+from cni.spec.errors import CNIError, Code
+from ipam import fsck, recovery, upgrade
 from ipam.recovery import DATABASE
 from ipam.resident import Resident
 from ipam.schema import VERSION, crc_of
@@ -61,7 +62,9 @@ def store_in(directory: Path) -> SqliteStore:
 
 def held(directory: Path) -> set[tuple[str, str, str]]:
     every = store_in(directory).reservations()
-    return {(one.domain, one.address, one.container_id) for one in every}
+    return {
+        (reservation.domain, reservation.address, reservation.container_id) for reservation in every
+    }
 
 
 def version_of(directory: Path) -> int:
@@ -74,9 +77,11 @@ def version_of(directory: Path) -> int:
 def test_the_next_call_upgrades_the_store_in_its_place(directory: Path) -> None:
     store = store_in(directory)
     grant = store.reserve(owner("new"), SETS, segment="ib0 0x8001")
-    assert [one.reservation.address for one in grant.granted] == ["10.0.0.5", "fd00::5"]
+    assert [granted.reservation.address for granted in grant.granted] == ["10.0.0.5", "fd00::5"]
     assert held(directory) == HELD | {("", "10.0.0.5", "new"), ("", "fd00::5", "new")}
-    segments = {one.container_id: one.segment for one in store.reservations()}
+    segments = {
+        reservation.container_id: reservation.segment for reservation in store.reservations()
+    }
     assert segments == {**dict.fromkeys(segments, BEFORE), "new": "ib0 0x8001"}
     assert version_of(directory) == VERSION
     assert fsck.check(directory, fail)
@@ -179,7 +184,7 @@ def test_a_network_of_before_is_not_refused_for_its_own_addresses(directory: Pat
 def test_a_new_reservation_on_an_unknown_link_is_not_one_of_before(memory_path: Path) -> None:
     node = Calls(memory_path / "new")
     node.add(POOL, "c1", network="theirs", config={"type": "other"})
-    assert [one.segment for one in node.store.reservations()] == [""]
+    assert [reservation.segment for reservation in node.store.reservations()] == [""]
     assert node.addresses(MINE, "t", network="mine", config={"type": "other"}) == ["10.0.0.1/24"]
 
 
@@ -194,7 +199,7 @@ def test_rows_are_salvaged_although_an_index_is_damaged(directory: Path) -> None
     assert error_of(lambda: store_in(directory).reservations()).code == Code.STORE_DAMAGED
     assert fsck.rebuild(directory, lambda line: None)
     assert held(directory) == HELD
-    assert {one.segment for one in store_in(directory).reservations()} == {BEFORE}
+    assert {reservation.segment for reservation in store_in(directory).reservations()} == {BEFORE}
     assert fsck.check(directory, fail)
 
 
@@ -269,8 +274,10 @@ def test_a_kill_at_any_line_leaves_version_1_or_this_one(
 
 def lose_last_change(directory: Path) -> None:
     """As if an older copy of the database had been put back: the log has one change more."""
-    change = b'{"seq":8,"drop":[["","10.0.0.4"]]}'
-    with (directory / LOG).open("ab") as log:
+    with (directory / LOG).open("r+b") as log:
+        last = log.read().splitlines()[-1].partition(b" ")[2]
+        seq = json.loads(last)["seq"] + 1
+        change = b'{"seq":%d,"drop":[["","10.0.0.4"]]}' % seq
         log.write(b"%08x %b\n" % (zlib.crc32(change), change))
 
 
@@ -307,6 +314,47 @@ def test_fsck_keeps_the_log_aside_where_its_loss_is_accepted(directory: Path) ->
     assert aside.read_bytes() == (WRITTEN / LOG).read_bytes()
     assert fsck.check(directory, print)
     store_in(directory).reserve(owner("c7"), SETS)
+
+
+@pytest.mark.parametrize("damage", [lose_last_change, lose_database, spoil_log])
+def test_a_kill_while_fsck_rebuilds_beside_a_log_ends_well(
+    directory: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between the new database and the removal of the log, which is ahead of the old one."""
+    steps = {module.__file__ for module in (fsck, recovery)}
+    monkeypatch.setattr("tests.unit.ipam.kills.MODULES", steps)
+    for _ in range(3):
+        damage(directory)
+    base = directory.with_name("base")
+    shutil.copytree(directory, base)
+    rebuild = partial(fsck.rebuild, directory, lambda line: None, accept_loss=True)
+
+    def fresh() -> Path:
+        shutil.rmtree(directory)
+        shutil.copytree(base, directory)
+        return directory
+
+    reading = lines_of(partial(fsck.check, fresh(), lambda line: None))  # which changes nothing
+    lines = {line: count for line, count in lines_of(rebuild).items() if line not in reading}
+    expected = held(directory)
+    after_the_database = 0
+    for line, count in lines.items():
+        fresh()
+        kill_at(count, rebuild)
+        is_new = (directory / DATABASE).exists() and version_of(directory) == VERSION
+        if is_new and (directory / LOG).exists() and damage is not spoil_log:
+            after_the_database += 1
+            assert held(directory) == expected, f"line {line}"
+        try:
+            assert held(directory) == expected, f"line {line}"
+        except CNIError as error:
+            assert error.code == Code.STORE_DAMAGED, f"line {line}: {error}"
+            assert rebuild(), f"line {line}"
+            assert held(directory) == expected, f"line {line}"
+        assert not (directory / LOG).exists(), f"line {line}"
+        assert fsck.check(directory, fail), f"line {line}"
+        assert store_in(directory).reserve(owner("newcomer"), SETS).granted
+    assert after_the_database or damage is spoil_log
 
 
 def test_torn_last_line_of_the_log_is_no_change(directory: Path) -> None:

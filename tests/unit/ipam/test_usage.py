@@ -22,7 +22,7 @@ POOL = {"range": "10.0.0.0/24", "gateway": "10.0.0.1"}
 
 
 def used(*of: RangeUsage) -> dict[tuple[str, str], tuple[int, int]]:
-    return {(one.domain, one.range): (one.used, one.free) for one in of}
+    return {(row.domain, row.range): (row.used, row.free) for row in of}
 
 
 held_addresses = st.sets(
@@ -40,8 +40,8 @@ held_addresses = st.sets(
 def test_used_and_free_are_what_counting_one_by_one_gives(
     range_: Range, held: set[tuple[str, int]]
 ) -> None:
-    allowed = [one for one in range(range_.first, range_.last + 1) if range_.allows(one)]
-    expected = sum((range_.domain, one) in held for one in allowed)
+    allowed = [number for number in range(range_.first, range_.last + 1) if range_.allows(number)]
+    expected = sum((range_.domain, number) in held for number in allowed)
     with scratch() as directory:
         store = SqliteStore(directory, BOOT)
         store.load(
@@ -51,8 +51,8 @@ def test_used_and_free_are_what_counting_one_by_one_gives(
             ]
         )
         answer = store.usage((range_,), Usage()).ranges
-    mine = [one for one in answer if one.domain == range_.domain]
-    assert [(one.used, one.free) for one in mine] == [(expected, len(allowed) - expected)]
+    mine = [row for row in answer if row.domain == range_.domain]
+    assert [(row.used, row.free) for row in mine] == [(expected, len(allowed) - expected)]
 
 
 def test_ranges_are_known_by_reservations_until_an_add_shows_their_bounds(node: Calls) -> None:
@@ -120,8 +120,8 @@ def test_runs_are_counted_and_not_reservations(memory_path: Path) -> None:
 def test_what_was_not_seen_for_longest_is_forgotten() -> None:
     seen = SeenRanges(most=3)
     every = [range_of(f"10.{number}.0.0/16") for number in range(4)]
-    for one in (*every[:3], every[0], every[3]):
-        seen.see([RangeSet((one,))])
+    for row in (*every[:3], every[0], every[3]):
+        seen.see([RangeSet((row,))])
     assert set(seen.all()) == {every[0], every[2], every[3]}
     changed = msgspec.structs.replace(every[0], gateway=every[0].first)
     seen.see([RangeSet((changed,))])
@@ -156,7 +156,7 @@ def test_ranges_with_reservations_are_shown_before_those_that_were_only_named(
     named = tuple(range_of(f"10.{n // 200 + 100}.{n % 200}.0/24") for n in range(MOST))
     answer = store.usage(named, Usage()).ranges
     assert len(answer) == MOST
-    assert sum(one.used for one in answer) == 10
+    assert sum(row.used for row in answer) == 10
 
 
 def test_there_are_never_more_ranges_than_metrics_should_have(memory_path: Path) -> None:

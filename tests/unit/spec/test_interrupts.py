@@ -106,15 +106,15 @@ def test_held_block_is_not_interrupted_and_what_follows_is() -> None:
 
 
 def test_calls_of_two_threads_do_not_meet() -> None:
-    one, other = Call(endable=True), Call(endable=True)
+    first, other = Call(endable=True), Call(endable=True)
     go_on = threading.Event()
 
     def work() -> None:
         go_on.wait(PATIENCE)
         interrupts.checkpoint()
 
-    threads = [in_thread(one, work), in_thread(other, work)]
-    one.end()
+    threads = [in_thread(first, work), in_thread(other, work)]
+    first.end()
     go_on.set()
     for thread, _ in threads:
         thread.join(PATIENCE)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from host import addresses, announce, links, netdev_move, pci, rdma, vfs
+from host import addresses, announce, ethtool, links, netdev_move, pci, rdma, vfs
 from host.errors import HostError
 from host.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, IFF_UP, Link
 from host.namespaces import NetworkNamespace
@@ -98,11 +98,13 @@ class Node:
             for name in names:
                 monkeypatch.setattr(module, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(vfs, "read", self._read_vf)
+        monkeypatch.setattr(vfs, "find", self._find_vf)
         monkeypatch.setattr(
             addresses, "of", lambda route, link: self.addresses.get(link.name, set())
         )
         monkeypatch.setattr(rdma, "mode", lambda socket: self.mode)
         monkeypatch.setattr(rdma, "by_index", self._rdma_by_index)
+        monkeypatch.setattr(ethtool, "settings", lambda route, name: {})
         monkeypatch.setattr(pci, "unbind", self._unbind)
         monkeypatch.setattr(pci, "bind", self._bind)
         monkeypatch.setattr(announce, "announce", lambda *arguments: self.calls.append("announce"))
@@ -135,6 +137,13 @@ class Node:
         if index not in self.vfs:
             raise HostError(f'"{pf.name}" has no VF {index}')
         return self.vfs[index]
+
+    def _find_vf(self, route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
+        return (
+            (self.links[pf], self._read_vf(route, self.links[pf], index))
+            if pf in self.links
+            else None
+        )
 
     def _unbind(self, paths: Paths, function: Function) -> None:
         self.calls.append(f"unbind {function.address} from {function.driver}")
@@ -171,9 +180,9 @@ class Node:
         cidrs: Sequence[str],
         *,
         modes: tuple[int, int] = (0, 0),
-    ) -> tuple[Link, list[str]]:
+    ) -> Link:
         self.calls.append(f"{moved.name} up")
-        return moved, list(cidrs)
+        return moved
 
     @contextmanager
     def _rdma(self, namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:

@@ -17,6 +17,7 @@ WITH = msgspec.structs.replace(WITHOUT, flags=IFF_UP | IFF_LOWER_UP)
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch, looks: Iterator[Link | None]) -> None:
+    monkeypatch.setattr(links, "is_running", lambda route, name: True)
     monkeypatch.setattr(links, "by_index", lambda route, index: next(looks))
 
 

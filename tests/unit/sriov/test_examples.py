@@ -83,7 +83,7 @@ def _read(name: str, selection: dict[str, Any] | None = None) -> SriovOptions:
 
 
 def test_there_are_examples() -> None:
-    assert len(FILES) == 7
+    assert len(FILES) == 8
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))

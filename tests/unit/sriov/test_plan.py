@@ -13,6 +13,7 @@ from tests.unit.sriov import configuration
 from tests.unit.sriov.node import HOST, PF, PORT_GUID, VF0, VF1, Node, ipoib, link, vf
 
 GUID = "02:00:00:00:00:00:00:ab"
+NODE_GUID = "11:22:33:00:00:aa:bb:c0"
 NONE, ALL_ZERO = "ff:ff:ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00:00:00"
 ISOLATED: dict[str, Any] = {"rdmaIsolation": True}
 
@@ -176,6 +177,10 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
             '"vlan": the link layer of device 0000:af:06.0 is InfiniBand, which has "p',
         ),
         ({"mac": "02:00:00:00:00:01"}, '"mac": the link layer of device 0000:af:06.0 is InfiniBan'),
+        ({"spoofchk": "off"}, '"spoofchk": the link layer of device 0000:af:06.0 is InfiniBand'),
+        ({"trust": "on"}, '"trust": the link layer of device 0000:af:06.0 is InfiniBand, which '),
+        ({"min_tx_rate": 1}, "is InfiniBand, which has none: remove it"),
+        ({"max_tx_rate": 5}, '"max_tx_rate": the link layer of device 0000:af:06.0 is InfiniBand'),
         ({"ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-'),
     ],
 )
@@ -231,6 +236,26 @@ def test_guid_that_the_kernel_tells_counts_more_than_the_interfaces(infiniband: 
     assert (planned.node_guid, planned.port_guid) == (GUID, GUID)
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, (NODE_GUID, PORT_GUID)),
+        ({"node_guid": GUID}, (GUID, PORT_GUID)),
+        ({"port_guid": GUID}, (NODE_GUID, GUID)),
+    ],
+)
+def test_guid_that_the_kernel_does_not_tell_is_the_one_that_the_driver_has_read(
+    infiniband: Node, told: dict[str, str], found: tuple[str, str]
+) -> None:
+    """Each of the two: a PF reports what was set there."""
+    device = infiniband.paths.sys / "class/infiniband/mlx5_1"
+    (device / "node_guid").write_text("1122:3300:00aa:bbc0\n")
+    infiniband.vfs[0] = vf(0, **told)
+    planned = _plan(infiniband).vf
+    assert planned is not None
+    assert (planned.node_guid, planned.port_guid) == found
+
+
 def test_rdma_devices_are_moved_only_if_asked_for(ethernet: Node) -> None:  # R3
     assert _plan(ethernet).rdma == ()
     (device,) = _plan(ethernet, **ISOLATED).rdma
@@ -256,7 +281,17 @@ def test_rdma_isolation_on_a_kernel_without_rdma(
 
 def test_rdma_isolation_of_a_device_without_rdma(ethernet: Node) -> None:  # R7
     unfit = _unfit(ethernet, VF1, **ISOLATED)
+    assert unfit.code == 7  # another try cannot help
     assert f'"rdmaIsolation": device {VF1} has no RDMA device: load the driv' in unfit.message
+
+
+def test_rdma_isolation_of_a_device_whose_rdma_device_is_in_a_pod(ethernet: Node) -> None:
+    """Its uverbs device is visible in every namespace."""
+    entry = ethernet.tree.device(VF1) / "infiniband_verbs/uverbs9"
+    entry.mkdir(parents=True)
+    (entry / "ibdev").write_text("mlx5_9\n")
+    unfit = _unfit(ethernet, VF1, **ISOLATED)
+    assert (unfit.code, "RDMA device mlx5_9 of" in unfit.message) == (11, True)
 
 
 def test_rdma_device_that_has_gone_meanwhile(ethernet: Node) -> None:

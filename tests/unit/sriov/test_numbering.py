@@ -1,4 +1,4 @@
-"""Soft-RoCE devices that are created again keep their numbers, or the ADD fails."""
+"""RDMA devices that move or are created again keep their numbers, or the ADD fails."""
 
 import threading
 from pathlib import Path
@@ -7,13 +7,11 @@ import pytest
 
 from base.paths import Paths
 from cni.spec.errors import CNIError
-from cni.sriov import soft_roce
-from cni.sriov.record import DeviceRecord, SoftRdmaDevice
+from cni.sriov import numbering
 from tests.unit.host.sysfs import Tree
 from tests.waiting import PATIENCE
 
-RECORD = DeviceRecord(device="0000:af:06.0", driver="igbvf", soft=(SoftRdmaDevice("rxe", "rxe0"),))
-NONE = DeviceRecord(device="0000:af:06.0", driver="igbvf")
+NAMES = ("rxe0",)
 
 
 @pytest.fixture
@@ -31,40 +29,45 @@ def _renumber(tree: Tree, number: int) -> None:
 
 
 def test_number_that_stays_is_fine(tree: Tree) -> None:
-    with soft_roce.same_numbers(tree.paths, RECORD):
+    with numbering.kept(tree.paths, NAMES):
         _renumber(tree, 2)
 
 
 def test_other_number_is_an_error_with_both(tree: Tree) -> None:
-    with pytest.raises(CNIError) as caught, soft_roce.same_numbers(tree.paths, RECORD):
+    with pytest.raises(CNIError) as caught, numbering.kept(tree.paths, NAMES):
         _renumber(tree, 3)
     assert caught.value.code == 100
     for named in ("rxe0", "uverbs2 (231:194)", "uverbs3 (231:195)"):
         assert named in caught.value.message
 
 
+def test_nothing_is_locked_without_a_device(tree: Tree) -> None:
+    with numbering.kept(tree.paths, ()):
+        assert not (tree.paths.locks / "uverbs").exists()
+
+
 def test_device_that_is_not_created_again_has_no_number(tree: Tree) -> None:
     """In exclusive mode the pod gets none."""
-    with soft_roce.same_numbers(tree.paths, RECORD):
+    with numbering.kept(tree.paths, NAMES):
         (tree.root / "class/infiniband_verbs/uverbs2").unlink()
 
 
-def test_devices_of_two_pods_are_not_created_at_the_same_time(tree: Tree) -> None:
+def test_devices_of_two_pods_are_not_numbered_at_the_same_time(tree: Tree) -> None:
     order = []
     inside = threading.Event()
 
     def other() -> None:
         inside.wait(PATIENCE)
-        with soft_roce.exclusively(tree.paths, RECORD):
+        with numbering.exclusively(tree.paths):
             order.append("other")
 
     thread = threading.Thread(target=other)
     thread.start()
-    with soft_roce.exclusively(tree.paths, RECORD):
+    with numbering.exclusively(tree.paths):
         inside.set()
-        with soft_roce.exclusively(tree.paths, NONE):  # a record without any does not wait
-            order.append("without")
+        with numbering.exclusively(tree.paths):  # the thread has the lock already
+            order.append("within")
         thread.join(0.3)
         order.append("first")
     thread.join(PATIENCE)
-    assert order == ["without", "first", "other"]
+    assert order == ["within", "first", "other"]

@@ -1,0 +1,115 @@
+"""What is left on a node, and a removal that may be killed at any line."""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent import departure
+from base.paths import Paths
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """A node with every kind of file."""
+    roots = {name: tmp_path / name for name in ("state", "run", "cni_bin")}
+    paths = Paths(**roots)
+    for directory in (paths.attachments, paths.ipam, paths.devices, paths.locks, paths.cni_bin):
+        directory.mkdir(parents=True)
+    for path in (
+        paths.attachments / "old.damaged",
+        paths.ipam / "store.db",
+        paths.ipam / "mark",
+        paths.checkpoint,
+        paths.state / "identity",
+        paths.state / ".identity.7.8",
+        paths.state / "of-somebody-else",
+        paths.state / departure.LOCK,
+        paths.run / "state-1.json",
+        paths.agent_socket,
+        paths.run / "of-somebody-else",
+        paths.cni_bin / "ipoib",
+        paths.cni_bin / "bridge",
+    ):
+        path.touch()
+    return paths
+
+
+def uninstall(directory: Path) -> list[str]:
+    (directory / "ipoib").unlink(missing_ok=True)
+    return ["removed ipoib"]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def is_removed(paths: Paths) -> bool:
+    return (
+        names(paths.state) == ["of-somebody-else"]
+        and names(paths.run) == ["of-somebody-else"]
+        and names(paths.cni_bin) == ["bridge"]
+    )
+
+
+def test_everything_of_podfabric_is_removed_and_nothing_else(paths: Paths) -> None:
+    departure.remove(paths, uninstall, lambda: False)
+    assert is_removed(paths)
+    assert not departure.removal_has_begun(paths)
+
+
+def _die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be killed before the change of a directory with that number."""
+    left = step
+
+    def counted(original: object) -> object:
+        def change(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return original(*arguments, **options)  # type: ignore[operator]
+
+        return change
+
+    for owner, name in ((Path, "unlink"), (Path, "touch"), (shutil, "rmtree")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("step", range(14))
+def test_killed_removal_is_finished_by_whoever_comes_next(
+    paths: Paths, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        _die_at(step, patched)
+        with suppress(Killed):
+            departure.remove(paths, uninstall, lambda: False)
+    whole = (paths.ipam / "mark").exists() and (paths.ipam / "store.db").exists()
+    none = set(names(paths.state)) <= {departure.LOCK, "of-somebody-else"}
+    assert whole or none or departure.removal_has_begun(paths)
+    departure.remove(paths, uninstall, lambda: False)
+    assert is_removed(paths)
+
+
+def test_files_that_cannot_be_removed_are_tried_again(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(departure, "TRY_AGAIN", 0.0)
+    failures = [PermissionError(13, "Permission denied", "/opt/cni/bin/ipoib")] * 2
+
+    def refused(directory: Path) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return uninstall(directory)
+
+    departure.remove(paths, refused, lambda: False)
+    assert is_removed(paths)
+    assert (
+        caplog.messages.count("cannot remove /opt/cni/bin/ipoib: Permission denied (tried again)")
+        == 1
+    )

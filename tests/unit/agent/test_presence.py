@@ -1,0 +1,52 @@
+"""What an agent tells of itself, as long as it lives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from agent import presence
+from tests.plugins import CHECKOUT
+
+DIES = """
+import os, sys
+from pathlib import Path
+from agent import presence
+with presence.present(Path(sys.argv[1]), "serving"):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_state_is_told_and_replaced_and_ends_with_the_agent(tmp_path: Path) -> None:
+    assert presence.states(tmp_path) == []
+    with presence.present(tmp_path / "run", "starting, which takes a while") as told:
+        assert presence.states(tmp_path / "run") == ["starting, which takes a while"]
+        told.tell("serving")
+        assert presence.states(tmp_path / "run") == ["serving"]
+        assert presence.others(tmp_path / "run", "serving")
+        told.tell("standing by for a while")
+        assert presence.states(tmp_path / "run") == ["standing by for a while"]
+        assert not presence.others(tmp_path / "run", "standing by")
+    assert presence.states(tmp_path / "run") == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_killed_agent_tells_nothing_and_the_next_removes_its_file(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIES, tmp_path], cwd=CHECKOUT, check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.read_text() == "serving\n"
+    assert presence.states(tmp_path) == []
+    assert not presence.others(tmp_path, "serving")
+    with presence.present(tmp_path, "starting"):
+        assert not left.exists()
+
+
+def test_agent_with_other_mounts_is_another_container_s(tmp_path: Path) -> None:
+    with presence.present(tmp_path, "standing by"):
+        (own,) = tmp_path.iterdir()
+        mounts = Path("/proc/self/ns/mnt").stat().st_ino
+        elsewhere = own.with_name(own.name.replace(str(mounts), "1"))
+        os.link(own, elsewhere)  # with the lock of this process
+        own.unlink()
+        assert presence.states(tmp_path) == []
+        assert presence.others(tmp_path, "standing by")

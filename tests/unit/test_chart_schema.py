@@ -1,0 +1,65 @@
+"""The chart's schema of `config` accepts what the agent accepts: same keys, limits and choices."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.settings import Settings
+from cni.policy.rules import Policy
+from deviceplugin.pools.config import PARTS, Selector
+from deviceplugin.pools.formats import POOL_KEYS
+
+CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
+CONFIG = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]
+POOL = CONFIG["properties"]["pools"]["items"]
+COMPARED = ("type", "minimum", "maximum", "enum")
+
+
+def compared(schema: dict[str, Any]) -> dict[str, Any]:
+    """The part of a value's schema that both say in the same way."""
+    found = {key: schema[key] for key in COMPARED if key in schema}
+    return found | ({"enum": sorted(found["enum"])} if "enum" in found else {})
+
+
+def of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """By key, what a Struct accepts."""
+    (definition,) = (
+        each
+        for name, each in msgspec.json.schema(struct)["$defs"].items()
+        if name == struct.__name__
+    )
+    properties: dict[str, Any] = definition["properties"]
+    return properties
+
+
+@pytest.mark.parametrize(("part", "struct"), [("agent", Settings), ("policy", Policy)])
+def test_settings_are_those_of_the_code(part: str, struct: type[msgspec.Struct]) -> None:
+    ours = {key: value for key, value in of(struct).items() if key != "policy"}
+    charts = CONFIG["properties"][part]["properties"]
+    assert sorted(charts) == sorted(ours)
+    for key, value in ours.items():
+        if "enum" in value or "type" in value:
+            wanted = compared({"type": "string"} | value if "enum" in value else value)
+            assert compared(charts[key]) == wanted, key
+
+
+def test_pools_are_those_of_the_code() -> None:
+    charts = POOL["properties"]
+    assert sorted(charts) == sorted(POOL_KEYS)
+    for key in ("amount", "slots", "rdma", "cdi", "numa", "overlap", "mode", "placement"):
+        value = msgspec.json.schema(POOL_KEYS[key])
+        wanted = compared({"type": "string"} | value if "enum" in value else value)
+        assert compared(charts[key]) == wanted, key
+
+
+def test_selectors_are_those_of_the_code() -> None:
+    single, several = POOL["properties"]["selectors"]["oneOf"]
+    assert single == several["items"]
+    assert sorted(single["properties"]) == sorted(Selector.__struct_fields__)
+
+
+def test_parts_are_those_of_the_code() -> None:
+    assert sorted(CONFIG["properties"]) == sorted(PARTS)
