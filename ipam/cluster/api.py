@@ -1,0 +1,128 @@
+"""What podfabric does with the API server, whatever client does it.
+
+`kubernetes_api` implements it with the official client; tests have one of their own. All reads are
+consistent (no resourceVersion parameter), but for watches: these are hints and decide nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol
+
+import msgspec
+
+from ipam.cluster.objects import AnyResource
+
+
+class ApiError(Exception):
+    """A request that had no effect, or an unknown one. The text names verb, object and reason."""
+
+
+class NotFound(ApiError):
+    """404: no object has that name, or the kind is not installed."""
+
+
+class AlreadyExists(ApiError):
+    """409 to a create: another object has the name."""
+
+
+class Conflict(ApiError):
+    """409 to a change: the object has changed since it was read, or has another uid."""
+
+
+class Refused(ApiError):
+    """400, 401, 403 or 422: repeating the request cannot help until somebody changes something."""
+
+
+class Unavailable(ApiError):
+    """No answer, 429 or 5xx, after the client's own attempts.
+
+    The request may have had its effect, or may still have it: read before you repeat it.
+    """
+
+
+class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
+    """All objects of a kind at one moment, which `resource_version` names."""
+
+    items: tuple[AnyResource, ...]
+    resource_version: str
+
+
+class Change(msgspec.Struct, Generic[AnyResource], frozen=True):
+    """An event of a watch."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: AnyResource
+
+
+class WatchExpired(ApiError):
+    """The watch cannot go on from there: list, and compare with what you knew."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Node object says of a machine. `taints` are their keys."""
+
+    name: str
+    uid: str
+    machine_id: str = ""
+    system_uuid: str = ""
+    boot_id: str = ""
+    ready: bool = False
+    taints: tuple[str, ...] = ()
+
+
+class NetworkDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A NetworkAttachmentDefinition: its name, and `spec.config` as it is written."""
+
+    namespace: str
+    name: str
+    config: str
+
+
+class ClusterApi(Protocol):
+    """The verbs. Each raises ApiError; a call ends within `timeout` seconds of its client.
+
+    A create or delete whose answer was lost is not repeated by the client: it is Unavailable.
+    """
+
+    def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
+        """One object. NotFound."""
+
+    def list(
+        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+    ) -> Listing[AnyResource]:
+        """Every object whose fields ("spec.holder.instance": ...) have these values."""
+
+    def create(self, new: AnyResource) -> AnyResource:
+        """Write a new object, without its status; as it was stored. AlreadyExists."""
+
+    def update(self, changed: AnyResource) -> AnyResource:
+        """Replace the object's spec, if its uid and resource version still are these. Conflict,
+        NotFound."""
+
+    def update_status(self, changed: AnyResource) -> AnyResource:
+        """Replace the object's status in the same way."""
+
+    def delete(self, last: AnyResource) -> None:
+        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
+
+    def watch(
+        self,
+        kind: type[AnyResource],
+        resource_version: str,
+        fields: Mapping[str, str] | None = None,
+    ) -> Iterator[Change[AnyResource]]:
+        """Changes since that version, until the server ends the watch (minutes). WatchExpired."""
+
+    def node(self, name: str) -> Node:
+        """A Node object. NotFound."""
+
+    def nodes(self) -> Sequence[Node]:
+        """All Node objects."""
+
+    def has_pods(self, node: str) -> bool:
+        """Whether a Pod object is bound to that node's name."""
+
+    def network_definitions(self) -> Sequence[NetworkDefinition]:
+        """All NetworkAttachmentDefinitions; none if their kind is not installed."""
+
+    def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
+        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""

@@ -1,0 +1,251 @@
+"""The objects of ipam.podfabric.io/v1alpha1, as they stand on the API server.
+
+docs/cluster-objects.md describes every field. A field that a later version adds is kept out of
+these types: a writer that does not know it must not write the object (`fieldValidation=Strict`
+and the structural schema refuse unknown fields; unknown ones that are read are ignored).
+"""
+
+from typing import ClassVar, Literal, TypeVar
+
+import msgspec
+
+GROUP = "ipam.podfabric.io"
+VERSION = "v1alpha1"
+
+BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The part of an object's metadata that decides something.
+
+    `uid` differs for each object that ever had the name: it is the fencing token of a lease.
+    `resource_version` changes with each write, and is "" for an object that was not yet written.
+    """
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A condition as all of Kubernetes has them; `status` is "True", "False" or "Unknown"."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """What all kinds have in common."""
+
+    KIND: ClassVar[str]
+    PLURAL: ClassVar[str]
+
+    metadata: Meta
+
+
+AnyResource = TypeVar("AnyResource", bound=Resource)
+
+
+# --- AddressPool -----------------------------------------------------------------------------
+
+
+class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How long a lost node's blocks wait. Durations as Go writes them: "10m", "1h30m"."""
+
+    node_gone_after: str = "10m"
+    max_offline: str = "30m"
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
+
+    range: str
+    network_name: str = ""
+    shared: bool = True
+    exclude: tuple[str, ...] = ()
+    block_size: int = 0
+    max_blocks_per_node: int = 0
+    claim_from: Literal["Low", "High"] = "Low"
+    state: Literal["Active", "Draining"] = "Active"
+    reclaim: ReclaimSpec = ReclaimSpec()
+
+
+class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many blocks the pool has, how many are leased, how many of those to lost nodes."""
+
+    total: int = 0
+    leased: int = 0
+    quarantined: int = 0
+
+
+class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many addresses the pool may hand out (at most 2**63 - 1), and how many pods have."""
+
+    capacity: int = 0
+    used: int = 0
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Written by the controller only.
+
+    `space` is the first part of the names of the pool's blocks: where an address is unique.
+    `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
+    `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
+    "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
+    """
+
+    space: str = ""
+    block_size: int = 0
+    blocks: BlockCounts = BlockCounts()
+    addresses: AddressCounts = AddressCounts()
+    free_map: str = ""
+    high_water: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+class AddressPool(Resource, frozen=True, kw_only=True):
+    """The addresses of a range, for all networks that name the range."""
+
+    KIND = "AddressPool"
+    PLURAL = "addresspools"
+
+    spec: PoolSpec
+    status: PoolStatus = PoolStatus()
+
+
+# --- AddressBlock ----------------------------------------------------------------------------
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leases a block. `instance` (the identity of a node's store) decides.
+
+    The others are for people and for proofs of death.
+    """
+
+    instance: str
+    node: str
+    node_uid: str = msgspec.field(default="", name="nodeUID")
+    machine_id: str = msgspec.field(default="", name="machineID")
+    system_uuid: str = msgspec.field(default="", name="systemUUID")
+    boot: str = ""
+
+
+class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An aligned run of 2**k addresses. `pool`, `space`, `first` and `prefix` are immutable.
+
+    `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
+    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out.
+    `probe`: the block was taken from a holder that may still run, so each address is looked for on
+    the link before its first use.
+    """
+
+    pool: str
+    space: str
+    first: str
+    prefix: int
+    state: BlockState = "Active"
+    epoch: int = 1
+    holder: Holder
+    nonce: str = ""
+    foreign: tuple[str, ...] = ()
+    probe: bool = False
+
+
+class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Written by the holder from time to time: what it has handed out.
+
+    `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
+    `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
+    compares it with another machine's clock.
+    """
+
+    used: int = 0
+    free: int = 0
+    seq: int = 0
+    confirmed: str = ""
+    holders: dict[str, str] = {}
+
+
+class AddressBlock(Resource, frozen=True, kw_only=True):
+    """A lease of a block: the object exists as long as the lease. Named by `block_name`."""
+
+    KIND = "AddressBlock"
+    PLURAL = "addressblocks"
+
+    spec: BlockSpec
+    status: BlockStatus = BlockStatus()
+
+
+# --- AddressRequest --------------------------------------------------------------------------
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A node found no free block: `address` is one that it was asked for, "" for any."""
+
+    pool: str
+    node: str
+    instance: str
+    count: int = 1
+    address: str = ""
+
+
+class AddressRequest(Resource, frozen=True, kw_only=True):
+    """A call for addresses. Whoever made it deletes it; the controller, if its maker is gone."""
+
+    KIND = "AddressRequest"
+    PLURAL = "addressrequests"
+
+    spec: RequestSpec
+
+
+# --- AddressReservation ----------------------------------------------------------------------
+
+
+class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod by name, or the pods of a StatefulSet: `kind` is "Pod" or "StatefulSet"."""
+
+    kind: str
+    name: str
+    ifname: str = ""
+
+
+class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses that stay with a pod's name."""
+
+    pool: str
+    owner: OwnerReference
+
+
+class ReservationStatus(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
+):
+    """`bound_to` is the node that has the addresses now."""
+
+    addresses: tuple[str, ...] = ()
+    bound_to: str = ""
+
+
+class AddressReservation(Resource, frozen=True, kw_only=True):
+    """A sticky address, in the namespace of its pod."""
+
+    KIND = "AddressReservation"
+    PLURAL = "addressreservations"
+
+    spec: ReservationSpec
+    status: ReservationStatus = ReservationStatus()
+
+
+KINDS: tuple[type[Resource], ...] = (
+    AddressPool,
+    AddressBlock,
+    AddressRequest,
+    AddressReservation,
+)
