@@ -13,7 +13,7 @@ from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
-from tests.unit.ipam.cluster.contract import ApiContract, block, pool
+from tests.unit.ipam.cluster.contract import ApiContract, block, pool, request, reservation
 from tests.waiting import join
 
 
@@ -164,4 +164,10 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
     assert "addresspool.ipam.podfabric.io/shown-" in server.kubectl(
         "get", "podfabric", "-o", "name"
     )
-    assert server.kubectl("get", "areq,ares", "-A") == ""
+    server.admin.create(request())
+    server.admin.create(reservation())
+    for short, columns in (
+        ("areq", ["NAME", "POOL", "NODE", "COUNT", "ADDRESS", "AGE"]),
+        ("ares", ["NAME", "POOL", "KIND", "OWNER", "ADDRESSES", "NODE", "AGE"]),
+    ):
+        assert server.kubectl("get", short).splitlines()[0].split() == columns
