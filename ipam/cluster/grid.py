@@ -11,7 +11,7 @@ MOST_MAPPED = 65_536  # blocks; a larger pool has no map
 
 
 class Grid(NamedTuple):
-    """A pool's range, cut into blocks of `size` (a power of two) addresses. Block 0 is the lowest."""
+    """A pool's range, cut into blocks of `size` addresses. Block 0 is the lowest."""
 
     network: Network
     size: int
