@@ -52,7 +52,24 @@ class SqliteStore:
         alone: Sequence[Range] = (),
     ) -> Grant:
         """See Store.reserve."""
+        return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
+
+    def reserve_seen(
+        self,
+        owner: Owner,
+        seen: Callable[[Tables], Sequence[RangeSet]],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """`reserve` of the sets that `seen` answers for what the store holds at that moment.
+
+        Nothing is reserved if it answers none.
+        """
         with self._files.transaction() as tables:
+            sets = seen(tables)
+            if not sets:
+                return Grant()
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
@@ -140,6 +157,11 @@ class SqliteStore:
                     if full is not None:
                         return full
         return None
+
+    def look(self, seen: Callable[[Tables], object]) -> None:
+        """Call `seen` with what the store holds at one moment. It changes nothing."""
+        with self._files.transaction() as tables:
+            seen(tables)
 
     def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
         """See Store.usage."""
