@@ -175,6 +175,15 @@ class Tables(Database, DomainQueries, BlockTables):
         ):
             yield reservation_of(row)
 
+    def within(self, domain: str, interval: Interval) -> Iterator[Reservation]:
+        """Every reservation of the interval in the domain, by address."""
+        for row in self._execute(
+            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
+            "ORDER BY address",
+            (domain, key_of(interval.first), key_of(interval.last)),
+        ):
+            yield reservation_of(row)
+
     def ranges(self) -> list[tuple[str, str]]:
         """Domain and network of each range that a reservation is from, each once."""
         return self._execute(
