@@ -53,7 +53,7 @@ class Claimant:
         self.claims = 0
         self.conflicts = 0
 
-    def claim(self, want: Want, is_late: Callable[[], bool]) -> LeasedBlock | None:
+    def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
         """Lease a block with an address that is wanted; None if a present one has one now.
 
         Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
@@ -91,7 +91,7 @@ class Claimant:
 
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want
-    ) -> LeasedBlock | None:
+    ) -> AddressBlock | None:
         """POST one block; None if it is another's."""
         stored, at = self._post(self._block(pool, blocks, index))
         if stored is None:
@@ -107,7 +107,7 @@ class Claimant:
             self._give_up(stored)
             return None
         interval = blocks.block(index)
-        block = LeasedBlock(
+        row = LeasedBlock(
             name=stored.metadata.name,
             uid=stored.metadata.uid,
             space=stored.spec.space,
@@ -119,9 +119,9 @@ class Claimant:
             boot=self.holder.boot,
             confirmed=at,
         )
-        self._store.put(block)
+        self._store.put(row)
         self.claims += 1
-        return block
+        return stored
 
     def _post(self, new: AddressBlock) -> tuple[AddressBlock | None, float]:
         """The block as it was stored, None if it is another's; and a time before that was known."""

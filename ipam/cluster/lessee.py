@@ -16,7 +16,6 @@ from typing import NamedTuple
 from base.text import printable
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
-from ipam.blocks import LeasedBlock
 from ipam.cluster import events
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
 from ipam.cluster.block_store import BlockStore, Survey
@@ -110,6 +109,7 @@ class Lessee:
         self._closed = False
         self._confirmed: float | None = None
         self._confirm_at = self._look_at = self._tell_at = clock()
+        self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
         self._seen_seq = -1
@@ -254,10 +254,10 @@ class Lessee:
                     del self._attempts[key]
                 attempt.over.set()
 
-    def _lease(self, want: Want, is_late: Callable[[], bool]) -> LeasedBlock | None:
+    def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
         """Claim a block; every failure is a CNIError."""
         try:
-            if self._claimant is None or self._confirmed is None:
+            if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
             if self._clock() < self._quiet_until:
                 raise Unusable(
@@ -279,14 +279,15 @@ class Lessee:
             self._errors += 1
             raise _no_address(want, f"the API server is away: {error}") from None
         if block is not None:
-            _log.info("leases: leased %s", block.name)
-        return block
+            self._objects[block.metadata.name] = block
+            _log.info("leases: leased %s", block.metadata.name)
 
     # --- confirmation ------------------------------------------------------------------------
 
     def _confirm(self) -> None:
         self._confirm_at = self._clock() + self._retry
         self._retry = min(2 * self._retry, _LAST_RETRY)
+        self._in_touch = False
         at = self._clock()
         is_first = self._holder is None
         holder = self._identified()
@@ -303,11 +304,13 @@ class Lessee:
                 self._claimant.conflicts = former.conflicts
         confirmed = confirmation.run(at)
         self._holder = holder
-        self._objects = dict(confirmed.objects)
+        self._objects.clear()
+        self._objects |= confirmed.objects
         self._status.forget_all_but(self._objects)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._confirmed = at
+        self._in_touch = True
         self._retry = _FIRST_RETRY
         self._confirm_at = at + self._interval()
 

@@ -1,5 +1,7 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
+from contextlib import suppress
+
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.geometry import Geometry
@@ -70,5 +72,10 @@ class Pools:
         return self._known.get(name)
 
     def recent(self, name: str) -> AddressPool:
-        """The same, read now if it is not known. Raises ApiError."""
-        return self._known.get(name) or self.read(name)
+        """The same, read now if it is not known, or could not be used then. Raises ApiError."""
+        known = self._known.get(name)
+        if known is not None:
+            with suppress(Unusable):
+                require_usable(known)
+                return known
+        return self.read(name)
