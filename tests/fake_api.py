@@ -23,6 +23,7 @@ from ipam.cluster.api import (
     ApiError,
     Change,
     Conflict,
+    Lease,
     Listing,
     NetworkDefinition,
     Node,
@@ -119,6 +120,13 @@ class FakeClient:
         definitions = self.server.definitions
         return self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
 
+    def lease(self, namespace: str, name: str) -> Lease:
+        return self._call("get", "Lease", name, lambda: self.server.look_at_lease(namespace, name))
+
+    def write_lease(self, changed: Lease) -> Lease:
+        verb = "update" if changed.resource_version else "create"
+        return self._call(verb, "Lease", changed.name, lambda: self.server.store_lease(changed))
+
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         event = Event(self.name, reason, message, dict(regarding))
         name = str(regarding.get("name", ""))
@@ -185,6 +193,7 @@ class FakeApi(FakeClient):
         self.pods: Counter[str] = Counter()
         self.definitions: list[NetworkDefinition] = []
         self.events: list[Event] = []
+        self.leases: dict[tuple[str, str], Lease] = {}
         self.late: list[Callable[[], object]] = []
         self.changed = threading.Condition()
         self._objects: dict[Key, Resource] = {}
@@ -286,6 +295,29 @@ class FakeApi(FakeClient):
             if name not in self.machines:
                 raise NotFound(f"get Node {name}: not found")
             return self.machines[name]
+
+    def look_at_lease(self, namespace: str, name: str) -> Lease:
+        """The Lease. NotFound."""
+        with self.changed:
+            if (namespace, name) not in self.leases:
+                raise NotFound(f"get Lease {namespace}/{name}: not found")
+            return self.leases[namespace, name]
+
+    def store_lease(self, changed: Lease) -> Lease:
+        """POST or PUT of a Lease."""
+        what = f"write Lease {changed.namespace}/{changed.name}"
+        with self.changed:
+            last = self.leases.get((changed.namespace, changed.name))
+            if last is None and changed.resource_version:
+                raise NotFound(f"{what}: not found")
+            if last is not None and not changed.resource_version:
+                raise AlreadyExists(f"{what}: already exists")
+            if last is not None and last.resource_version != changed.resource_version:
+                raise Conflict(f"{what}: it has changed")
+            self._version += 1
+            stored = replace(changed, resource_version=str(self._version))
+            self.leases[changed.namespace, changed.name] = stored
+            return stored
 
     def store_new(self, new: AnyResource) -> AnyResource:
         """POST."""

@@ -18,6 +18,7 @@ from ipam.cluster.api import (
     Change,
     ClusterApi,
     Conflict,
+    Lease,
     NotFound,
     Refused,
     WatchExpired,
@@ -331,6 +332,32 @@ class ApiContract:
             except AlreadyExists:
                 pass
         assert winners == 1
+
+    def test_a_lease_has_one_writer_at_a_time(self, api: ClusterApi) -> None:
+        name = f"lease-{uuid.uuid4()}"
+        with refused(NotFound, name):
+            api.lease("default", name)
+        new = Lease(
+            namespace="default",
+            name=name,
+            holder="one",
+            duration=15,
+            acquired="2026-11-23T07:00:00.000001Z",
+            renewed="2026-11-23T07:00:01.000001Z",
+        )
+        first = api.write_lease(new)
+        assert replace(first, resource_version="") == new
+        with refused(AlreadyExists, name):
+            api.write_lease(replace(new, holder="two"))
+        second = api.write_lease(replace(first, holder="two", transitions=1))
+        assert api.lease("default", name) == second
+        with refused(Conflict, name):
+            api.write_lease(first)
+        free = api.write_lease(replace(second, holder="", renewed=""))
+        assert free.holder == ""
+        assert api.lease("default", name) == free
+        with refused(NotFound):
+            api.write_lease(replace(free, name=f"{name}-other"))
 
     def test_a_watch_of_a_version_too_old_expires(
         self, api: ClusterApi, expired_version: str
