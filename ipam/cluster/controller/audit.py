@@ -14,7 +14,7 @@ from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Contradiction(msgspec.Struct, frozen=True):
     """Something that should not be. `pool` is the pool that it endangers, "" for none."""
 
     pool: str
@@ -23,7 +23,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def findings(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
-) -> list[Finding]:
+) -> list[Contradiction]:
     """Everything about blocks that cannot be right, by pool."""
     found = [*_overlaps(index)]
     ranges = dict(_ranges(pools))
@@ -41,11 +41,11 @@ def _ranges(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Interval]]:
         yield name, Interval(range_.address, range_.last)
 
 
-def _overlaps(index: BlockIndex) -> Iterator[Finding]:
+def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
     for placed, other in index.neighbours():
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
         for pool in {placed.block.spec.pool, other.block.spec.pool}:
-            yield Finding(pool, text)
+            yield Contradiction(pool, text)
 
 
 def _named(placed: PlacedBlock) -> str:
@@ -54,29 +54,29 @@ def _named(placed: PlacedBlock) -> str:
 
 def _of_block(
     block: AddressBlock, pools: Mapping[str, AddressPool], ranges: Mapping[str, Interval]
-) -> Iterator[Finding]:
+) -> Iterator[Contradiction]:
     name, spec = block.metadata.name, block.spec
     try:
         address, network = parse_interface(f"{spec.first}/{spec.prefix}")
         right = block_name(spec.space, parse(spec.first), spec.prefix)
     except ValueError as error:
-        yield Finding(spec.pool, f"{name}: {error}")
+        yield Contradiction(spec.pool, f"{name}: {error}")
         return
     if address != network.address:
-        yield Finding(spec.pool, f"{name}: {spec.first} is not the first address of a block")
+        yield Contradiction(spec.pool, f"{name}: {spec.first} is not the first address of a block")
     if name != right:
-        yield Finding(spec.pool, f"{name}: a block of these addresses is named {right}")
+        yield Contradiction(spec.pool, f"{name}: a block of these addresses is named {right}")
     pool = pools.get(spec.pool)
     if pool is None:
-        yield Finding("", f"{name}: there is no pool {spec.pool}")
+        yield Contradiction("", f"{name}: there is no pool {spec.pool}")
         return
     range_ = ranges.get(spec.pool)
     if range_ is not None and not (range_.first <= address and network.last <= range_.last):
-        yield Finding(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
+        yield Contradiction(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
     if pool.status.space and spec.space != pool.status.space:
-        yield Finding(spec.pool, f"{name}: the pool's space is {pool.status.space}")
+        yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
     size = network.last - network.address + 1
     if pool.status.block_size and size != pool.status.block_size:
-        yield Finding(
+        yield Contradiction(
             spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
         )

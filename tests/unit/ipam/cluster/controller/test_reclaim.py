@@ -220,7 +220,7 @@ def test_a_holder_that_answers_the_fence_keeps_its_block() -> None:
 
 
 def test_an_answer_at_the_last_moment_wins_over_the_deletion() -> None:
-    answers = []
+    answers: list[str] = []
 
     def faults(verb: str, kind: str, name: str) -> Fault | None:
         if verb == "delete" and not answers:
