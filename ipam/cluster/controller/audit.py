@@ -21,7 +21,7 @@ class Contradiction(msgspec.Struct, frozen=True):
     text: str
 
 
-def findings(
+def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
     """Everything about blocks that cannot be right, by pool."""
@@ -29,7 +29,7 @@ def findings(
     ranges = dict(_ranges(pools))
     for block in blocks:
         found += _of_block(block, pools, ranges)
-    return sorted(found, key=lambda finding: (finding.pool, finding.text))
+    return sorted(found, key=lambda each: (each.pool, each.text))
 
 
 def _ranges(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Interval]]:

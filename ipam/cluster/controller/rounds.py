@@ -24,7 +24,7 @@ from ipam.cluster.api import (
     NotFound,
     Refused,
 )
-from ipam.cluster.controller.audit import findings
+from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.definitions import UnusableDefinition, demand
 from ipam.cluster.controller.machines import Machines, Standing
@@ -68,7 +68,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     states: Mapping[str, int] = {}  # blocks by their state
     standings: Mapping[str, int] = {}  # blocks by how their holders stand
     requests: int = 0
-    findings: int = 0
+    contradictions: int = 0  # what fsck --cluster would report
     over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
     unusable: int = 0  # definitions that get no pool
 
@@ -126,12 +126,12 @@ class Rounds:
         )
         requests = self._requests.collect(world.requests, pools, machines)
         index = BlockIndex(world.blocks)
-        found = findings(pools, world.blocks, index)
+        found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
         quiet = self._quiet(pools.values())
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
-        for finding in found:
-            conflicts[finding.pool].append(finding.text)
+        for each in found:
+            conflicts[each.pool].append(each.text)
         planned = plans(pools.values(), index, machines.count, quiet)
         if any(_decides(plan, pools[name]) for name, plan in planned.items()):
             # What is decided must not rest on what a watch has shown: look now.
@@ -147,7 +147,7 @@ class Rounds:
             states=Counter(block.spec.state for block in world.blocks),
             standings=Counter(standing.name.lower() for standing in standings.values()),
             requests=requests,
-            findings=len(found),
+            contradictions=len(found),
             over_limit=over_limit,
             unusable=len(demanded.unusable),
         )

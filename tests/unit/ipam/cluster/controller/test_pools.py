@@ -345,7 +345,7 @@ def test_blocks_that_overlap_are_a_conflict_that_names_both() -> None:
     assert "default.10.64.0.0-28 of node gpu-2 and default.10.64.0.8-29 of node gpu-1" in (
         conflict.message
     )
-    assert cluster.seen.findings > 0
+    assert cluster.seen.contradictions > 0
 
 
 def test_a_node_with_more_blocks_than_allowed_is_reported_once() -> None:
