@@ -62,7 +62,9 @@ def test_helm_finds_nothing_to_complain_about() -> None:
 
 def test_nothing_is_installed_that_needs_a_right_or_another_project() -> None:
     assert {kind for kind, _ in _objects()} == {
-        *("DaemonSet", "ConfigMap", "ServiceAccount", "NetworkPolicy")
+        *("DaemonSet", "ConfigMap", "ServiceAccount", "NetworkPolicy"),
+        *("Deployment", "PodDisruptionBudget"),  # of the controller, with its rights
+        *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
     }
     assert _objects()["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(_objects())["automountServiceAccountToken"] is False
