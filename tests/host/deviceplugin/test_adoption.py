@@ -326,7 +326,7 @@ def test_allocation_is_on_disk_before_the_kubelet_is_answered(
     monkeypatch.setattr("os.fsync", synced)
     monkeypatch.setattr("os.replace", renamed)
     kubelet.admit("worker-0", [container()])
-    assert steps[:3] == ["content", "name", "directory"]
+    assert steps[:2] == ["content", "name"]
     assert len(held(node.paths)) == 1
 
 
