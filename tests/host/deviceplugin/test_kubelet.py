@@ -419,7 +419,10 @@ def test_a_kubelet_that_does_not_answer_is_given_up(paths: Paths, listening: boo
 def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
     serve(Pool(name=FOO))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kubelet", str(root), "--ask", f"{FOO}=2"],
+        [
+            *(sys.executable, "-m", "tests.kubelet", str(root)),
+            *("--ask", f"{FOO}=2", "--wait", str(PATIENCE)),
+        ],
         stdout=subprocess.PIPE,
         check=True,
         timeout=PATIENCE,
