@@ -15,6 +15,7 @@ from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
 
 SETTLE = 1.0  # seconds at least between two rounds
+SHARE = 4  # of the last round's time: so rounds take a fifth of a CPU in the largest clusters
 ROUND_EVERY = 5.0  # seconds at most
 DEFINITIONS_EVERY = 15.0
 NODES_PER_SECOND = 100  # Node objects are large, and there is no watch of them
@@ -133,8 +134,9 @@ class ControllerProcess:
             while self.leadership.holds and not self._stopped.is_set():
                 self._stepped_at["rounds"] = self._clock()
                 self._changed.clear()
+                began = self._clock()
                 self._round(rounds, view)
-                self._stopped.wait(SETTLE)
+                self._stopped.wait(max(SETTLE, SHARE * (self._clock() - began)))
                 self._changed.wait(ROUND_EVERY - SETTLE)
         finally:
             view.close()
