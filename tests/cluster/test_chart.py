@@ -23,6 +23,10 @@ CONTROLLERS = (
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 )
 POLICIES = ("podfabric-own-blocks", "podfabric-own-requests")
+CONTROLLERS = (
+    *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
+    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+)
 PER_NODE = ("--set", "ipam.scope=node")
 
 
