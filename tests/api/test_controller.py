@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import parse
 from ipam.cluster.api import NotFound, Refused
+from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.leadership import Leadership
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.reclaim import ReclaimCounts
@@ -223,8 +224,9 @@ def _unmade(block: AddressBlock) -> AddressBlock:
 
 
 def test_the_process_leads_follows_and_gives_its_lease_back(
-    server: ApiServer, definitions: str, kubeconfig: Path
+    server: ApiServer, definitions: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process_module, "DEFINITIONS_EVERY", 1e6)  # only when one has changed
     clients = [KubernetesApi(kubeconfig, writer="podfabric-controller") for _ in range(2)]
     leadership = Leadership(clients[1], NAMESPACE, "podfabric-controller", "only")
     process = ControllerProcess(clients[0], leadership)
@@ -235,11 +237,18 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == "only"
         pool = _pool(server, "10.95.0.0/24", name("net"))
         until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
+        _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
+        until(lambda: pool_name("", "10.97.0.0/24") in _ready(server), pause=0.1)
     finally:
         process.stop()
         join(thread)
     assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
     assert not process.errors
+
+
+def _ready(server: ApiServer) -> set[str]:
+    pools = server.admin.list(AddressPool).items
+    return {pool.metadata.name for pool in pools if _conditions(pool).get("Ready") == "True"}
 
 
 def test_podfabric_controller_serves_until_sigterm(

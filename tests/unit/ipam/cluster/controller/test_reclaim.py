@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ipam.cluster.api import ApiError, Unavailable
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import REBOOTED_FOR, TAINTED_FOR, free_powered_off
-from ipam.cluster.controller.rounds import read_world
+from ipam.cluster.controller.rounds import COUNTS_EVERY, read_world
 from ipam.cluster.objects import AddressBlock
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
@@ -206,8 +206,9 @@ def test_another_machine_under_an_old_name_quarantines_the_blocks_and_then_frees
     theirs = cluster.block("10.64.0.16", spare, "store-of-spare").metadata.name
     cluster.api.pods["gpu-1"] = 3  # of the new machine
     cluster.round()
+    cluster.run(COUNTS_EVERY)
     assert _quarantined(cluster) == 1
-    cluster.run(WHOLE_WAIT - 1)
+    cluster.run(WHOLE_WAIT - COUNTS_EVERY - 1)
     assert cluster.blocks() == {BLOCK: "Reclaiming", theirs: "Active"}
     cluster.run(2)
     assert cluster.blocks() == {theirs: "Active"}
