@@ -26,6 +26,7 @@ from ipam.cluster.api import (
 )
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.definitions import UnusableDefinition, demand
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.plans import Plan, plans
@@ -107,6 +108,7 @@ class Rounds:
         self._wall = wall
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
+        self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
         self._reported: dict[tuple[str, ...], None] = {}
@@ -120,7 +122,8 @@ class Rounds:
         for name, spec in demanded.pools.items():
             if name not in pools:
                 self._create(AddressPool(metadata=Meta(name=name), spec=spec), pools)
-        machines = Machines(world.nodes, world.blocks, self._api.has_pods)
+        self._bound_pods.begin()
+        machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
         requests = self._requests.collect(world.requests, pools, machines)
         index = BlockIndex(world.blocks)
