@@ -277,6 +277,8 @@ class Lessee:
             raise _no_address(want, f"the API server refuses: {error}") from None
         except ApiError as error:
             self._errors += 1
+            # What had an effect all the same is found by a confirmation.
+            self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
             raise _no_address(want, f"the API server is away: {error}") from None
         if block is not None:
             self._objects[block.metadata.name] = block

@@ -103,6 +103,7 @@ class ClusterNode:
         self.api = server.client(name, faults)
         if name not in server.machines:
             server.add_node(name, self.machine, f"uuid-of-{self.machine}", boot)
+        self.forced: set[str] = set()  # blocks that the test deleted by force
         self.restart()
 
     def restart(self, boot: str = "") -> None:
