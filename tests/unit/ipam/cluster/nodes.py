@@ -1,12 +1,14 @@
 """A cluster of nodes in one process: real stores, a stand-in for the API server, and one clock."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from cni.spec.result import Result
 from ipam.cluster import geometry
+from ipam.cluster.attempts import Attempts
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name, space_name
 from ipam.cluster.objects import (
@@ -110,7 +112,14 @@ class ClusterNode:
         """A new agent process, in a new boot if one is given."""
         self.boot = boot or self.boot
         self.files = PerCall(self.directory, report=lambda text: None)
-        self.lessee = Lessee(self.api, self.files, self.name, self.boot, clock=self.clock)
+        self.lessee = Lessee(
+            self.api,
+            self.files,
+            self.name,
+            self.boot,
+            clock=self.clock,
+            attempts=partial(Attempts, look_at_pool=0.0),
+        )
 
     @property
     def store(self) -> SqliteStore:
@@ -118,7 +127,14 @@ class ClusterNode:
 
     @property
     def plugin(self) -> AddressPlugin:
-        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock, patience=0.0)
+        stores = Stores(
+            self.files,
+            lambda: "cluster",
+            self.lessee,
+            clock=self.clock,
+            patience=0.0,
+            pool_patience=0.0,
+        )
         return AddressPlugin(stores, lambda: self.boot)
 
     def add(self, pod: str, ipam: Json | None = None, **how: str) -> list[str]:
