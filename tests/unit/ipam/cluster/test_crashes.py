@@ -89,8 +89,8 @@ def fenced(block: AddressBlock) -> AddressBlock:
 def cluster(directory: Path) -> tuple[FakeApi, ClusterNode, ClusterNode]:
     server = FakeApi()
     put_pool(server, size=4)
-    node = ClusterNode(server, directory / "a")
-    other = ClusterNode(server, directory / "b", "node-b", clock=node.clock)
+    node = ClusterNode(server, directory / "a", kept=True)
+    other = ClusterNode(server, directory / "b", "node-b", clock=node.clock, kept=True)
     other.add("q0")
     return server, node, other
 
@@ -103,6 +103,8 @@ def boundaries(tmp_path_factory: pytest.TempPathFactory) -> int:
     life(node)
     audit(server, [node, other])
     assert blocks_of(server, "node-a") == []
+    node.close()
+    other.close()
     return kill.count
 
 
@@ -130,6 +132,8 @@ def test_a_kill_at_any_boundary_loses_and_doubles_nothing(
         node.steps(1, CONFIRM_EVERY)
         node.steps(3, 20.0)
         audit_settled(server, [node, other])
+        node.close()
+        other.close()
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -169,6 +173,8 @@ def test_any_call_may_fail(memory_path: Path, fault: Fault) -> None:
         node.steps(1, CONFIRM_EVERY)
         node.steps(3, 20.0)
         audit_settled(server, [node, other])
+        node.close()
+        other.close()
         if count < at:
             break
     assert at > 15
