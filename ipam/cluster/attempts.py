@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError
@@ -106,7 +106,7 @@ class LowRanges:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._uses: OrderedDict[WantKey, list[float]] = OrderedDict()
+        self._uses: OrderedDict[WantKey, deque[float]] = OrderedDict()
         self._low: dict[WantKey, Want] = {}
 
     def used(self, range_: Range, free: int) -> None:
@@ -114,10 +114,12 @@ class LowRanges:
         want, now = Want(range_), self._clock()
         key = key_of(want)
         with self._lock:
-            recent = [at for at in self._uses.get(key, ()) if now - at < RECENT]
-            self._uses[key] = [*recent[-MOST_KNOWN:], now]
+            uses = self._uses.setdefault(key, deque(maxlen=MOST_KNOWN))
             self._uses.move_to_end(key)
-            if free < max(2, len(self._uses[key])):
+            uses.append(now)
+            while now - uses[0] >= RECENT:
+                uses.popleft()
+            if free < max(2, len(uses)):
                 self._low[key] = want
             while len(self._uses) > MOST_KNOWN:
                 self._uses.popitem(last=False)

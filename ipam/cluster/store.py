@@ -281,7 +281,8 @@ class _View:
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
             ranges += [room.range for room in by_room]
-            former = held.within(range_, blocks)
+            # In a confirmed block a former address is found as any other is.
+            former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
             free = sum(room.free for room in by_room)
@@ -324,16 +325,27 @@ class _HeldBefore:
     """
 
     def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
-        held = [] if owner is None else tables.of_pod(owner)
-        self._held = [each for each in held if each.boot == boot]
-        self.is_attached = owner is not None and any(
-            each.boot == boot for each in tables.of_attachment(owner.attachment)
-        )
+        self._tables = tables
+        self._owner = owner
+        self._boot = boot
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is no new attachment: the allocation says so."""
+        if self._owner is None:
+            return False
+        held = self._tables.of_attachment(self._owner.attachment)
+        return any(each.boot == self._boot for each in held)
 
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
         """Its addresses of the range, but for those in blocks that were lost."""
         ours = [block.interval for block in blocks if block.state != "lost"]
-        addresses = (parse(each.address) for each in self._held if each.domain == range_.domain)
+        held = [] if self._owner is None else self._tables.of_pod(self._owner)
+        addresses = (
+            parse(each.address)
+            for each in held
+            if each.boot == self._boot and each.domain == range_.domain
+        )
         kept = [
             Interval(address, address)
             for address in addresses
