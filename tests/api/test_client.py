@@ -65,15 +65,16 @@ def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPa
     assert made <= {each.metadata.name for each in everything.items}
 
 
+@pytest.mark.long
 def test_a_watch_goes_on_from_a_bookmark(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server writes one shortly before it ends a watch."""
+    """A server writes one a minute."""
     api = server.client(server.plane.kubeconfig("admin"))
     fields = {"spec.holder.instance": str(uuid.uuid4())}
     before = api.list(AddressBlock, fields).resource_version
     last = api.create(block())  # of another instance: the watch shows nothing of it
-    monkeypatch.setattr(rest_api, "WATCH", (8, 8))
+    monkeypatch.setattr(rest_api, "WATCH", (70, 70))
     assert not list(api.watch(AddressBlock, before, fields))
     ((start, bookmark),) = api._bookmarks.values()
     assert start == before
@@ -93,7 +94,7 @@ def test_a_client_reads_its_node_and_its_pods(server: ApiServer, node_a: Kuberne
     assert server.admin.has_pods(NODE_A)
     assert not server.admin.has_pods("node-without-pods")
     server.kubectl("taint", "node", NODE_A, "example.com/test=:NoSchedule")
-    assert server.admin.node(NODE_A).taints == ("example.com/test",)
+    assert "example.com/test" in server.admin.node(NODE_A).taints
     server.kubectl("taint", "node", NODE_A, "example.com/test-")
 
 
