@@ -4,6 +4,8 @@
       workers: 32
     policy:
       whole_pfs: true   # what network configurations may ask for (cni.policy.rules)
+    ipam:
+      scope: cluster    # whose addresses are (ipam.scope)
     pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
 
 The file is YAML or JSON and may be missing: every key has a default. A mistake is an error that
@@ -26,6 +28,8 @@ from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.limits import MAX_BYTES
 from deviceplugin.pools import config
+from ipam import scope
+from ipam.scope import AddressSettings
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class SettingsError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts `agent` and `policy`. Times are seconds. docs/agent.md has the table for users."""
+    """The parts `agent`, `policy` and `ipam`. Times are seconds. docs/agent.md has the table."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
@@ -50,9 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9810"
     sweep: bool = True
     policy: Policy = Policy()
+    ipam: AddressSettings = AddressSettings()
 
 
-AT_START_ONLY = frozenset(("listen", "sweep"))
+AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
 """Keys that take effect only when the agent starts."""
 
 
@@ -77,15 +82,19 @@ def parse(content: bytes, name: str) -> Settings:
             if not config.is_part(key):
                 raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
         policy = rules.of(whole.get(rules.PART), name)
-        return msgspec.structs.replace(_settings(whole.get("agent"), name), policy=policy)
+        ipam = scope.of(whole.get(scope.PART), name)
+        return msgspec.structs.replace(
+            _settings(whole.get("agent"), name), policy=policy, ipam=ipam
+        )
     except DocumentError as error:
         raise SettingsError(str(error)) from None
 
 
-def listen_address(listen: str) -> Path | tuple[str, int] | None:
+def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
     """The unix socket's path, or address and port, in `listen`; None if it is empty.
 
-    ValueError if it is wrong or not local to this machine: the text says what to write.
+    ValueError if it is wrong, or must be `local` to this machine and is not: the text says what to
+    write.
     """
     if not listen:
         return None
@@ -100,7 +109,7 @@ def listen_address(listen: str) -> Path | tuple[str, int] | None:
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 65536
     if address is None or not colon or bracketed is not (address.version == 6) or number > 65535:
         raise ValueError('write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for none')
-    if not address.is_loopback:
+    if local and not address.is_loopback:
         raise ValueError(
             "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
             "[::1]) and unix sockets are allowed: use a proxy for others"
@@ -169,7 +178,8 @@ def _socket_path(text: str) -> Path:
 
 def _settings(part: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
-    del shapes["policy"]  # a part of the file, not of `agent`
+    for part_of_file in ("policy", "ipam"):  # not of `agent`
+        del shapes[part_of_file]
     values = documents.fields(part, shapes, f"{name}: agent")
     if "listen" in values:
         try:

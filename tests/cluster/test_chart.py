@@ -19,6 +19,10 @@ METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=t
 CUSTODIAN = ("-s", "templates/custodian.yaml")
 ADDRESSES = ("addressblocks", "addresspools", "addressrequests", "addressreservations")
 POLICIES = ("podfabric-own-blocks", "podfabric-own-requests")
+CONTROLLERS = (
+    *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
+    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+)
 PER_NODE = ("--set", "ipam.scope=node")
 
 
@@ -81,6 +85,7 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
         ("ClusterRoleBinding", "podfabric-agent"),
         *(("ValidatingAdmissionPolicy", name) for name in POLICIES),
         *(("ValidatingAdmissionPolicyBinding", name) for name in POLICIES),
+        *((kind, "podfabric-controller") for kind in CONTROLLERS),
     }
     assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(objects)["automountServiceAccountToken"] is True

@@ -103,6 +103,9 @@ spec:
               value: /host/proc
             - name: PODFABRIC_KUBELET
               value: {{ $root.Values.host.kubeletDir }}
+            # Who leases addresses, where these are the cluster's.
+            - name: NODE_NAME
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
           {{- with $root.Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
