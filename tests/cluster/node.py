@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import images, machine
-from tests.cluster.control_plane import HOST_OF_NODE, NODE, ControlPlane, free_port, node_user
+from tests.cluster.control_plane import (
+    HOST_OF_NODE,
+    NODE,
+    SERVICES,
+    ControlPlane,
+    free_port,
+    node_user,
+)
 from tests.kernel.vm import layout, qemu
 from tests.kernel.vm.qemu import GUEST_PATH, GUEST_RESULTS
 from tests.waiting import until
@@ -225,7 +232,11 @@ MULTUS = {
             "type": "bridge",
             "bridge": "pods0",
             "isGateway": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]]},
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": PODS}]],
+                "routes": [{"dst": SERVICES}],
+            },
         }
     ],
 }
