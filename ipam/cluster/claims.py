@@ -59,7 +59,7 @@ class Claimant:
 
         Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
         """
-        name = pool_of(want.range)
+        name = pool_of(want)
         pool = self._pools.recent(name)
         tried: set[str] = set()
         listed = False

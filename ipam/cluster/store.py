@@ -35,9 +35,13 @@ def boottime() -> float:
 
 
 class Want(NamedTuple):
-    """A range of which a node needs an address, the very one if it is `fixed`."""
+    """A range of which a node needs an address, the very one if it is `fixed`.
+
+    `pool` is the pool's range; it is another than the range itself for a fixed address only.
+    """
 
     range: Range
+    pool: PoolRange
     fixed: bool = False
 
     @property
@@ -63,8 +67,8 @@ class Claims(Protocol):
         left, AddressTaken if another node has leased the one that is wanted.
         """
 
-    def used(self, range_: Range, free: int) -> None:
-        """An address of the range was handed out, and this node's blocks have so many more."""
+    def used(self, want: Want, free: int) -> None:
+        """Such an address was handed out, and this node's blocks have so many more."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """A pod got no address."""
@@ -79,7 +83,7 @@ class NoClaims:
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, self.unable(wants))
 
-    def used(self, range_: Range, free: int) -> None:
+    def used(self, want: Want, free: int) -> None:
         pass
 
     def failed(self, owner: Owner, error: CNIError) -> None:
@@ -144,8 +148,8 @@ class ClusterStore:
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
-        for range_, free in view.free:
-            self._claims.used(range_, free)
+        for want, free in view.free:
+            self._claims.used(want, free)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
@@ -243,7 +247,7 @@ class _View:
         self._boot = boot
         self._clock = clock
         self.wants: list[Want] = []
-        self.free: list[tuple[Range, int]] = []
+        self.free: list[tuple[Want, int]] = []
         self.is_passed_over = False
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
@@ -260,10 +264,10 @@ class _View:
     def want_all(self) -> bool:
         """Ask for one more address of each set that is not fixed; whether there is one."""
         self.wants = [
-            Want(range_)
+            Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
             for range_ in range_set.ranges[:1]
-            if not range_set.fixed and _key(range_) in self._leased
+            if not range_set.fixed
         ]
         self.is_passed_over = bool(self.wants)
         return self.is_passed_over
@@ -272,11 +276,13 @@ class _View:
         self, tables: Tables, range_set: RangeSet, now: float, held: "_HeldBefore"
     ) -> RangeSet:
         ranges: list[Range] = []
-        missing: list[Range] = []
+        missing: list[Want] = []
         for range_ in range_set.ranges:
-            if _key(range_) not in self._leased:
+            pool = self._pool_range(range_)
+            if pool is None:
                 ranges.append(range_)
                 continue
+            want = Want(range_, pool, range_set.fixed)
             blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
@@ -286,12 +292,20 @@ class _View:
             if former is not None:
                 ranges.append(former)
             free = sum(room.free for room in by_room)
-            self.free.append((range_, free - 1))
+            self.free.append((want, free - 1))
             if former is None and not self._has_one(tables, range_set, by_room):
-                missing.append(range_)
+                missing.append(want)
         if len(missing) == len(range_set.ranges):
-            self.wants += [Want(range_, range_set.fixed) for range_ in missing]
+            self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
+
+    def _pool_range(self, range_: Range) -> PoolRange | None:
+        """The pool that a range belongs to; a fixed address may be written with another prefix."""
+        key = (range_.domain, range_.network)
+        if key in self._leased:
+            return key
+        around = (pool for pool in self._leased if pool[0] == range_.domain)
+        return next((pool for pool in around if range_.first in pool[1]), None)
 
     def _has_one(
         self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
@@ -363,7 +377,3 @@ def _passed_over(wants: Sequence[Want]) -> CNIError:
         "or not enough for all that the network asks for: other networks use the others: nothing "
         "was reserved; delete pods that no longer need one, or widen the range",
     )
-
-
-def _key(range_: Range) -> PoolRange:
-    return range_.domain, range_.network

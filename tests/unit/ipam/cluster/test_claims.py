@@ -294,6 +294,16 @@ def test_a_static_address_outside_of_the_ranges_needs_no_block(
     assert len(blocks_of(server)) == 1
 
 
+def test_a_static_address_within_a_range_leases_its_block_whatever_its_prefix(
+    server: FakeApi, memory_path: Path
+) -> None:
+    first, second = (ClusterNode(server, memory_path / name, f"node-{name}") for name in "ab")
+    ipam = {"range": RANGE, "addresses": [{"address": "10.0.0.200/32"}]}
+    assert first.add("p0", ipam)[1] == "10.0.0.200"
+    assert "default.10.0.0.192-28" in blocks_of(server, "node-a")
+    assert error_of(lambda: second.add("q0", ipam)).code == Code.ADDRESS_TAKEN
+
+
 def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNode) -> None:
     put_pool(server, "fd00::/64")
     v4, v6 = node.add("p0", {"range": RANGE, "ipRanges": [{"range": "fd00::/64"}]})
