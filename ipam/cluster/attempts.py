@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError
 from ipam.cluster.pools import pool_of
-from ipam.cluster.store import PoolPending, Want
+from ipam.cluster.wants import PoolPending, Want
 
 RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like

@@ -20,7 +20,7 @@ from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
 from ipam.cluster.pools import Pools, kept_out, max_offline, pool_of, require_usable
-from ipam.cluster.store import Want
+from ipam.cluster.wants import Want
 from ipam.ranges import outside
 from ipam.store import AddressTaken
 

@@ -26,7 +26,7 @@ from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable, is_exhausted, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
-from ipam.cluster.store import PATIENCE, PoolPending, Want, boottime
+from ipam.cluster.wants import PATIENCE, PoolPending, Want, boottime
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 

@@ -9,7 +9,7 @@ from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
-from ipam.cluster.store import Want
+from ipam.cluster.wants import Want
 from ipam.ranges import merged
 
 

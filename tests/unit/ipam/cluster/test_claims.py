@@ -10,7 +10,7 @@ from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.store import boottime
+from ipam.cluster.wants import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
