@@ -17,6 +17,7 @@ from typing import Any
 
 from kubernetes import client
 
+from tests import netns
 from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, is_ready
 from tests.cluster.installation import NAMESPACE, agents
 from tests.plugins.service import Service
@@ -35,6 +36,7 @@ class SecondNode:
     """A node whose pods have nothing but addresses."""
 
     runtime: Runtime
+    netns: Path
 
     def add(self, network: Document, pods: Sequence[str]) -> list[str]:
         """The address of each of these pods, all at once, as a kubelet starts them."""
@@ -61,7 +63,7 @@ class SecondNode:
             command,
             config,
             container_id=f"{NAME}-{pod}",
-            netns="/proc/self/ns/net" if command == "ADD" else "",
+            netns=str(self.netns),
             args=f"K8S_POD_NAMESPACE=elsewhere;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=0",
         )
 
@@ -88,7 +90,8 @@ def second_node(cluster: Cluster) -> Iterator[SecondNode]:
             try:
                 service.wait_until_ready()
                 socket = {"PODFABRIC_SOCKET": str(service.socket)}
-                yield SecondNode(Runtime(environ=os.environ | socket))
+                with netns.namespace() as pods:
+                    yield SecondNode(Runtime(environ=os.environ | socket), pods)
             finally:
                 service.stop()
     finally:
