@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, Lease, NotFound
+from ipam.cluster.controller.complaints import Complaint
 
 DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
 RENEW_WITHIN = 15.0  # seconds after the last renewal was begun, after which a leader stops
@@ -58,6 +59,7 @@ class Leadership:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
+        self._complaint = Complaint(_log, f"lease {name}", clock)
         self._seen: Lease | None = None  # of another holder
         self._seen_at = 0.0
         self._mine: Lease | None = None
@@ -79,8 +81,9 @@ class Leadership:
             except (Conflict, AlreadyExists, NotFound) as error:
                 self._lose(str(error))
             except ApiError as error:
-                _log.warning("lease %s: %s", self._key[1], error)
+                self._complaint.fails(error)
             else:
+                self._complaint.works()
                 self._keep(mine, begun)
             return self.holds
 

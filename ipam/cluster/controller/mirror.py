@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic
 
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, WatchExpired
+from ipam.cluster.controller.complaints import Complaint
 from ipam.cluster.objects import AnyResource
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
@@ -26,6 +27,7 @@ class Follower:
     def __init__(self, what: str) -> None:
         self._what = what
         self._closed = threading.Event()
+        self._complaint = Complaint(_log, f"following {what}")
 
     def close(self) -> None:
         """Follow no more. The thread ends when its request does."""
@@ -44,7 +46,7 @@ class Follower:
             except WatchExpired:
                 self._closed.wait(LEAST_PAUSE)
             except ApiError as error:
-                _log.warning("following %s: %s", self._what, error)
+                self._complaint.fails(error)
                 self._closed.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
@@ -84,6 +86,7 @@ class Mirror(Follower, Generic[AnyResource]):
         """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
         listing = self._api.list(self._kind)
+        self._complaint.works()
         with self._lock:
             self._objects = {_key(each): each for each in listing.items}
         self._changed()
@@ -124,6 +127,7 @@ class Signal(Follower):
     def _follow(self) -> None:
         try:
             for _ in self._changes():
+                self._complaint.works()
                 if self._closed.is_set():
                     return
                 self._is_set.set()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ipam.cluster.api import ApiError, ClusterApi, NetworkDefinition, Node
+from ipam.cluster.controller.complaints import Complaint
 from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, Signal
@@ -92,6 +93,7 @@ class ControllerProcess:
         self.seen = Seen()
         self._api = GuardedApi(api, self._may_write, self.errors)
         self._clock = clock
+        self._complaint = Complaint(_log, "a round", clock)
         self._stopped = threading.Event()
         self._changed = threading.Event()
         self._stepped_at = {"election": clock(), "rounds": clock()}
@@ -154,11 +156,12 @@ class ControllerProcess:
             world = view.world()
             if world is not None:
                 self.seen = rounds.round(world)
+                self._complaint.works()
                 self.rounds += 1
         except NotLeading:
             return
         except ApiError as error:
-            _log.warning("this round ended early: %s", error)
+            self._complaint.fails(error)
         except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
             self.errors["round", "Defect"] += 1
             _log.exception("this round failed")
