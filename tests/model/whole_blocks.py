@@ -279,8 +279,8 @@ class WholeBlocks:
             node = LAGGING if machine.node == PRESENT else machine.node
             yield "power on", change(cluster, number, machine._replace(on=True, node=node))
         yield from self._store_lost(cluster, number, machine)
-        if not self.rules.clone_becomes_another_instance and number == 1 and not machine.on:
-            copied = machine._replace(row=cluster.machines[0].row)
+        if not self.rules.clone_becomes_another_instance and number < 2 and not machine.on:
+            copied = machine._replace(row=cluster.machines[1 - number].row)
             yield "store copied", change(cluster, number, copied)._replace(clones=True)
         for name, before, node in (
             ("Node deleted", PRESENT, ABSENT),
