@@ -104,13 +104,14 @@ def new_cluster(machines: int) -> Cluster:
 
 def change(cluster: Cluster, number: int, machine: Machine) -> Cluster:
     """The state with that machine in place of the one of this number."""
-    machines = cluster.machines
-    return cluster._replace(machines=(*machines[:number], machine, *machines[number + 1 :]))
+    block, controller, machines, clones = cluster
+    machines = (*machines[:number], machine, *machines[number + 1 :])
+    return Cluster(block, controller, machines, clones)
 
 
 def each_machine(cluster: Cluster, changed: Callable[[Machine], Machine]) -> Cluster:
-    machines = tuple(changed(machine) for machine in cluster.machines)
-    return cluster._replace(machines=machines) if machines != cluster.machines else cluster
+    block, controller, machines, clones = cluster
+    return Cluster(block, controller, tuple(map(changed, machines)), clones)
 
 
 # --- What happens to the object --------------------------------------------------------------
@@ -163,6 +164,10 @@ def no_wait(cluster: Cluster) -> Cluster:
 
 
 def _aged(cluster: Cluster, before: str, after: str) -> Cluster:
+    def has_age(machine: Machine) -> bool:
+        answer = machine.answer
+        return machine.confirmed == before or (answer is not None and answer.age == before)
+
     def aged(machine: Machine) -> Machine:
         if machine.confirmed == before:
             machine = machine._replace(confirmed=after)
@@ -170,7 +175,7 @@ def _aged(cluster: Cluster, before: str, after: str) -> Cluster:
             machine = machine._replace(answer=machine.answer._replace(age=after))
         return machine
 
-    return each_machine(cluster, aged)
+    return each_machine(cluster, aged) if any(map(has_age, cluster.machines)) else cluster
 
 
 # --- Invariants ------------------------------------------------------------------------------

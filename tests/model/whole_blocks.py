@@ -123,9 +123,10 @@ class WholeBlocks:
             yield "mark returning", change(cluster, number, marked)
         elif row.state == RETURNING or (row.state == USABLE and machine.pod == FREE):
             yield from self._delete(cluster, number, machine)
-        if self._may_answer(cluster):
-            looks = Answer("GET", saw=self._seen(cluster, number))
-            yield "GET", change(cluster, number, machine._replace(answer=looks))
+        saw = self._seen(cluster, number)
+        if self._may_answer(cluster) and (row is not None or saw != NOTHING):
+            looks = machine._replace(answer=Answer("GET", saw=saw))
+            yield "GET", change(cluster, number, looks)
         if not self.rules.watch_confirms_nothing and row is not None and row.state == USABLE:
             yield "an old event", change(cluster, number, machine._replace(confirmed=RECENT))
 
@@ -311,18 +312,18 @@ class WholeBlocks:
         controller, rules = cluster.controller, self.rules
         if controller.since == GONE or (controller.since != SAME and rules.reclaim_names_version):
             cluster = cluster._replace(controller=IDLE)
-        holder = cluster.block.holder if cluster.block else -1
-        machines = tuple(
-            self._plain_machine(machine, leases=number == holder or cluster.clones)
-            for number, machine in enumerate(cluster.machines)
+        block, controller, machines, clones = cluster
+        holder = block.holder if block is not None else -1
+        plain = tuple(
+            self._plain_machine(machine, number == holder or clones)
+            for number, machine in enumerate(machines)
         )
-        if machines != cluster.machines:
-            cluster = cluster._replace(machines=machines)
-        if cluster.controller.step in ("idle", "waited", "sure"):
+        cluster = Cluster(block, controller, plain, clones)
+        if controller.step in ("idle", "waited", "sure"):
             cluster = no_wait(cluster)
-        return _sorted(cluster) if not cluster.clones else cluster
+        return _sorted(cluster) if not clones else cluster
 
-    def _plain_machine(self, machine: Machine, *, leases: bool) -> Machine:
+    def _plain_machine(self, machine: Machine, leases: bool) -> Machine:
         if not leases and not (machine.on and machine.node in (PRESENT, LAGGING)):
             # It can become this at once, and what it was matters to nobody.
             node = PRESENT if machine.on else LAGGING
@@ -338,6 +339,8 @@ class WholeBlocks:
             machine = machine._replace(row=None)  # it does as little
         if answer is not None and answer.saw == WRITE_FIRST and answer.since != SAME:
             machine = machine._replace(answer=None)  # its PUT would fail
+        elif answer is not None and answer.saw != OURS and answer.age != RECENT:
+            machine = machine._replace(answer=answer._replace(age=RECENT))  # it confirms nothing
         if late is None or late.verb == "POST":
             return machine
         useless = late.since == GONE or rules.delete_names_version
