@@ -55,6 +55,7 @@ class Rules(NamedTuple):
     delete_names_uid: bool = True
     delete_names_version: bool = True
     only_put_ends_returning: bool = True
+    unknown_block_is_written: bool = True
     time_before_request: bool = True
     new_boot_is_written: bool = True
     adopted_in_another_boot_only: bool = True
@@ -118,6 +119,9 @@ class WholeBlocks:
                 made = cluster._replace(block=Block(number))
                 yield from self._done("POST", made, number)
             yield from self._given_up("POST", cluster, number)
+            if cluster.block == Block(number):
+                yield "DELETE unused", deleted(cluster)
+                yield from self._given_up("DELETE", cluster, number)
         elif row.state == USABLE and machine.pod == FREE and self.rules.mark_before_delete:
             marked = machine._replace(row=row._replace(state=RETURNING), confirmed=EXPIRED)
             yield "mark returning", change(cluster, number, marked)
@@ -154,8 +158,10 @@ class WholeBlocks:
             return WRITE_FIRST
         if not (block.boot and block.holder == number) and self.rules.new_boot_is_written:
             return WRITE_FIRST
-        returning = machine.row == Row(RETURNING)  # of an earlier block of ours: nothing to end
-        return WRITE_FIRST if returning and self.rules.only_put_ends_returning else OURS
+        if machine.row == Row(RETURNING) and self.rules.only_put_ends_returning:
+            return WRITE_FIRST
+        known = machine.row is not None and machine.row.alive
+        return OURS if known or not self.rules.unknown_block_is_written else WRITE_FIRST
 
     def _is_holder(self, cluster: Cluster, number: int) -> bool:
         holder = cluster.block.holder if cluster.block else -1
