@@ -4,6 +4,8 @@
       workers: 32
     policy:
       whole_pfs: true   # what network configurations may ask for (cni.policy.rules)
+    ipam:
+      scope: cluster    # whose addresses are (ipam.scope)
     pools: ...          # the device plugin's (deviceplugin.pools.config), not read here
 
 The file is YAML or JSON and may be missing: every key has a default. A mistake is an error that
@@ -26,6 +28,8 @@ from cni.policy import rules
 from cni.policy.rules import Policy
 from cni.spec.limits import MAX_BYTES
 from deviceplugin.pools import config
+from ipam import scope
+from ipam.scope import AddressSettings
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class SettingsError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts `agent` and `policy`. Times are seconds. docs/agent.md has the table for users."""
+    """The parts `agent`, `policy` and `ipam`. Times are seconds. docs/agent.md has the table."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
@@ -50,9 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9810"
     sweep: bool = True
     policy: Policy = Policy()
+    ipam: AddressSettings = AddressSettings()
 
 
-AT_START_ONLY = frozenset(("listen", "sweep"))
+AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
 """Keys that take effect only when the agent starts."""
 
 
@@ -77,7 +82,10 @@ def parse(content: bytes, name: str) -> Settings:
             if not config.is_part(key):
                 raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
         policy = rules.of(whole.get(rules.PART), name)
-        return msgspec.structs.replace(_settings(whole.get("agent"), name), policy=policy)
+        ipam = scope.of(whole.get(scope.PART), name)
+        return msgspec.structs.replace(
+            _settings(whole.get("agent"), name), policy=policy, ipam=ipam
+        )
     except DocumentError as error:
         raise SettingsError(str(error)) from None
 
@@ -169,7 +177,8 @@ def _socket_path(text: str) -> Path:
 
 def _settings(part: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
-    del shapes["policy"]  # a part of the file, not of `agent`
+    for part_of_file in ("policy", "ipam"):  # not of `agent`
+        del shapes[part_of_file]
     values = documents.fields(part, shapes, f"{name}: agent")
     if "listen" in values:
         try:

@@ -29,9 +29,12 @@ def _load(script: str) -> "Plugin":
 
     from cni.installation import paths_of
     from cni.policy import rules
+    from ipam import scope
     from ipam.executable import IpamExecutable
     from ipam.plugin import AddressPlugin
 
     paths = paths_of(script, os.environ, sys.argv[1:])
-    addresses = AddressPlugin.on_node(paths.ipam, paths.boot_id, rules.on_node(paths.config))
+    addresses = AddressPlugin.on_node(
+        paths.ipam, paths.boot_id, rules.on_node(paths.config), scope.on_node(paths.config)
+    )
     return IpamExecutable(addresses, paths.locks)

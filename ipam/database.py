@@ -87,8 +87,9 @@ class Database:
             self._execute("PRAGMA synchronous = NORMAL")
             # Only `checkpoint` and `close` write to the database file.
             self._execute("PRAGMA wal_autocheckpoint = 0")
-            if self._read_version() == FORMER:
-                upgrade(self.connection)
+            version = self._read_version()
+            if version in FORMER:
+                upgrade(self.connection, version)
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")

@@ -26,6 +26,7 @@ import msgspec
 
 from ipam import former_log, salvage, watermark
 from ipam.addresses import Network, parse, parse_interface
+from ipam.blocks import NO_LEASES, Leases
 from ipam.recovery import (
     BACKUP,
     DATABASE,
@@ -285,9 +286,15 @@ def _replace(directory: Path, files: _Files, reservations: Iterable[Reservation]
             os.link(file, aside)
             say(f"kept {name} as {aside}")
     for name in (BACKUP, DATABASE):
-        build(directory / name, store, max(seqs) + 1, every)
+        build(directory / name, store, max(seqs) + 1, every, _leases(files))
     (directory / former_log.NAME).unlink(missing_ok=True)
     say(f"wrote {len(every)} reservations to a new {DATABASE}")
+
+
+def _leases(files: _Files) -> Leases:
+    """The blocks of the database, or if it knows no instance, of the backup copy."""
+    leases = (contents.leases.to_be_confirmed for contents in (files.database, files.backup))
+    return next((known for known in leases if known.instance is not None), NO_LEASES)
 
 
 def _read(directory: Path) -> _Files:

@@ -7,7 +7,7 @@ each other are errors (CNIError 7), which name the JSON path. The shapes are tho
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,8 @@ from ipam.ranges import Range, RangeSet, domain_of
 A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
+Scope = Literal["", "node", "cluster"]
+"""Whose the addresses are; "" leaves that to the node (`ipam.scope`)."""
 
 # Options of whereabouts' Kubernetes or etcd storage, and host-local's directory. They are accepted
 # so that a definition needs no edit, and have no effect on the store of one node.
@@ -74,6 +76,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
+    scope: Scope = ""
 
     def domain(self, network: Network) -> str:
         """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
@@ -108,6 +111,7 @@ class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     ranges: Annotated[tuple[tuple[Section, ...], ...], _OfRangeSets] = ()
     resolvConf: str = ""
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
+    scope: Scope = ""
 
 
 class StaticAddress(msgspec.Struct, frozen=True):
@@ -156,6 +160,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
         shared=ipam.enable_overlapping_ranges,
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
+        scope=ipam.scope,
         idle=tuple(idle),
         notes=tuple(reader.notes),
         requested=(

@@ -5,7 +5,6 @@ also release what was reserved under an earlier configuration, or one that is br
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +21,13 @@ from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from ipam import options as ipam_options
 from ipam import resolv_conf, segments
+from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.requested_ips import final_sets
-from ipam.sqlite_store import SqliteStore
+from ipam.scope import Stores
 from ipam.store import (
     AddressTaken,
     Grant,
@@ -35,7 +35,6 @@ from ipam.store import (
     RangeUsage,
     Reservation,
     ReservedAddress,
-    Store,
     Usage,
 )
 from ipam.store_files import StoreFiles
@@ -45,19 +44,19 @@ from ipam.usage import SeenRanges
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
-    `store_of` returns the store for a boot; only verbs that need the boot call `boot_id`.
-    `policy` returns the rules of the node.
+    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
     """
 
     versions = VERSIONS
 
     def __init__(
         self,
-        store_of: Callable[[str], Store],
+        stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
     ) -> None:
-        self._store = store_of
+        self._stores = stores
+        self._store = stores.of_node
         self._boot_id = boot_id
         self._policy = policy
         self._seen = SeenRanges()
@@ -69,9 +68,10 @@ class AddressPlugin:
         files: Path | StoreFiles,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
+        scope: scopes.Source = scopes.node_only,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(partial(SqliteStore, files), boot_id, policy)
+        return cls(Stores(files, scope), boot_id, policy)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
@@ -98,7 +98,7 @@ class AddressPlugin:
             dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
         owner = Owner(_attachment(request), _encodable(request.arguments.pod))
         try:
-            grant = self._store(self._boot()).reserve(
+            grant = self._stores.of_request(options, self._boot()).reserve(
                 owner,
                 sets,
                 segment=segments.of_config(request.config) if segment is None else segment,
@@ -182,7 +182,7 @@ class AddressPlugin:
         """CNIError 50 if an ADD would get no address now."""
         options = ipam_options.read(request.config)
         try:
-            full = self._store(self._boot()).exhausted(options.sets)
+            full = self._stores.of_request(options, self._boot()).exhausted(options.sets)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
         if full:

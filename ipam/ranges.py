@@ -6,6 +6,7 @@ docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from copy import copy
 from operator import attrgetter
 
 import msgspec
@@ -65,6 +66,13 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
             if part.first > interval.last:
                 break
             yield Interval(max(part.first, interval.first), min(part.last, interval.last))
+
+    def restricted(self, intervals: Iterable[Interval]) -> "Range":
+        """The same range, which hands out no address outside of `intervals`."""
+        narrower = copy(self)
+        parts = (part for interval in intervals for part in self.within(interval))
+        msgspec.structs.force_setattr(narrower, "parts", merged(parts))
+        return narrower
 
     def __str__(self) -> str:
         return f"{self.network} ({text(self.first)}-{text(self.last)})"

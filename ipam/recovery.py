@@ -17,6 +17,7 @@ from base.files import sync_directory
 from cni.spec.errors import CNIError, Code
 from ipam import former_log
 from ipam.addresses import parse
+from ipam.blocks import NO_LEASES, Leases
 from ipam.database import BESIDE, Meta, remove
 from ipam.schema import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
@@ -173,6 +174,9 @@ def verify(tables: Tables) -> None:
         raise Damage(f"{len(keys)} reservations where {tables.meta.held} were counted")
     if list(tables.all_runs()) != list(runs_of(keys)):
         raise Damage("the runs of taken addresses do not match the reservations")
+    tables.instance()
+    for _ in tables.blocks():  # each is compared with its checksum
+        pass
 
 
 def has_content(path: Path) -> bool:
@@ -191,12 +195,18 @@ def unused_aside(path: Path) -> Path:
     return next((path for path in candidates if not path.exists()), first)
 
 
-def build(database: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
+def build(
+    database: Path,
+    store: str,
+    seq: int,
+    reservations: Iterable[Reservation],
+    leases: Leases = NO_LEASES,
+) -> None:
     """Put a new database in place in one step. The old one and its WAL are gone."""
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
-        Tables.create(temporary, store, seq, reservations)
+        Tables.create(temporary, store, seq, reservations, leases)
         temporary.chmod(0o600)
         # SQLite would apply them to the new database.
         for suffix in BESIDE:

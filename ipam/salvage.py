@@ -10,16 +10,20 @@ import msgspec
 
 from ipam import upgrade
 from ipam.addresses import parse, text
+from ipam.blocks import NO_LEASES, Leases
 from ipam.database import Meta, connect
 from ipam.recovery import has_content, verify
 from ipam.schema import (
+    BLOCK_COLUMNS,
     COLUMNS,
     UNREADABLE,
     Damage,
     ForeignWal,
     Newer,
     address_of,
+    block_of,
     key_of,
+    lessee_of,
     meta_of,
     reservation_of,
     run_of,
@@ -45,6 +49,7 @@ class Contents(msgspec.Struct):
     meta: Meta | None = None
     rows: dict[Key, Reservation] = msgspec.field(default_factory=dict)
     taken: set[Key] = msgspec.field(default_factory=set)
+    leases: Leases = NO_LEASES
 
 
 def read(path: Path) -> Contents:
@@ -54,7 +59,8 @@ def read(path: Path) -> Contents:
     try:
         with closing(Tables(path)) as tables:
             verify(tables)
-            return Contents(meta=tables.meta, rows=_by_key(tables.all()))
+            leases = Leases(tables.instance(), tuple(tables.blocks()))
+            return Contents(meta=tables.meta, rows=_by_key(tables.all()), leases=leases)
     except Newer:
         raise  # a rebuilt store would lack what only the newer program knows
     except ForeignWal as error:
@@ -80,6 +86,7 @@ def _salvaged(path: Path, problem: str) -> Contents:
         for key in (keys | salvage.indexed()) - contents.rows.keys():
             contents.rows.update(_by_key(salvage.row(*key)))
         contents.taken = keys - contents.rows.keys()
+        contents.leases = salvage.leases()
     return contents
 
 
@@ -136,6 +143,21 @@ class _Salvage:
                     last = min(run.last, run.first + _MOST_ADDRESSES)
                     keys |= {(row[0], text(address)) for address in range(run.first, last + 1)}
         return keys
+
+    def leases(self) -> Leases:
+        """The blocks that can be read. The API server knows of the others."""
+        instances, blocks = [], {}
+        for row in self._walked("SELECT instance, machine, crc FROM lessee"):
+            with suppress(Damage):
+                instances.append(lessee_of(row))
+        for order in _ORDERS:
+            for row in self._walked(
+                f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name {order}"
+            ):
+                with suppress(Damage):
+                    block = block_of(row)
+                    blocks[block.name] = block
+        return Leases(instances[0] if instances else None, tuple(blocks.values()))
 
     def _decoded(self, statement: str, *values: object) -> Iterator[Reservation]:
         for row in self._walked(statement, *values):

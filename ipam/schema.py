@@ -4,19 +4,23 @@ SQLite stores no checksums: each row has the crc32 of its content, and a row tha
 is `Damage`.
 """
 
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ipam.addresses import Interval, parse, text
+from ipam.blocks import Instance, LeasedBlock
 from ipam.store import Reservation
 
-VERSION = 2
+VERSION = 3
 COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"
 )
+BLOCK_COLUMNS = "name, uid, space, pool, domains, first, last, state, max_offline, boot, confirmed"
+BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
 
 META = """CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER, store TEXT, seq INTEGER,
@@ -33,7 +37,13 @@ INDEXES = (
     "CREATE INDEX by_uid ON reservation (uid) WHERE uid != ''",
     "CREATE INDEX by_segment ON reservation (segment, address) WHERE segment != ''",
 )
-SCHEMA = (META, RESERVATION, RUN, *INDEXES)
+# What this node leases of a cluster's addresses, and as whom (ipam.blocks).
+BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
+    first BLOB, last BLOB, state TEXT, max_offline REAL, boot TEXT, confirmed REAL, crc INTEGER)
+    WITHOUT ROWID"""
+LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
+    crc INTEGER)"""
+SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
 class Damage(Exception):
@@ -138,3 +148,50 @@ def run_of(row: tuple[Any, ...]) -> Interval:
     if crc != crc_of(content):
         raise Damage("a run of taken addresses does not match its checksum")
     return Interval(address_of(content[1]), address_of(content[2]))
+
+
+def block_row(block: LeasedBlock) -> tuple[object, ...]:
+    content = (
+        block.name,
+        block.uid,
+        block.space,
+        block.pool,
+        json.dumps(block.domains),
+        key_of(block.first),
+        key_of(block.last),
+        block.state,
+        block.max_offline,
+        block.boot,
+        block.confirmed,
+    )
+    return (*content, crc_of(content))
+
+
+def block_of(row: tuple[Any, ...]) -> LeasedBlock:
+    *content, crc = row
+    if crc != crc_of(content):
+        raise Damage("a leased block does not match its checksum")
+    return LeasedBlock(
+        name=content[0],
+        uid=content[1],
+        space=content[2],
+        pool=content[3],
+        domains=tuple(json.loads(content[4])),
+        first=address_of(content[5]),
+        last=address_of(content[6]),
+        state=content[7],
+        max_offline=content[8],
+        boot=content[9],
+        confirmed=content[10],
+    )
+
+
+def lessee_row(instance: Instance) -> tuple[object, ...]:
+    return (1, *instance, crc_of(instance))
+
+
+def lessee_of(row: tuple[Any, ...]) -> Instance:
+    *content, crc = row
+    if crc != crc_of(content):
+        raise Damage("the identity of the lessee does not match its checksum")
+    return Instance(*content)

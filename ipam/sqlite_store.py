@@ -12,9 +12,9 @@ from cni.spec.errors import CNIError, Code
 from ipam import allocation
 from ipam.addresses import parse, text
 from ipam.allocation import AddressChoice
+from ipam.changes import change
 from ipam.others import Others
 from ipam.ranges import Range, RangeSet
-from ipam.recovery import FAILURES, UNCERTAIN, explained
 from ipam.segments import BEFORE
 from ipam.store import Grant, Owner, Reservation, ReservedAddress, Usage
 from ipam.store_files import PerCall, StoreFiles
@@ -52,7 +52,24 @@ class SqliteStore:
         alone: Sequence[Range] = (),
     ) -> Grant:
         """See Store.reserve."""
+        return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
+
+    def reserve_seen(
+        self,
+        owner: Owner,
+        seen: Callable[[Tables], Sequence[RangeSet]],
+        *,
+        segment: str = "",
+        alone: Sequence[Range] = (),
+    ) -> Grant:
+        """`reserve` of the sets that `seen` answers for what the store holds at that moment.
+
+        Nothing is reserved if it answers none.
+        """
         with self._files.transaction() as tables:
+            sets = seen(tables)
+            if not sets:
+                return Grant()
             others = Others(tables, segment, self.boot)
             others.require_absent(owner, alone)
             choices = allocation.choose(tables, owner, sets, self.boot, others)
@@ -141,6 +158,11 @@ class SqliteStore:
                         return full
         return None
 
+    def look(self, seen: Callable[[Tables], object]) -> None:
+        """Call `seen` with what the store holds at one moment. It changes nothing."""
+        with self._files.transaction() as tables:
+            seen(tables)
+
     def usage(self, asked: tuple[Range, ...], last: Usage) -> Usage:
         """See Store.usage."""
         with self._files.transaction() as tables:
@@ -194,9 +216,7 @@ class SqliteStore:
         """Change the tables in one transaction."""
         if not put and not drop:
             return
-        seq = tables.meta.seq
-        try:
-            tables.begin()
+        with change(tables, self.directory):
             for reservation in drop:
                 tables.drop(reservation.domain, parse(reservation.address))
             if len(put) < _WORTH_LOADING:
@@ -204,21 +224,3 @@ class SqliteStore:
                     tables.put(reservation)
             else:
                 tables.load(put)
-            tables.record(seq + 1)
-            tables.commit()
-        except BaseException as error:
-            if not _was_undone(tables, seq) and isinstance(error, FAILURES):
-                raise explained(error, self.directory, UNCERTAIN) from None
-            raise
-
-
-def _was_undone(tables: Tables, seq: int) -> bool:
-    """After a failure: whether the database has nothing of the transaction.
-
-    False also if that cannot be found out.
-    """
-    try:
-        tables.reopen()
-    except FAILURES:
-        return False
-    return tables.meta.seq == seq

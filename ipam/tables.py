@@ -11,6 +11,8 @@ from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
+from ipam.block_tables import BlockTables
+from ipam.blocks import Leases
 from ipam.database import Database
 from ipam.other_domains import DomainQueries
 from ipam.schema import (
@@ -31,11 +33,13 @@ from ipam.schema import (
 from ipam.store import Owner, Reservation
 
 
-class Tables(Database, DomainQueries):
+class Tables(Database, DomainQueries, BlockTables):
     """The tables of an open database."""
 
     @classmethod
-    def create(cls, path: Path, store: str, seq: int, reservations: Iterable[Reservation]) -> None:
+    def create(
+        cls, path: Path, store: str, seq: int, reservations: Iterable[Reservation], leases: Leases
+    ) -> None:
         """Write a new database at `path`, which does not exist yet. It is on disk afterwards."""
         connection = sqlite3.connect(path, isolation_level=None)
         try:
@@ -55,6 +59,10 @@ class Tables(Database, DomainQueries):
         try:
             tables.begin()
             tables.load(reservations)
+            if leases.instance is not None:
+                tables.put_instance(leases.instance)
+            for block in leases.blocks:
+                tables.put_block(block)
             tables.record(seq)
             tables.commit()
             tables.checkpoint()  # `close` does not report a failure to write the WAL back
@@ -164,6 +172,15 @@ class Tables(Database, DomainQueries):
         """Every reservation, by domain and address."""
         for row in self._execute(
             f"SELECT {COLUMNS}, crc FROM reservation ORDER BY domain, address"
+        ):
+            yield reservation_of(row)
+
+    def within(self, domain: str, interval: Interval) -> Iterator[Reservation]:
+        """Every reservation of the interval in the domain, by address."""
+        for row in self._execute(
+            f"SELECT {COLUMNS}, crc FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
+            "ORDER BY address",
+            (domain, key_of(interval.first), key_of(interval.last)),
         ):
             yield reservation_of(row)
 

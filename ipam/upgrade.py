@@ -1,16 +1,18 @@
-"""Upgrades a database of version 1 in place.
+"""Upgrades a database of version 1 or 2 in place.
 
 Version 1 did not record on which link an address is used. Such a reservation counts as on every
-link until its pod comes again (`segments.BEFORE`). The upgrade is one transaction of SQLite, so a
-process that is killed in it leaves version 1.
+link until its pod comes again (`segments.BEFORE`). Version 2 knew no leased blocks. The upgrade is
+one transaction of SQLite, so a process that is killed in it leaves the former version.
 """
 
 import sqlite3
 from typing import Any
 
 from ipam.schema import (
+    BLOCK,
     COLUMNS,
     INDEXES,
+    LESSEE,
     META,
     RESERVATION,
     RESERVATION_MARKS,
@@ -21,26 +23,24 @@ from ipam.schema import (
 )
 from ipam.segments import BEFORE
 
-FORMER = 1
+FORMER = (1, 2)
 FORMER_COLUMNS = COLUMNS.removesuffix(", segment")
 _RESERVATION = RESERVATION.replace("segment TEXT, ", "")
-_SCHEMA = (META, _RESERVATION, RUN, *INDEXES[:-1])
+_SCHEMAS = {1: (META, _RESERVATION, RUN, *INDEXES[:-1]), 2: (META, RESERVATION, RUN, *INDEXES)}
 _UNSOUND = -1  # not a crc32: a row that did not match its checksum must not match the new one
 
 
-def upgrade(connection: sqlite3.Connection) -> None:
-    """Upgrade version 1. Raises Damage and sqlite3.Error, with nothing changed."""
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Upgrade one of the FORMER versions. Raises Damage and sqlite3.Error, with nothing changed."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         schema = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema") if sql}
-        if schema != set(_SCHEMA):
-            raise Damage("its tables are not those of an address store of version 1")
-        former = connection.execute(f"SELECT {FORMER_COLUMNS}, crc FROM reservation")
-        rows = [upgraded(row) for row in former]
-        connection.execute("DROP TABLE reservation")
-        for statement in (RESERVATION, *INDEXES):
+        if schema != set(_SCHEMAS[version]):
+            raise Damage(f"its tables are not those of an address store of version {version}")
+        if version == 1:
+            _add_segments(connection)
+        for statement in (BLOCK, LESSEE):
             connection.execute(statement)
-        connection.executemany(f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", rows)
         row = connection.execute("SELECT store, seq, count FROM meta").fetchone()
         content = (VERSION, *row)
         connection.execute(
@@ -53,7 +53,16 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 
 def upgraded(row: tuple[Any, ...]) -> tuple[object, ...]:
-    """A reservation's row of version 1, with its checksum, as one of this version."""
+    """A reservation's row of version 1, with its checksum, as one of later versions."""
     *content, crc = row
     new = (*content, BEFORE)
     return (*new, crc_of(new) if crc == crc_of(content) else _UNSOUND)
+
+
+def _add_segments(connection: sqlite3.Connection) -> None:
+    former = connection.execute(f"SELECT {FORMER_COLUMNS}, crc FROM reservation")
+    rows = [upgraded(row) for row in former]
+    connection.execute("DROP TABLE reservation")
+    for statement in (RESERVATION, *INDEXES):
+        connection.execute(statement)
+    connection.executemany(f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", rows)

@@ -34,6 +34,7 @@ from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
+from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
 from ipam.plugin import AddressPlugin
 
@@ -160,7 +161,7 @@ class InterfacePlugin(ABC):
         self.paths = paths
         self._policy = policy or rules.on_node(paths.config)
         self._addresses = addresses or AddressPlugin.on_node(
-            paths.ipam, paths.boot_id, self._policy
+            paths.ipam, paths.boot_id, self._policy, scope.on_node(paths.config)
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)

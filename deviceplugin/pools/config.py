@@ -15,7 +15,7 @@ Placement = Literal["spread", "pack"]
 Registration = Literal["legacy", "watcher"]
 
 PARTS = (
-    *("agent", "policy", "pools", "devices"),
+    *("agent", "policy", "ipam", "pools", "devices"),
     *("configList", "periodicUpdateInterval", "resourceList"),
 )
 """The top-level keys of config.yaml. The last three belong to other plugins' files."""
@@ -24,7 +24,7 @@ ID_BYTES = 70  # at most, of a device in a ListAndWatch answer
 LIST_BYTES = 3_670_016  # 3.5 MiB, since gRPC accepts at most 4 MiB
 MOST_IDS = LIST_BYTES // ID_BYTES
 
-_FOREIGN = {key.lower() for key in PARTS[4:]}
+_FOREIGN = {key.lower() for key in PARTS[5:]}
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must be valid too

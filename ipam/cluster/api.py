@@ -75,6 +75,25 @@ class NetworkDefinition(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     config: str
+    uid: str = ""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A Lease of coordination.k8s.io: which process leads.
+
+    Each write changes `resource_version`, and "" stands for a Lease that was not yet written.
+    Whether it is still renewed shows in `resource_version` only: `renewed` and `acquired` (RFC 3339
+    with microseconds) are for people. No `holder` is "": the Lease was given back.
+    """
+
+    namespace: str
+    name: str
+    resource_version: str = ""
+    holder: str = ""
+    duration: int = 0
+    transitions: int = 0
+    acquired: str = ""
+    renewed: str = ""
 
 
 class ClusterApi(Protocol):
@@ -123,6 +142,13 @@ class ClusterApi(Protocol):
 
     def network_definitions(self) -> Sequence[NetworkDefinition]:
         """All NetworkAttachmentDefinitions; none if their kind is not installed."""
+
+    def lease(self, namespace: str, name: str) -> Lease:
+        """A Lease. NotFound."""
+
+    def write_lease(self, changed: Lease) -> Lease:
+        """Create the Lease if it has no resource version (AlreadyExists), else replace it if it
+        still has that one (Conflict, NotFound); as it was stored."""
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""

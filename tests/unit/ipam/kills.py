@@ -20,6 +20,7 @@ from tests.unit.ipam.calls import BOOT, range_of, sets_of
 MODULES = {
     str(Path(sqlite_store.__file__).with_name(name))
     for name in (
+        "changes.py",
         "sqlite_store.py",
         "store_files.py",
         "resident.py",

@@ -1,0 +1,59 @@
+"""Queries for leased blocks, and the changes to their rows."""
+
+import sqlite3
+from collections.abc import Iterator
+
+from ipam.addresses import Interval
+from ipam.blocks import Instance, LeasedBlock
+from ipam.schema import (
+    BLOCK_COLUMNS,
+    BLOCK_MARKS,
+    block_of,
+    block_row,
+    key_of,
+    lessee_of,
+    lessee_row,
+)
+
+
+class BlockTables:
+    """The part of `Tables` that `ipam.cluster` uses."""
+
+    connection: sqlite3.Connection
+
+    def blocks(self) -> Iterator[LeasedBlock]:
+        """Every block, by name."""
+        for row in self.connection.execute(f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name"):
+            yield block_of(row)
+
+    def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
+        """The blocks that give out addresses of the interval in the domain, lowest first."""
+        rows = self.connection.execute(
+            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? ORDER BY first",
+            (key_of(interval.last), key_of(interval.first)),
+        )
+        return [block for block in map(block_of, rows) if domain in block.domains]
+
+    def block(self, name: str) -> LeasedBlock | None:
+        """The block of that name."""
+        row = self.connection.execute(
+            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE name = ?", (name,)
+        ).fetchone()
+        return None if row is None else block_of(row)
+
+    def put_block(self, block: LeasedBlock) -> None:
+        """Record a block, or what changed of it."""
+        self.connection.execute(f"REPLACE INTO block VALUES ({BLOCK_MARKS})", block_row(block))
+
+    def drop_block(self, name: str) -> None:
+        """Forget a block."""
+        self.connection.execute("DELETE FROM block WHERE name = ?", (name,))
+
+    def instance(self) -> Instance | None:
+        """Who leases the blocks; None before the first lease."""
+        row = self.connection.execute("SELECT instance, machine, crc FROM lessee").fetchone()
+        return None if row is None else lessee_of(row)
+
+    def put_instance(self, instance: Instance) -> None:
+        """Lease under this identity from here on."""
+        self.connection.execute("REPLACE INTO lessee VALUES (?, ?, ?, ?)", lessee_row(instance))

@@ -1,0 +1,77 @@
+"""Blocks of a cluster's addresses that this node leases: rows of the store beside reservations.
+
+A row is written before the first address of the block is handed out, and is marked as `returning`
+before the lease is given back. `ipam.cluster` says when; the store only keeps it.
+"""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ipam.addresses import Interval
+
+State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
+"""`draining`: the pool is, so there are no new hand-outs. `unconfirmed`: the API server shows that
+this store lacks changes. `returning`: the lease is being given back. `lost`: it is another's."""
+
+
+class Instance(NamedTuple):
+    """Who the API server knows this store as. `machine` is where the name was made."""
+
+    id: str
+    machine: str
+
+
+class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
+
+    `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
+    the pools in `space`. It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and
+    hands out addresses for `max_offline` seconds from then.
+    """
+
+    name: str
+    uid: str
+    space: str
+    pool: str
+    domains: tuple[str, ...]
+    first: int
+    last: int
+    state: State = "usable"
+    max_offline: float = 0.0
+    boot: str = ""
+    confirmed: float = 0.0
+
+    @property
+    def interval(self) -> Interval:
+        """Its addresses."""
+        return Interval(self.first, self.last)
+
+    @property
+    def size(self) -> int:
+        """How many addresses it has."""
+        return self.last - self.first + 1
+
+    def is_confirmed(self, boot: str, now: float) -> bool:
+        """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME."""
+        return (
+            self.state == "usable"
+            and self.boot == boot
+            and 0 <= now - self.confirmed < self.max_offline
+        )
+
+
+class Leases(msgspec.Struct, frozen=True):
+    """All blocks of a store, and as whom it leases them."""
+
+    instance: Instance | None = None
+    blocks: tuple[LeasedBlock, ...] = ()
+
+    @property
+    def to_be_confirmed(self) -> "Leases":
+        """The same of a store that was built again: the API server is asked before it hands out."""
+        blocks = (msgspec.structs.replace(block, boot="", confirmed=0.0) for block in self.blocks)
+        return Leases(self.instance, tuple(blocks))
+
+
+NO_LEASES = Leases()

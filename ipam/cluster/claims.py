@@ -1,0 +1,231 @@
+"""Claims a block: POSTs its AddressBlock, whose name is the lock on its addresses.
+
+Another node's claim of the same block is 409: then the next candidate is tried. An answer that was
+lost is looked up: the nonce tells this node's claim from a twin's. What is known of a pool comes
+from an earlier read, so the pool is read after the POST: a controller that changes the pool says so
+first, and looks for blocks then.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import family, text
+from ipam.blocks import LeasedBlock
+from ipam.cluster import geometry
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
+from ipam.cluster.block_store import BlockStore
+from ipam.cluster.geometry import MOST_MAPPED, Geometry
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
+from ipam.cluster.pools import Pools, max_offline, pool_of, require_usable
+from ipam.cluster.store import Want
+from ipam.store import AddressTaken
+
+LOSSES = 8  # claims that others won, before the pool is read again
+_MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
+_ATTEMPTS = 3  # of one POST whose answers are lost
+_AHEAD = 1024  # blocks behind the last leased one that are tried in a pool without a map
+
+
+class Late(Exception):
+    """The time for a claim is over."""
+
+
+class Claimant:
+    """Claims blocks for `holder`. `clock` is CLOCK_BOOTTIME. `conflicts` counts lost claims."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        store: BlockStore,
+        pools: Pools,
+        holder: Holder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._pools = pools
+        self.holder = holder
+        self._clock = clock
+        self._random = random.Random(holder.instance)  # so that nodes try different ones
+        self.claims = 0
+        self.conflicts = 0
+
+    def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
+        """Lease a block with an address that is wanted; None if a present one has one now.
+
+        Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
+        """
+        name = pool_of(want.range)
+        pool = self._pools.recent(name)
+        tried: set[str] = set()
+        listed = False
+        while True:
+            blocks = require_usable(pool)
+            if self._store.serve(pool.status.space, want.range.domain):
+                return None
+            mine = self._store.blocks()
+            self._require_few(pool, mine.values())
+            leased = self._leased(pool) if listed else frozenset()
+            losses = 0
+            for index in self._candidates(pool, blocks, want, use_map=not listed):
+                block_name = blocks.name(pool.status.space, index)
+                if block_name in tried or block_name in mine or block_name in leased:
+                    continue
+                if is_late():
+                    raise Late
+                block = self._attempt(pool, blocks, index, want)
+                if block is not None:
+                    return block
+                tried.add(block_name)
+                losses += 1
+                if losses == LOSSES:
+                    break
+            else:
+                if listed or pool.status.blocks.leased > _MOST_LISTED:
+                    raise self._none_left(pool, blocks, want)
+                listed = True  # the map may be older than what others gave back
+            pool = self._pools.read(name)
+
+    def _attempt(
+        self, pool: AddressPool, blocks: Geometry, index: int, want: Want
+    ) -> AddressBlock | None:
+        """POST one block; None if it is another's."""
+        stored, at = self._post(self._block(pool, blocks, index))
+        if stored is None:
+            self.conflicts += 1
+            return None
+        fresh = self._pools.read(pool.metadata.name)
+        try:
+            fits = require_usable(fresh) == blocks and fresh.status.space == pool.status.space
+        except Exception:
+            self._give_up(stored)
+            raise
+        if not fits:
+            self._give_up(stored)
+            return None
+        interval = blocks.block(index)
+        row = LeasedBlock(
+            name=stored.metadata.name,
+            uid=stored.metadata.uid,
+            space=stored.spec.space,
+            pool=stored.spec.pool,
+            domains=(want.range.domain,),
+            first=interval.first,
+            last=interval.last,
+            max_offline=min(max_offline(pool), max_offline(fresh)),
+            boot=self.holder.boot,
+            confirmed=at,
+        )
+        self._store.put(row)
+        self.claims += 1
+        return stored
+
+    def _post(self, new: AddressBlock) -> tuple[AddressBlock | None, float]:
+        """The block as it was stored, None if it is another's; and a time before that was known."""
+        for attempt in range(_ATTEMPTS):
+            at = self._clock()
+            try:
+                return self._api.create(new), at
+            except AlreadyExists:
+                pass
+            except Unavailable:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            at = self._clock()
+            try:
+                found = self._api.get(AddressBlock, new.metadata.name)
+            except NotFound:
+                continue  # the POST had no effect yet, or the other one is gone
+            mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
+            return (found if mine and found.spec.state == "Active" else None), at
+        return None, 0.0
+
+    def _give_up(self, stored: AddressBlock) -> None:
+        """Delete a block that was never used. What remains is found by the next confirmation."""
+        with suppress(NotFound, Conflict):
+            self._api.delete(stored)
+
+    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
+        return AddressBlock(
+            metadata=Meta(name=blocks.name(pool.status.space, index)),
+            spec=BlockSpec(
+                pool=pool.metadata.name,
+                space=pool.status.space,
+                first=text(blocks.block(index).first),
+                prefix=blocks.prefix,
+                holder=self.holder,
+                nonce=str(uuid.uuid4()),
+            ),
+        )
+
+    def _candidates(
+        self, pool: AddressPool, blocks: Geometry, want: Want, *, use_map: bool
+    ) -> Iterator[int]:
+        """Blocks with an address that is wanted: in this node's own order, or from the top."""
+        stretches = [
+            range(blocks.index(part.first), blocks.index(part.last) + 1) for part in want.parts
+        ]
+        if sum(map(len, stretches)) > MOST_MAPPED:
+            end = 2 * pool.status.high_water + _AHEAD
+            low = [range(each.start, min(each.stop, end)) for each in stretches]
+            return self._drawn([each for each in low if each] or stretches[:1])
+        indexes = {index for stretch in stretches for index in stretch}
+        if use_map and pool.status.free_map:
+            with suppress(ValueError):  # it is a hint
+                indexes &= set(geometry.free_indexes(pool.status.free_map, blocks.total))
+        order = sorted(indexes, reverse=pool.spec.claim_from == "High")
+        if pool.spec.claim_from == "Low":
+            self._random.shuffle(order)
+        return iter(order)
+
+    def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
+        """Indexes of a pool without a map, each at most some times."""
+        total = sum(len(stretch) for stretch in stretches)
+        for _ in range(4 * LOSSES):
+            number = self._random.randrange(total)
+            for stretch in stretches:
+                if number < len(stretch):
+                    yield stretch[number]
+                    break
+                number -= len(stretch)
+
+    def _leased(self, pool: AddressPool) -> frozenset[str]:
+        listing = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name})
+        return frozenset(block.metadata.name for block in listing.items)
+
+    def _require_few(self, pool: AddressPool, mine: Collection[LeasedBlock]) -> None:
+        most = pool.spec.max_blocks_per_node
+        count = sum(block.pool == pool.metadata.name for block in mine)
+        if most and count >= most:
+            raise CNIError(
+                Code.NO_FREE_ADDRESS,
+                f"this node has all {most} blocks of AddressPool {pool.metadata.name} that its "
+                "spec.maxBlocksPerNode allows, and no free address in them: nothing was "
+                "reserved; delete pods that no longer need one, or raise that number",
+            )
+
+    def _none_left(self, pool: AddressPool, blocks: Geometry, want: Want) -> CNIError:
+        if want.fixed:
+            name = blocks.name(pool.status.space, blocks.index(want.range.first))
+            if name in self._store.blocks():
+                return CNIError(
+                    Code.TRY_AGAIN,
+                    f"{want.range.where}: this node may not hand out {text(want.range.first)} now: "
+                    f"its lease of AddressBlock {name} is not confirmed, or ends; try again",
+                )
+            return AddressTaken(
+                f"{want.range.where}: address {text(want.range.first)} is in a block that another "
+                "node has leased: nothing was reserved; ask for another address",
+                f"see who holds AddressBlock {name}",
+            )
+        used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
+        return CNIError(
+            Code.NO_FREE_ADDRESS,
+            f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
+            f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
+            f"that {want.range} may use are leased (IPv{family(want.range.first)}): nothing was "
+            "reserved; delete pods that no longer need one, or widen the range",
+        )

@@ -1,0 +1,285 @@
+"""Confirms this node's leases: one consistent LIST of the blocks of its instance.
+
+A block is confirmed if it is there, is ours by instance and uid, is not being reclaimed, names this
+boot as its holder's, and if the node's own Node object exists. What the store and the API server
+know differently is settled here: the store's word counts for what pods hold, the API server's for
+whose a block is. The time of a confirmation is taken before its first request.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from ipam.addresses import Network, text
+from ipam.blocks import LeasedBlock, State
+from ipam.cluster import geometry
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
+from ipam.cluster.block_store import BlockStore, Revision
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    BlockSpec,
+    BlockStatus,
+    Holder,
+    Meta,
+)
+from ipam.cluster.pools import Pools, Unusable, max_offline, require_usable
+from ipam.store import Reservation
+
+Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
+"""Told of a block by name that is not ours any more: why, and who holds addresses of it."""
+
+
+class Confirmed(NamedTuple):
+    """What a confirmation found: objects by name, and whether any block had to be claimed again."""
+
+    objects: Mapping[str, AddressBlock]
+    rolled_back: bool
+
+
+class Confirmation:
+    """Settles the store's rows with the API server's objects. `clock` is CLOCK_BOOTTIME."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        store: BlockStore,
+        pools: Pools,
+        holder: Holder,
+        clock: Callable[[], float],
+        conflicted: Conflicted,
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._pools = pools
+        self._holder = holder
+        self._clock = clock
+        self._conflicted = conflicted
+
+    def run(self, at: float) -> Confirmed:
+        """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
+
+        Raises ApiError.
+        """
+        rows = self._store.blocks()  # before the LIST: each of these was POSTed
+        for pool in {row.pool for row in rows.values()}:
+            self._read_pool(pool)
+        selector = {"spec.holder.instance": self._holder.instance}
+        listed = self._api.list(AddressBlock, selector).items
+        objects: dict[str, AddressBlock] = {}
+        revisions: dict[tuple[str, str], Revision] = {}
+        for found in listed:
+            name = found.metadata.name
+            row = rows.pop(name, None)
+            if row is not None and row.uid == found.spec.nonce:
+                # `_claim_again`, which died or got no answer
+                row = _renewed(row, found.metadata.uid)
+                self._store.put(row)
+            if row is not None and row.uid != found.metadata.uid:
+                self._lose(row, "its lease had ended, and this node has leased it anew")
+                row = self._store.blocks().get(name)
+                if row is not None:
+                    continue  # pods of the former lease hold addresses of it
+            if row is None:
+                row = self._taken_over(found)
+            if row is None or row.state in ("returning", "lost"):
+                continue
+            ours = self._asserted(found, at)
+            if ours is not None:
+                objects[name], when = ours
+                revisions[name, row.uid] = self._revision(objects[name], when)
+        self._store.revise(revisions)
+        again = [row for row in rows.values() if self._is_missing(row, objects, at)]
+        return Confirmed(objects, bool(again))
+
+    def _read_pool(self, name: str) -> None:
+        with suppress(NotFound):  # its blocks are confirmed for as long as before
+            self._pools.read(name)
+
+    def _revision(self, found: AddressBlock, at: float) -> Revision:
+        pool = self._pools.known(found.spec.pool)
+        state: State = "usable" if pool is None or pool.spec.state == "Active" else "draining"
+        limit = None
+        if pool is not None:
+            try:
+                limit = max_offline(pool)
+            except Unusable:
+                limit = 0.0
+        # In one boot only a store that was put back can have fewer transactions than it told.
+        lacks = found.spec.holder.boot == self._holder.boot and found.status.seq > self._store.seq()
+        return partial(
+            _confirmed,
+            state="unconfirmed" if lacks else state,
+            boot=self._holder.boot,
+            at=at,
+            limit=limit,
+        )
+
+    def _asserted(self, found: AddressBlock, at: float) -> tuple[AddressBlock, float] | None:
+        """The object as it is ours in this boot, and when that was sure; None if it is not."""
+        if found.spec.state == "Active" and found.spec.holder == self._holder:
+            return found, at
+        epoch = found.spec.epoch + (found.spec.holder != self._holder)
+        former = found.spec.holder
+        if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
+            # Its `seq` and holders are of a store or a boot that is over.
+            try:
+                found = self._api.update_status(
+                    msgspec.structs.replace(found, status=BlockStatus())
+                )
+            except (Conflict, NotFound):
+                return None
+        spec = msgspec.structs.replace(found.spec, state="Active", holder=self._holder, epoch=epoch)
+        when = self._clock()
+        try:
+            stored = self._api.update(msgspec.structs.replace(found, spec=spec))
+        except (Conflict, NotFound):
+            return None  # the next confirmation sees why
+        return stored, when
+
+    def _taken_over(self, found: AddressBlock) -> LeasedBlock | None:
+        """A row for a block of our instance that the store does not know, or it is deleted.
+
+        It was claimed by a call that died, or by a store that was put back since: then pods may
+        have addresses of it in this boot, and it stays unused.
+        """
+        same_boot = found.spec.holder.boot == self._holder.boot
+        if found.spec.holder.node != self._holder.node:
+            return None
+        try:
+            pool = self._pools.read(found.spec.pool)
+            blocks = require_usable(pool)
+            fits = (pool.status.space, blocks.prefix) == (found.spec.space, found.spec.prefix)
+        except (NotFound, Unusable):
+            fits = False
+        if not fits:
+            if not (same_boot and found.status.used):
+                self._delete(found)
+            return None
+        interval = geometry.interval(found)
+        row = LeasedBlock(
+            name=found.metadata.name,
+            uid=found.metadata.uid,
+            space=found.spec.space,
+            pool=found.spec.pool,
+            domains=(domain_of_pool(pool),),
+            first=interval.first,
+            last=interval.last,
+        )
+        self._store.put(row)
+        return row
+
+    def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
+        """Settle a row that the LIST did not have; whether its block had to be claimed again."""
+        try:
+            found = self._api.get(AddressBlock, row.name)
+        except NotFound:
+            found = None
+        if found is not None and found.metadata.uid == row.uid:
+            if found.spec.holder.instance != self._holder.instance:
+                self._lose(row, f"node {found.spec.holder.node} has taken it over")
+            return False  # ours, and changed during the LIST: the next one confirms it
+        if found is not None:
+            self._lose(row, f"node {found.spec.holder.node} has leased it")
+            return False
+        if row.state in ("returning", "lost") or not self._is_held(row):
+            self._store.forget(row.name, row.uid)
+            return False
+        return self._claim_again(row, objects, at)
+
+    def _is_held(self, row: LeasedBlock) -> bool:
+        holders = self._store.holders(row.name).values()
+        return any(held.boot == self._holder.boot for held in holders)
+
+    def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
+        """Pods hold addresses of a block whose object is gone: somebody deleted it, or etcd was put
+        back. Whoever is first has it.
+        """
+        block = AddressBlock(
+            metadata=Meta(name=row.name),
+            spec=BlockSpec(
+                pool=row.pool,
+                space=row.space,
+                first=text(row.first),
+                prefix=prefix_of(row),
+                holder=self._holder,
+                nonce=row.uid,
+            ),
+        )
+        when = self._clock()
+        try:
+            stored = self._api.create(block)
+        except AlreadyExists:
+            stored = self._api.get(AddressBlock, row.name)
+            if stored.spec.nonce != row.uid or stored.spec.holder != self._holder:
+                self._lose(row, f"node {stored.spec.holder.node} has leased it")
+                return True
+            when = at
+        renewed = _renewed(row, stored.metadata.uid)
+        self._store.put(
+            _confirmed(renewed, state="usable", boot=self._holder.boot, at=when, limit=None)
+        )
+        objects[row.name] = stored
+        return True
+
+    def _lose(self, row: LeasedBlock, why: str) -> None:
+        held = self._store.lose(row.name, row.uid)
+        if row.state not in ("returning", "lost"):
+            self._conflicted(row.name, why, held)
+
+    def _delete(self, found: AddressBlock) -> None:
+        with suppress(NotFound, Conflict):
+            self._api.delete(found)
+
+    def adopt(self) -> None:
+        """Take over the blocks of a store that this machine lost before it booted.
+
+        Its sandboxes died with the boot. Both ids must be equal: clones share the first. The next
+        `run` makes rows of them. Raises ApiError.
+        """
+        mine = self._holder
+        if not (mine.machine_id and mine.system_uuid):
+            return
+        for found in self._api.list(AddressBlock, {"spec.holder.node": mine.node}).items:
+            other = found.spec.holder
+            same_machine = (other.machine_id, other.system_uuid) == (
+                mine.machine_id,
+                mine.system_uuid,
+            )
+            if other.instance != mine.instance and same_machine and other.boot != mine.boot:
+                self._asserted(found, 0.0)
+
+
+def prefix_of(row: LeasedBlock) -> int:
+    """The prefix length of a block, as its address family writes it."""
+    return Network(row.first, 129 - row.size.bit_length()).family_prefix
+
+
+def domain_of_pool(pool: AddressPool) -> str:
+    """The store's domain of the addresses of a pool."""
+    name = pool.spec.network_name
+    return name if pool.spec.shared else f"{name} {pool.spec.range}"
+
+
+def _renewed(row: LeasedBlock, uid: str) -> LeasedBlock:
+    return msgspec.structs.replace(row, uid=uid)
+
+
+def _confirmed(
+    row: LeasedBlock, *, state: State, boot: str, at: float, limit: float | None
+) -> LeasedBlock:
+    """The row as this confirmation leaves it. What lacks changes does so until the next boot."""
+    if row.state == "lost":
+        return row
+    if row.state == "unconfirmed" and row.boot == boot:
+        state = "unconfirmed"
+    return msgspec.structs.replace(
+        row,
+        state=state,
+        boot=boot,
+        confirmed=max(at, row.confirmed) if row.boot == boot else at,
+        max_offline=row.max_offline if limit is None else limit,
+    )

@@ -1,0 +1,251 @@
+"""The API server's JSON documents: our objects to and from them, and what is read of others."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from ipam.cluster.api import Lease, NetworkDefinition, Node
+from ipam.cluster.objects import GROUP, VERSION, Resource
+
+JSON = "application/json"
+OURS = f"/apis/{GROUP}/{VERSION}"
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
+PAGE = 500
+"""How many objects one answer to a LIST has at most."""
+
+_LONGEST_MESSAGE = 1024  # characters of an event's message
+
+AnyType = TypeVar("AnyType")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+class ListMeta(msgspec.Struct, rename="camel"):
+    """Of a page of a LIST. `continue_` leads to the next page; "" on the last."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Page(msgspec.Struct):
+    """A page of a LIST, its objects undecoded."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] = []
+
+
+class WatchEvent(msgspec.Struct):
+    """A line of a watch. The object of an ERROR is a Status."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class Bookmark(msgspec.Struct):
+    """All that a BOOKMARK's object has: the version up to which the watch has shown everything."""
+
+    metadata: ListMeta
+
+
+class Status(msgspec.Struct):
+    """Why a request failed."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class _NodeMeta(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _Taint(msgspec.Struct):
+    key: str
+
+
+class _NodeSpec(msgspec.Struct):
+    taints: list[_Taint] = []
+
+
+class _NodeCondition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _Machine(msgspec.Struct):
+    machine_id: str = msgspec.field(default="", name="machineID")
+    system_uuid: str = msgspec.field(default="", name="systemUUID")
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
+class _NodeStatus(msgspec.Struct, rename="camel"):
+    conditions: list[_NodeCondition] = []
+    node_info: _Machine = msgspec.field(default_factory=_Machine)
+
+
+class NodeDocument(msgspec.Struct):
+    """A Node, as far as a lease depends on it."""
+
+    metadata: _NodeMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+    def node(self) -> Node:
+        """The typed value."""
+        machine = self.status.node_info
+        conditions = {each.type: each.status for each in self.status.conditions}
+        return Node(
+            name=self.metadata.name,
+            uid=self.metadata.uid,
+            machine_id=machine.machine_id,
+            system_uuid=machine.system_uuid,
+            boot_id=machine.boot_id,
+            ready=conditions.get("Ready") == "True",
+            taints=tuple(each.key for each in self.spec.taints),
+        )
+
+
+class _DefinitionMeta(msgspec.Struct):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class _DefinitionSpec(msgspec.Struct):
+    config: str = ""
+
+
+class DefinitionDocument(msgspec.Struct):
+    """A NetworkAttachmentDefinition. It may have no `spec`: the file on the node is meant then."""
+
+    metadata: _DefinitionMeta
+    spec: _DefinitionSpec = msgspec.field(default_factory=_DefinitionSpec)
+
+    def definition(self) -> NetworkDefinition:
+        """The typed value."""
+        meta = self.metadata
+        return NetworkDefinition(
+            namespace=meta.namespace, name=meta.name, config=self.spec.config, uid=meta.uid
+        )
+
+
+class _LeaseMeta(msgspec.Struct, rename="camel"):
+    namespace: str
+    name: str
+    resource_version: str
+
+
+class _LeaseSpec(msgspec.Struct, rename="camel"):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    lease_transitions: int = 0
+    acquire_time: str | None = None
+    renew_time: str | None = None
+
+
+class LeaseDocument(msgspec.Struct):
+    """A Lease of coordination.k8s.io/v1."""
+
+    metadata: _LeaseMeta
+    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+
+    def lease(self) -> Lease:
+        """The typed value."""
+        return Lease(
+            namespace=self.metadata.namespace,
+            name=self.metadata.name,
+            resource_version=self.metadata.resource_version,
+            holder=self.spec.holder_identity,
+            duration=self.spec.lease_duration_seconds,
+            transitions=self.spec.lease_transitions,
+            acquired=self.spec.acquire_time or "",
+            renewed=self.spec.renew_time or "",
+        )
+
+
+def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
+    """The document as a value of the type. msgspec.MsgspecError if it is none."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    value: AnyType = decoder.decode(document)
+    return value
+
+
+def document(resource: Resource) -> dict[str, Any]:
+    """What is sent of an object: all of it but what only the server writes."""
+    written: dict[str, Any] = msgspec.to_builtins(resource)
+    sent = ("name", "namespace", "uid", "resourceVersion", "labels")
+    meta = {key: value for key, value in written["metadata"].items() if key in sent and value}
+    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": resource.KIND}
+    return {**kind, **written, "metadata": meta}
+
+
+def lease_document(lease: Lease) -> dict[str, Any]:
+    """What is sent of a Lease. The server takes no times that are "", and no duration of 0."""
+    meta = {"namespace": lease.namespace, "name": lease.name}
+    spec = {
+        "holderIdentity": lease.holder,
+        "leaseDurationSeconds": lease.duration,
+        "acquireTime": lease.acquired,
+        "renewTime": lease.renewed,
+    }
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": meta | ({"resourceVersion": v} if (v := lease.resource_version) else {}),
+        "spec": {
+            "leaseTransitions": lease.transitions,
+            **{key: value for key, value in spec.items() if value},
+        },
+    }
+
+
+def deletion(uid: str, resource_version: str) -> dict[str, Any]:
+    """What is sent with a DELETE of just that version of just that object."""
+    return {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": uid, "resourceVersion": resource_version},
+    }
+
+
+def event(
+    name: str, reason: str, message: str, regarding: Mapping[str, Any], writer: str, now: str
+) -> dict[str, Any]:
+    """A Warning event on an object. That of an object without a namespace is in `default`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": regarding.get("namespace") or "default"},
+        "involvedObject": dict(regarding),
+        "type": "Warning",
+        "reason": reason,
+        "message": message[:_LONGEST_MESSAGE],
+        "source": {"component": writer},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
+    if namespace:
+        return "/".join(
+            filter(None, (OURS, "namespaces", namespace, kind.PLURAL, name, subresource))
+        )
+    return "/".join(filter(None, (OURS, kind.PLURAL, name, subresource)))
+
+
+def leases(namespace: str) -> str:
+    """Where the Leases of a namespace are."""
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def events(namespace: str) -> str:
+    """Where the events of a namespace are."""
+    return f"/api/v1/namespaces/{namespace}/events"

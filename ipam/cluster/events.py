@@ -1,0 +1,52 @@
+"""Events that the lessee writes for people: each once for a pod or block, by its own thread."""
+
+from collections import OrderedDict, deque
+from typing import Any
+
+from base.pod import Pod
+from ipam.cluster.api import ClusterApi
+from ipam.cluster.objects import GROUP, VERSION, AddressBlock
+from ipam.store import Reservation
+
+_MOST = 1024  # events that are remembered, so that each is written once
+_MOST_WAITING = 64
+
+
+class Events:
+    """Collects events, for any thread, until `send` writes them."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+
+    def of_pod(self, reason: str, message: str, pod: Pod) -> None:
+        """An event on a pod, if it is known by name."""
+        if pod.name and pod.namespace:
+            regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
+            regarding |= {"name": pod.name, "uid": pod.uid}
+            self._add(reason, message, regarding)
+
+    def of_block(self, reason: str, message: str, name: str) -> None:
+        """An event on an AddressBlock."""
+        kind = AddressBlock.KIND
+        self._add(reason, message, {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "name": name})
+
+    def send(self) -> None:
+        """Write what is waiting. An event that cannot be written is left out."""
+        while self._waiting:
+            self._api.report(*self._waiting.popleft())
+
+    def _add(self, reason: str, message: str, regarding: dict[str, Any]) -> None:
+        key = (reason, *map(str, regarding.values()))
+        if key in self._told:
+            return
+        self._told[key] = None
+        if len(self._told) > _MOST:
+            self._told.popitem(last=False)
+        self._waiting.append((reason, message, regarding))
+
+
+def pod_of(reservation: Reservation) -> Pod:
+    """The pod that holds a reservation, as far as it is known."""
+    return Pod(namespace=reservation.namespace, name=reservation.pod, uid=reservation.uid)

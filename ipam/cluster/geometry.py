@@ -1,0 +1,78 @@
+"""Where the blocks of a pool lie, and the bitmap of those that are leased.
+
+Blocks are aligned: block 0 begins at the first address of the range, each has `block_size`
+addresses.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+
+import msgspec
+
+from ipam.addresses import Interval, Network, parse, parse_interface
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import AddressBlock, AddressPool
+
+MOST_MAPPED = 65_536  # blocks that a free map shows; a pool with more has only `high_water`
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """A range, cut into blocks. `block_size` is a power of two, at most the range's size."""
+
+    range: Network
+    block_size: int
+
+    @property
+    def total(self) -> int:
+        """How many blocks the range has."""
+        return (self.range.last - self.range.address + 1) // self.block_size
+
+    @property
+    def prefix(self) -> int:
+        """The prefix length of a block, as the range's family writes it."""
+        length = 128 - (self.block_size.bit_length() - 1)
+        return length - (self.range.prefix - self.range.family_prefix)
+
+    def block(self, index: int) -> Interval:
+        """The addresses of a block."""
+        first = self.range.address + index * self.block_size
+        return Interval(first, first + self.block_size - 1)
+
+    def index(self, address: int) -> int:
+        """The index of the block with that address of the range."""
+        return (address - self.range.address) // self.block_size
+
+    def name(self, space: str, index: int) -> str:
+        """The name of the AddressBlock."""
+        return block_name(space, self.block(index).first, self.prefix)
+
+
+def of_pool(pool: AddressPool) -> Geometry | None:
+    """The geometry that a pool's status has decided; None if nothing is decided yet."""
+    if not pool.status.block_size:
+        return None
+    return Geometry(parse_interface(pool.spec.range)[1], pool.status.block_size)
+
+
+def interval(block: AddressBlock) -> Interval:
+    """The addresses of a block. ValueError if its first address is none, or is not aligned."""
+    address, network = parse_interface(f"{block.spec.first}/{block.spec.prefix}")
+    if address != network.address:
+        raise ValueError(f"{block.spec.first} is not the first address of a /{block.spec.prefix}")
+    return Interval(parse(block.spec.first), network.last)
+
+
+def free_map(leased: Iterable[int], total: int) -> str:
+    """The bitmap of leased blocks in base64: bit i % 8 (1 << i % 8) of byte i // 8 is block i."""
+    bits = bytearray((total + 7) // 8)
+    for index in leased:
+        bits[index // 8] |= 1 << index % 8
+    return b64encode(bits).decode()
+
+
+def free_indexes(written: str, total: int) -> tuple[int, ...]:
+    """The blocks that a free map shows as free, lowest first. ValueError if it is no free map."""
+    bits = b64decode(written, validate=True)
+    if len(bits) != (total + 7) // 8:
+        raise ValueError(f"a free map of {len(bits)} bytes does not belong to {total} blocks")
+    return tuple(index for index in range(total) if not bits[index // 8] >> index % 8 & 1)

@@ -1,0 +1,401 @@
+"""The lessee of a node: it leases blocks, confirms them, and gives them back, in one thread.
+
+ADDs ask it for a block and wait (`Claims`); all else it does on its own, level-triggered. Whatever
+fails is tried again later. It makes no call to the API server while it holds the store's lock.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from base.text import printable
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import text
+from ipam.cluster import events
+from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
+from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.claims import Claimant, Late
+from ipam.cluster.confirmation import Confirmation
+from ipam.cluster.events import Events
+from ipam.cluster.objects import AddressBlock, Holder
+from ipam.cluster.pools import Pools, Unusable, is_exhausted, pool_of
+from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
+from ipam.cluster.status_reports import EVERY, StatusReports
+from ipam.cluster.store import PATIENCE, Want, boottime
+from ipam.ranges import Range
+from ipam.store import Owner, Reservation
+from ipam.store_files import StoreFiles
+
+CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
+LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
+_FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
+_LOOK_AT_POOL = 150.0  # seconds; only where an empty block is kept
+_RECENT = 30.0  # seconds: as much as was used in them should be free
+_QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
+_JOIN = 10.0  # seconds; a call to the API server takes at most 7
+
+_log = logging.getLogger(__name__)
+
+
+class Counted(NamedTuple):
+    """What an operator watches. `confirmed` is None before the first confirmation."""
+
+    blocks: int = 0
+    used: int = 0
+    free: int = 0
+    claims: int = 0
+    conflicts: int = 0
+    errors: int = 0
+    confirmed: float | None = None  # seconds ago
+
+
+class _Attempt:
+    """A claim that one or more ADDs wait for."""
+
+    def __init__(self, want: Want) -> None:
+        self.want = want
+        self.over = threading.Event()
+        self.error: CNIError | None = None
+        self.until = 0.0
+
+    def is_late(self) -> bool:
+        """Whether nobody waits any more."""
+        return time.monotonic() > self.until
+
+
+_Key = tuple[str, object, object, bool]
+
+
+class Lessee:
+    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
+
+    `clock` is CLOCK_BOOTTIME. Without `start`, a claim is made by the thread that asks for it, and
+    `step` does what is due: tests do without the thread.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        files: StoreFiles,
+        node: str,
+        boot: str,
+        *,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        self._api = api
+        self._store = BlockStore(files)
+        self._node = node
+        self._boot = boot
+        self._clock = clock
+        self._pools = Pools(api)
+        self._empties = Empties(boot)
+        self._status = StatusReports(api, self._store)
+        self._events = Events(api)
+        self._holder: Holder | None = None
+        self._claimant: Claimant | None = None
+        self._objects: dict[str, AddressBlock] = {}
+        self._working = threading.Lock()  # one thread at a time leases
+        self._wake = threading.Condition()
+        self._attempts: OrderedDict[_Key, _Attempt] = OrderedDict()
+        self._low: dict[_Key, Want] = {}
+        self._uses: dict[_Key, deque[float]] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._confirmed: float | None = None
+        self._confirm_at = self._look_at = self._tell_at = clock()
+        self._in_touch = False  # whether the last confirmation went well
+        self._retry = _FIRST_RETRY
+        self._quiet_until = 0.0
+        self._seen_seq = -1
+        self._pool_seen: dict[str, float] = {}
+        self._survey = Survey(0, ())
+        self._errors = 0
+        self.leaving = False
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Work in a thread of its own until `close`."""
+        self._thread = threading.Thread(target=self._run, name="lessee", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Begin nothing more. Waits for the call that is under way."""
+        self._closed = True
+        with self._wake:
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(_JOIN)
+
+    def step(self) -> float:
+        """Do what is due, ADDs first; for how many seconds nothing is due then."""
+        with self._working:
+            self._serve_attempts()
+            if self._is_due(self._confirm_at):
+                self._guarded("confirm the leases", self._confirm)
+            self._serve_attempts()
+            if self._is_due(self._look_at):
+                self._look_at = self._clock() + LOOK_EVERY
+                self._guarded("keep the leases", self._keep)
+        with self._wake:
+            if self._attempts:
+                return 0.0
+        return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
+
+    def counted(self) -> Counted:
+        """For metrics: as of the last look."""
+        blocks = [each for each in self._survey.blocks if each.block.state != "lost"]
+        used = sum(each.used for each in blocks)
+        claimant = self._claimant
+        return Counted(
+            blocks=len(blocks),
+            used=used,
+            free=sum(each.block.size for each in blocks) - used,
+            claims=claimant.claims if claimant else 0,
+            conflicts=claimant.conflicts if claimant else 0,
+            errors=self._errors,
+            confirmed=None if self._confirmed is None else self._clock() - self._confirmed,
+        )
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                wait = self.step()
+            except Exception:  # noqa: BLE001 - a defect in one step must not end the leases
+                _log.exception("leases: a step failed")
+                wait = _FIRST_RETRY
+            with self._wake:
+                if not self._closed and not self._attempts:
+                    self._wake.wait(wait)
+
+    def _is_due(self, at: float) -> bool:
+        return not self._closed and self._clock() >= at
+
+    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
+        """Do some work; whether it went well. A failure is logged, and tried again later."""
+        try:
+            work()
+        except (ApiError, Unusable) as error:
+            self._errors += isinstance(error, ApiError)
+            _log.warning("leases: cannot %s: %s", what, printable(str(error)))
+        except CNIError as error:
+            _log.warning("leases: cannot %s: %s", what, error)
+        else:
+            return True
+        return False
+
+    # --- claims ------------------------------------------------------------------------------
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        """See Claims.claim. All that wait for the same addresses wait for one claim."""
+        until = deadline if self._thread is not None else math.inf
+        attempts = [self._attempt(want, until) for want in wants]
+        if self._thread is None:
+            with self._working:
+                self._serve_attempts()
+        for attempt in attempts:
+            if not attempt.over.wait(max(0.0, deadline - time.monotonic())):
+                raise _no_address(
+                    attempt.want, f"the API server did not answer within {PATIENCE:g} s"
+                )
+            if attempt.error is not None:
+                raise attempt.error
+
+    def used(self, range_: Range, free: int) -> None:
+        """See Claims.used: more is leased in time, by what was used lately."""
+        want = Want(range_)
+        key, now = _key(want), self._clock()
+        uses = self._uses.setdefault(key, deque(maxlen=256))
+        uses.append(now)
+        if free < max(2, sum(now - use < _RECENT for use in list(uses))):
+            self._low[key] = want
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        """See Claims.failed."""
+        if error.code == Code.NO_FREE_ADDRESS:
+            self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
+
+    def unable(self, wants: Sequence[Want]) -> str | None:
+        """See Claims.unable: the last failure of each, while it is recent."""
+        since = self._clock() - _RECENT
+        told = (self._refusals.get(pool_of(want.range)) for want in wants)
+        return next((each[1] for each in told if each is not None and each[0] > since), None)
+
+    def _attempt(self, want: Want, until: float) -> _Attempt:
+        with self._wake:
+            attempt = self._attempts.get(_key(want))
+            if attempt is None:
+                attempt = self._attempts[_key(want)] = _Attempt(want)
+                self._wake.notify_all()
+            attempt.until = max(attempt.until, until)
+            return attempt
+
+    def _serve_attempts(self) -> None:
+        while not self._closed:
+            with self._wake:
+                key, attempt = next(iter(self._attempts.items()), (None, None))
+            if key is None or attempt is None:
+                return
+            try:
+                self._lease(attempt.want, attempt.is_late)
+            except CNIError as error:
+                attempt.error = error
+                self._refusals[pool_of(attempt.want.range)] = self._clock(), error.message
+            else:
+                self._refusals.pop(pool_of(attempt.want.range), None)
+            finally:
+                with self._wake:  # who asks from here on makes a new attempt
+                    del self._attempts[key]
+                attempt.over.set()
+
+    def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
+        """Claim a block; every failure is a CNIError."""
+        try:
+            if not self._in_touch:  # a claim alone would not see that the Node object is gone
+                self._confirm()
+            if self._clock() < self._quiet_until:
+                raise Unusable(
+                    "the API server has forgotten blocks of this node, as after a restore of etcd: "
+                    "this node leases nothing for two minutes"
+                )
+            assert self._claimant is not None
+            block = self._claimant.claim(want, is_late)
+        except Late:
+            raise _no_address(want, "other nodes were quicker with each block") from None
+        except Unusable as error:
+            raise _no_address(want, str(error)) from None
+        except NotFound as error:
+            raise _no_address(want, f"{error}; podfabric's controller makes pools") from None
+        except Refused as error:
+            self._errors += 1
+            raise _no_address(want, f"the API server refuses: {error}") from None
+        except ApiError as error:
+            self._errors += 1
+            raise _no_address(want, f"the API server is away: {error}") from None
+        if block is not None:
+            self._objects[block.metadata.name] = block
+            _log.info("leases: leased %s", block.metadata.name)
+
+    # --- confirmation ------------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        self._confirm_at = self._clock() + self._retry
+        self._retry = min(2 * self._retry, _LAST_RETRY)
+        self._in_touch = False
+        at = self._clock()
+        is_first = self._holder is None
+        holder = self._identified()
+        confirmation = Confirmation(
+            self._api, self._store, self._pools, holder, self._clock, self._conflicted
+        )
+        if is_first:
+            confirmation.adopt()
+        if self._claimant is None or self._claimant.holder != holder:
+            former = self._claimant
+            self._claimant = Claimant(self._api, self._store, self._pools, holder, self._clock)
+            if former is not None:
+                self._claimant.claims = former.claims
+                self._claimant.conflicts = former.conflicts
+        confirmed = confirmation.run(at)
+        self._holder = holder
+        self._objects.clear()
+        self._objects |= confirmed.objects
+        self._status.forget_all_but(self._objects)
+        if confirmed.rolled_back:
+            self._quiet_until = self._clock() + _QUIET
+        self._confirmed = at
+        self._in_touch = True
+        self._retry = _FIRST_RETRY
+        self._confirm_at = at + self._interval()
+
+    def _identified(self) -> Holder:
+        """Who this node is by its Node object. Raises ApiError: NotFound without one."""
+        node = self._api.node(self._node)
+        machine = f"{node.machine_id} {node.system_uuid} {node.name}"
+        return Holder(
+            instance=self._store.identify(machine).id,
+            node=node.name,
+            node_uid=node.uid,
+            machine_id=node.machine_id,
+            system_uuid=node.system_uuid,
+            boot=self._boot,
+        )
+
+    def _interval(self) -> float:
+        limits = [block.max_offline / 4 for block in self._store.blocks().values()]
+        return max(_FIRST_RETRY, min([CONFIRM_EVERY, *limits]))
+
+    def _conflicted(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
+        addresses = ", ".join(text(address) for address in sorted(held)[:8]) or "none"
+        message = (
+            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
+            f"{self._node} hold {addresses} of it: delete them, since others may get the same ones"
+        )
+        _log.error("leases: %s", message)
+        self._events.of_block("AddressBlockLost", message, block)
+        for reservation in held.values():
+            self._events.of_pod("AddressConflict", message, events.pod_of(reservation))
+
+    # --- what is done on its own -------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Give back, lease ahead, and tell the API server what is used."""
+        self._events.send()
+        if self._holder is None:
+            return
+        seq = self._store.seq()
+        if seq != self._seen_seq:
+            self._survey = self._store.survey()
+            self._seen_seq = self._survey.seq
+        for name, uid in over(self._survey).items():
+            self._store.forget(name, uid)
+        returns = Returns(self._api, self._store, self._holder.instance)
+        surplus = self._empties.surplus(self._survey, self._clock(), self._has_room)
+        for block in (*returning(self._survey), *surplus):
+            if self._guarded(f"give {block.name} back", partial(returns.give_back, block)):
+                self._objects.pop(block.name, None)
+        self._lease_ahead()
+        if self._is_due(self._tell_at) and self._status.tell(self._survey, self._objects):
+            self._tell_at = self._clock() + EVERY
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a pool can spare an empty block; the pool is read now and then for that."""
+        if self.leaving:
+            return False
+        now = self._clock()
+        if now - self._pool_seen.get(name, -_LOOK_AT_POOL) >= _LOOK_AT_POOL:
+            self._pool_seen[name] = now
+            self._pools.read(name)
+        pool = self._pools.known(name)
+        return pool is not None and pool.spec.state == "Active" and not is_exhausted(pool)
+
+    def _lease_ahead(self) -> None:
+        low, self._low = self._low, {}
+        for want in low.values():
+            pool = self._pools.known(pool_of(want.range))
+            if pool is None or pool.status.block_size <= SMALL or self.leaving:
+                continue
+            total, leased = pool.status.blocks.total, pool.status.blocks.leased
+            if is_exhausted(pool) or (total and leased >= 0.9 * total):
+                continue
+            attempt = _Attempt(want)
+            attempt.until = time.monotonic() + PATIENCE
+            self._guarded("lease a block ahead", partial(self._lease, want, attempt.is_late))
+
+
+def _key(want: Want) -> _Key:
+    return want.range.domain, want.range.network, want.parts, want.fixed
+
+
+def _no_address(want: Want, why: str) -> CNIError:
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"no address of {want.range} is leased to this node and free, and it can lease no more "
+        f"now: {why}: nothing was reserved; the runtime tries again",
+    )

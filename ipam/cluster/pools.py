@@ -1,0 +1,81 @@
+"""The AddressPools that this node's networks use, as they were last read."""
+
+from contextlib import suppress
+
+from ipam.cluster import durations, geometry
+from ipam.cluster.api import ClusterApi
+from ipam.cluster.geometry import Geometry
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import AddressPool
+from ipam.ranges import Range
+
+
+class Unusable(Exception):
+    """A pool from which nothing may be leased now. The text names the pool and says why."""
+
+
+def pool_of(range_: Range) -> str:
+    """The name of the AddressPool that a range belongs to."""
+    name, private, _ = range_.domain.partition(" ")
+    return pool_name(name, str(range_.network), shared=not private)
+
+
+def require_usable(pool: AddressPool) -> Geometry:
+    """The pool's blocks, if nodes may lease some. Raises Unusable."""
+    name, blocks = pool.metadata.name, geometry.of_pool(pool)
+    if pool.spec.state != "Active":
+        raise Unusable(f"AddressPool {name} is being drained: its spec.state is {pool.spec.state}")
+    ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
+    if ready is None or blocks is None or not pool.status.space:
+        raise Unusable(
+            f"podfabric's controller has not made AddressPool {name} ready yet: see that it runs "
+            "(kubectl -n podfabric get deploy)"
+        )
+    if ready.status != "True":
+        raise Unusable(f"AddressPool {name} is not ready: {ready.reason}: {ready.message}")
+    max_offline(pool)
+    return blocks
+
+
+def max_offline(pool: AddressPool) -> float:
+    """For how many seconds after a confirmation its addresses may be handed out. Unusable."""
+    try:
+        return durations.seconds(pool.spec.reclaim.max_offline)
+    except ValueError as error:
+        raise Unusable(
+            f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline: {error}"
+        ) from None
+
+
+def is_exhausted(pool: AddressPool) -> bool:
+    """Whether nodes are to give back every block that they do not need."""
+    return any(
+        each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
+    )
+
+
+class Pools:
+    """Reads pools, and remembers them."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._known: dict[str, AddressPool] = {}
+
+    def read(self, name: str) -> AddressPool:
+        """The pool as it is now. Raises ApiError."""
+        self._known.pop(name, None)
+        self._known[name] = pool = self._api.get(AddressPool, name)
+        return pool
+
+    def known(self, name: str) -> AddressPool | None:
+        """The pool as it was read last; None if that failed, or never happened."""
+        return self._known.get(name)
+
+    def recent(self, name: str) -> AddressPool:
+        """The same, read now if it is not known, or could not be used then. Raises ApiError."""
+        known = self._known.get(name)
+        if known is not None:
+            with suppress(Unusable):
+                require_usable(known)
+                return known
+        return self.read(name)

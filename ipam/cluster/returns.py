@@ -1,0 +1,97 @@
+"""Gives blocks back: marks the row first, and deletes the AddressBlock then.
+
+From `returning` there is no way back: what is handed out again is leased again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+
+from ipam.blocks import LeasedBlock
+from ipam.cluster.api import ClusterApi, Conflict, NotFound
+from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.objects import AddressBlock
+
+HOLD = 600.0  # seconds that one empty block is kept beside those in use
+SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
+_GRACE = 2.0  # seconds: a block that was just claimed is empty until the ADD takes its address
+
+
+class Returns:
+    """Gives back the blocks of `instance`."""
+
+    def __init__(self, api: ClusterApi, store: BlockStore, instance: str) -> None:
+        self._api = api
+        self._store = store
+        self._instance = instance
+
+    def give_back(self, block: LeasedBlock) -> None:
+        """Return a block if nothing of it is held. Raises ApiError: the row stays `returning`."""
+        if block.state == "returning" or self._store.begin_return(block.name, block.uid):
+            self._delete(block)
+
+    def _delete(self, block: LeasedBlock) -> None:
+        try:
+            found = self._api.get(AddressBlock, block.name)
+            ours = found.spec.holder.instance == self._instance
+            if found.metadata.uid == block.uid and ours:
+                self._api.delete(found)
+        except NotFound:
+            pass
+        except Conflict:
+            return  # the controller wrote to it: later again
+        self._store.forget(block.name, block.uid)
+
+
+class Empties:
+    """Which empty blocks this node does not need, by how long they have been empty.
+
+    A block that was not confirmed in this `boot` stays: the store may lack what is held of it.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._since: dict[tuple[str, str], float] = {}
+
+    def surplus(
+        self, survey: Survey, now: float, spare: Callable[[str], bool]
+    ) -> Iterator[LeasedBlock]:
+        """Blocks to give back. `spare` says whether a pool has room for blocks that nobody uses.
+
+        One empty block of a pool is kept for a while, and for good if it is the only one.
+        """
+        keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
+        self._since = {key: self._since.get(key, now) for key in keys}
+        for pool, grouped in groupby(
+            sorted(survey.blocks, key=lambda each: (each.block.pool, each.block.first)),
+            key=lambda each: each.block.pool,
+        ):
+            present = [
+                each
+                for each in grouped
+                if each.block.state in ("usable", "draining") and each.block.boot == self._boot
+            ]
+            empty = [each.block for each in present if not each.used]
+            kept = [block for block in empty if block.state == "usable"][:1] if spare(pool) else []
+            if len(present) > 1:
+                kept = [block for block in kept if self._age(block, now) < HOLD]
+            for block in empty:
+                small = block.size <= SMALL
+                if (small or block not in kept) and self._age(block, now) >= _GRACE:
+                    yield block
+
+    def _age(self, block: LeasedBlock, now: float) -> float:
+        return now - self._since[block.name, block.uid]
+
+
+def returning(survey: Survey) -> Iterable[LeasedBlock]:
+    """Blocks whose return was begun."""
+    return [each.block for each in survey.blocks if each.block.state == "returning"]
+
+
+def over(survey: Survey) -> Mapping[str, str]:
+    """Name and uid of blocks that are another's, and of which nothing is held any more."""
+    return {
+        each.block.name: each.block.uid
+        for each in survey.blocks
+        if each.block.state == "lost" and not each.used
+    }

@@ -1,0 +1,119 @@
+"""Which store a request's addresses come from: this node's own, or the blocks that it leases.
+
+    ipam:
+      scope: cluster   # or node
+
+in config.yaml is for every network of the node; `"scope"` in the `ipam` object of a network
+overrides it. Only ADD and STATUS ask: all else goes by what the store of the node holds.
+"""
+
+import typing
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+from cni.spec.errors import CNIError, Code
+from ipam.options import IpamOptions
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Store
+from ipam.store_files import StoreFiles
+
+if TYPE_CHECKING:
+    from ipam.cluster.store import Claims
+
+PART = "ipam"
+"""The top-level key of config.yaml."""
+
+Scope = Literal["node", "cluster"]
+Source = Callable[[], Scope]
+"""Returns the scope of this node. Raises CNIError if it cannot be read."""
+
+
+class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part `ipam` of config.yaml."""
+
+    scope: Scope = "node"
+
+
+def node_only() -> Scope:
+    """The scope of a node that nobody has configured."""
+    return "node"
+
+
+def of(part: object, name: str) -> AddressSettings:
+    """The settings in the part `ipam` of the file `name`. Raises DocumentError."""
+    shapes = typing.get_type_hints(AddressSettings, include_extras=True)
+    return AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
+
+
+def load(path: Path) -> AddressSettings:
+    """The settings in that file; the defaults if it is missing. Raises DocumentError, OSError."""
+    try:
+        content = documents.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return AddressSettings()
+    whole = documents.mapping(documents.decode(content, str(path)), str(path))
+    return of(whole.get(PART), str(path))
+
+
+def on_node(path: Path) -> Source:
+    """The scope in the configuration file at `path`, which is read again at each call."""
+
+    def read() -> Scope:
+        try:
+            return load(path).scope
+        except (DocumentError, OSError) as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"{error}: nothing was done, since that file says whose addresses they are",
+            ) from None
+
+    return read
+
+
+class Stores:
+    """The stores of a node, for a boot or a request; `files` are the node's.
+
+    `claims` leases blocks for this node; None if another process does. `clock` and `patience` are
+    ClusterStore's, None for its own.
+    """
+
+    def __init__(
+        self,
+        files: Path | StoreFiles,
+        scope: Source = node_only,
+        claims: "Claims | None" = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self._of_boot = partial(SqliteStore, files)
+        self._scope = scope
+        self._claims = claims
+        self._timing = {"clock": clock, "patience": patience}
+
+    def of_node(self, boot: str) -> SqliteStore:
+        """The store of this node."""
+        return self._of_boot(boot)
+
+    def of_request(self, options: IpamOptions, boot: str) -> Store:
+        """The store that the request's addresses come from."""
+        local = self._of_boot(boot)
+        if (options.scope or self._scope()) == "node":
+            return local
+        from ipam.cluster.store import ClusterStore, NoClaims  # most nodes never need it
+
+        leased = {
+            (range_.domain, range_.network)
+            for range_set in options.sets
+            for range_ in range_set.ranges
+        }
+        timing: typing.Any = {
+            key: value for key, value in self._timing.items() if value is not None
+        }
+        return ClusterStore(local, self._claims or NoClaims(), leased, **timing)

@@ -1,0 +1,448 @@
+"""A stand-in for the API server, in memory: what `ipam.cluster.api` promises, and its faults.
+
+One `FakeApi` is the server. `client` gives a node's client, with faults of its own; the server
+itself is a client too. `look`, `put` and `remove` are for the test: no fault, no count, no outage.
+
+tests/unit/ipam/cluster/contract.py holds this and the real API server to the same behaviour.
+"""
+
+import enum
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar, cast
+
+from msgspec.structs import replace
+
+from ipam.cluster.api import (
+    AlreadyExists,
+    ApiError,
+    Change,
+    Conflict,
+    Lease,
+    Listing,
+    NetworkDefinition,
+    Node,
+    NotFound,
+    Refused,
+    Unavailable,
+    WatchExpired,
+)
+from ipam.cluster.objects import AnyResource, Meta, Resource
+from tests.fake_api_rules import (
+    Key,
+    check,
+    check_selector,
+    copied,
+    key,
+    selected,
+    with_status,
+    without_status,
+)
+
+HISTORY = 1000  # changes that a watch can still see
+
+T = TypeVar("T")
+
+
+class Fault(enum.Enum):
+    """What goes wrong with one call."""
+
+    LOST_REQUEST = "Unavailable; it has no effect"
+    LOST_ANSWER = "Unavailable; it has its effect"
+    LATE = "Unavailable; it has its effect when the test calls `deliver`"
+    CONFLICT = "Conflict (AlreadyExists to a create); it has no effect"
+    REFUSED = "Refused; it has no effect"
+
+
+Faults = Callable[[str, str, str], Fault | None]
+"""What goes wrong with a call of this verb, kind and name ("" for all). It is called before the
+effect and without a lock, so it may also wait, change the server, or raise."""
+
+
+class FakeClient:
+    """A client: what it may do is `ClusterApi`.
+
+    `down`: this client reaches no server. `calls` counts calls by verb and kind.
+    """
+
+    def __init__(self, server: "FakeApi", name: str, faults: Faults | None = None) -> None:
+        self.server = server
+        self.name = name
+        self.faults = faults
+        self.down = False
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
+        return self._call("get", kind.KIND, name, lambda: self.server.look(kind, name, namespace))
+
+    def list(
+        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+    ) -> Listing[AnyResource]:
+        return self._call("list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields))
+
+    def create(self, new: AnyResource) -> AnyResource:
+        return self._change("create", new, self.server.store_new)
+
+    def update(self, changed: AnyResource) -> AnyResource:
+        return self._change("update", changed, self.server.store_spec)
+
+    def update_status(self, changed: AnyResource) -> AnyResource:
+        return self._change("update_status", changed, self.server.store_status)
+
+    def delete(self, last: AnyResource) -> None:
+        self._change("delete", last, self.server.store_deletion)
+
+    def watch(
+        self,
+        kind: type[AnyResource],
+        resource_version: str,
+        fields: Mapping[str, str] | None = None,
+    ) -> Iterator[Change[AnyResource]]:
+        return self._call(
+            "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
+        )
+
+    def node(self, name: str) -> Node:
+        return self._call("get", "Node", name, lambda: self.server.look_at_node(name))
+
+    def nodes(self) -> Sequence[Node]:
+        return self._call("list", "Node", "", lambda: tuple(self.server.machines.values()))
+
+    def has_pods(self, node: str) -> bool:
+        return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
+
+    def network_definitions(self) -> Sequence[NetworkDefinition]:
+        definitions = self.server.definitions
+        return self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
+
+    def lease(self, namespace: str, name: str) -> Lease:
+        return self._call("get", "Lease", name, lambda: self.server.look_at_lease(namespace, name))
+
+    def write_lease(self, changed: Lease) -> Lease:
+        verb = "update" if changed.resource_version else "create"
+        return self._call(verb, "Lease", changed.name, lambda: self.server.store_lease(changed))
+
+    def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
+        event = Event(self.name, reason, message, dict(regarding))
+        name = str(regarding.get("name", ""))
+        try:
+            self._call("create", "Event", name, lambda: self.server.events.append(event))
+        except ApiError:
+            return
+
+    def _change(self, verb: str, resource: AnyResource, effect: Callable[[AnyResource], T]) -> T:
+        return self._call(verb, resource.KIND, resource.metadata.name, lambda: effect(resource))
+
+    def _call(self, verb: str, kind: str, name: str, effect: Callable[[], T]) -> T:
+        what = f"{verb} {kind} {name}".rstrip()
+        with self.server.changed:
+            self.calls[verb, kind] += 1
+        fault = self.faults(verb, kind, name) if self.faults else None
+        if self.down or self.server.down or fault is Fault.LOST_REQUEST:
+            raise Unavailable(f"{what}: no answer")
+        if fault is Fault.CONFLICT:
+            raise (AlreadyExists if verb == "create" else Conflict)(f"{what}: conflict (fault)")
+        if fault is Fault.REFUSED:
+            raise Refused(f"{what}: refused (fault)")
+        if fault is Fault.LATE:
+            self.server.late.append(effect)
+            raise Unavailable(f"{what}: no answer yet")
+        if fault is Fault.LOST_ANSWER:
+            try:
+                effect()
+            except ApiError as error:
+                raise Unavailable(f"{what}: no answer") from error
+            raise Unavailable(f"{what}: no answer")
+        with self.server.changed:
+            return effect()
+
+
+class Event(NamedTuple):
+    """What a client reported."""
+
+    client: str
+    reason: str
+    message: str
+    regarding: dict[str, Any]
+
+
+class _Past(NamedTuple):
+    """A change: `before` is None of a new object, `after` of a deleted one."""
+
+    version: int
+    before: Resource | None
+    after: Resource | None
+
+
+class FakeApi(FakeClient):
+    """The server. A test sets `machines` (Node objects by name), `pods` (how many are bound to a
+    node's name) and `definitions`, and reads `events`.
+
+    `down`: nobody reaches it. `clock` gives the seconds since 1970 of new objects.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(self, "test")
+        self.clock = clock
+        self.machines: dict[str, Node] = {}
+        self.pods: Counter[str] = Counter()
+        self.definitions: list[NetworkDefinition] = []
+        self.events: list[Event] = []
+        self.leases: dict[tuple[str, str], Lease] = {}
+        self.late: list[Callable[[], object]] = []
+        self.changed = threading.Condition()
+        self._objects: dict[Key, Resource] = {}
+        self._past: list[_Past] = []
+        self._version = 0
+        self._oldest = 0  # a watch from an earlier version has expired
+        self._shown: int | None = None
+        self._watches_ended = 0
+
+    def client(self, name: str, faults: Faults | None = None) -> FakeClient:
+        """A client of its own."""
+        return FakeClient(self, name, faults)
+
+    # --- for the test -------------------------------------------------------------------------
+
+    def put(self, resource: AnyResource) -> AnyResource:
+        """Store the object as it is, with its status, whoever holds it."""
+        with self.changed:
+            last = self._objects.get(key(resource))
+            return self._store(resource, last)
+
+    def remove(self, kind: type[Resource], name: str, namespace: str = "") -> None:
+        """Delete the object, whatever its version."""
+        with self.changed:
+            self.store_deletion(self.look(kind, name, namespace))
+
+    def add_node(
+        self, name: str, machine_id: str = "", system_uuid: str = "", boot_id: str = ""
+    ) -> Node:
+        """A ready Node object of a new uid."""
+        node = Node(
+            name=name,
+            uid=str(uuid.uuid4()),
+            machine_id=machine_id,
+            system_uuid=system_uuid,
+            boot_id=boot_id,
+            ready=True,
+        )
+        with self.changed:
+            self.machines[name] = node
+        return node
+
+    def deliver(self) -> None:
+        """The effect of each late request, in their order; what it would answer is lost."""
+        with self.changed:
+            requests, self.late = self.late, []
+            for request in requests:
+                with suppress(ApiError):
+                    request()
+
+    def hold_watches(self) -> None:
+        """From now on watches show nothing new, until `release_watches`: they lag."""
+        with self.changed:
+            self._shown = self._version
+
+    def release_watches(self) -> None:
+        """Watches show everything again."""
+        with self.changed:
+            self._shown = None
+            self.changed.notify_all()
+
+    def end_watches(self) -> None:
+        """End all watches that are open now, as a server does every few minutes."""
+        with self.changed:
+            self._watches_ended += 1
+            self.changed.notify_all()
+
+    def expire_watches(self) -> None:
+        """Forget all changes: a watch from an earlier version has expired."""
+        with self.changed:
+            self._past.clear()
+            self._version += 1
+            self._oldest = self._version
+            self.end_watches()
+
+    # --- the server ---------------------------------------------------------------------------
+
+    def look(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
+        """The object as it is now. NotFound."""
+        with self.changed:
+            found = self._objects.get((kind.KIND, namespace, name))
+            if found is None:
+                raise NotFound(f"get {kind.KIND} {name}: not found")
+            return copied(cast(AnyResource, found))
+
+    def look_at_all(
+        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+    ) -> Listing[AnyResource]:
+        """All objects of the kind that the fields select, by name."""
+        check_selector(kind, fields)
+        with self.changed:
+            found = [each for each in self._objects.values() if isinstance(each, kind)]
+            found = sorted((each for each in found if selected(each, fields)), key=key)
+            return Listing(tuple(map(copied, found)), str(self._version))
+
+    def look_at_node(self, name: str) -> Node:
+        """The Node object. NotFound."""
+        with self.changed:
+            if name not in self.machines:
+                raise NotFound(f"get Node {name}: not found")
+            return self.machines[name]
+
+    def look_at_lease(self, namespace: str, name: str) -> Lease:
+        """The Lease. NotFound."""
+        with self.changed:
+            if (namespace, name) not in self.leases:
+                raise NotFound(f"get Lease {namespace}/{name}: not found")
+            return self.leases[namespace, name]
+
+    def store_lease(self, changed: Lease) -> Lease:
+        """POST or PUT of a Lease."""
+        what = f"write Lease {changed.namespace}/{changed.name}"
+        with self.changed:
+            last = self.leases.get((changed.namespace, changed.name))
+            if last is None and changed.resource_version:
+                raise NotFound(f"{what}: not found")
+            if last is not None and not changed.resource_version:
+                raise AlreadyExists(f"{what}: already exists")
+            if last is not None and last.resource_version != changed.resource_version:
+                raise Conflict(f"{what}: it has changed")
+            self._version += 1
+            stored = replace(changed, resource_version=str(self._version))
+            self.leases[changed.namespace, changed.name] = stored
+            return stored
+
+    def store_new(self, new: AnyResource) -> AnyResource:
+        """POST."""
+        with self.changed:
+            if key(new) in self._objects:
+                raise AlreadyExists(f"create {new.KIND} {new.metadata.name}: already exists")
+            if new.metadata.resource_version:
+                raise Refused(f"create {new.KIND} {new.metadata.name}: it has a resourceVersion")
+            check(new, None)
+            return self._store(without_status(new), None)
+
+    def store_spec(self, changed: AnyResource) -> AnyResource:
+        """PUT."""
+        with self.changed:
+            last = self._of_this_version(changed, "update")
+            check(changed, last)
+            return self._store(with_status(changed, last), last)
+
+    def store_status(self, changed: AnyResource) -> AnyResource:
+        """PUT of the status."""
+        with self.changed:
+            last = self._of_this_version(changed, "update status of")
+            return self._store(with_status(last, changed), last)
+
+    def store_deletion(self, last: AnyResource) -> None:
+        """DELETE with preconditions."""
+        with self.changed:
+            if key(last) not in self._objects:
+                raise NotFound(f"delete {last.KIND} {last.metadata.name}: not found")
+            self._of_this_version(last, "delete")
+            self._add_to_past(self._objects.pop(key(last)), None)
+
+    def follow(
+        self,
+        kind: type[AnyResource],
+        resource_version: str,
+        fields: Mapping[str, str] | None,
+        client: FakeClient,
+    ) -> Iterator[Change[AnyResource]]:
+        """A watch. It ends when the server ends it, or when the client is cut off."""
+        check_selector(kind, fields)
+        seen, ended = int(resource_version), self._watches_ended
+
+        def changes() -> Iterator[Change[AnyResource]]:
+            nonlocal seen
+            while True:
+                with self.changed:
+                    if seen < self._oldest:
+                        raise WatchExpired(f"watch {kind.KIND} from {seen}: too old")
+                    past = self._first_after(seen)
+                    if past is None:
+                        if self._watches_ended != ended or self.down or client.down:
+                            return
+                        self.changed.wait(0.1)
+                        continue
+                seen = past.version
+                change = _change_of(past, kind, fields)
+                if change is not None:
+                    yield change
+
+        return changes()
+
+    def _first_after(self, version: int) -> _Past | None:
+        for past in self._past:
+            if past.version > version and (self._shown is None or past.version <= self._shown):
+                return past
+        return None
+
+    def _of_this_version(self, resource: AnyResource, verb: str) -> AnyResource:
+        """The stored object, if it still is the one that was read."""
+        what = f"{verb} {resource.KIND} {resource.metadata.name}"
+        if not (resource.metadata.resource_version and resource.metadata.uid):
+            raise Refused(f"{what}: it has no uid or no resourceVersion")
+        last = self._objects.get(key(resource))
+        # A real one, too, compares uids before it sees that there is no object.
+        if last is None or last.metadata.uid != resource.metadata.uid:
+            raise Conflict(f"{what}: the object has another uid")
+        if last.metadata.resource_version != resource.metadata.resource_version:
+            raise Conflict(f"{what}: the object has changed")
+        return cast(AnyResource, last)
+
+    def _store(self, resource: AnyResource, last: Resource | None) -> AnyResource:
+        before = last.metadata if last else None
+        spec_changed = last is not None and getattr(last, "spec", None) != getattr(
+            resource, "spec", None
+        )
+        meta = Meta(
+            name=resource.metadata.name,
+            namespace=resource.metadata.namespace,
+            labels=resource.metadata.labels,
+            uid=before.uid if before else str(uuid.uuid4()),
+            resource_version=before.resource_version if before else "",
+            creation_timestamp=before.creation_timestamp if before else self._now(),
+            generation=before.generation + spec_changed if before else 1,
+        )
+        stored = copied(replace(resource, metadata=meta))
+        if stored == last:
+            return stored  # a change that changes nothing is no change
+        stored = replace(stored, metadata=replace(meta, resource_version=str(self._version + 1)))
+        self._objects[key(stored)] = stored
+        self._add_to_past(last, stored)
+        return copied(stored)
+
+    def _add_to_past(self, before: Resource | None, after: Resource | None) -> None:
+        self._version += 1
+        self._past.append(_Past(self._version, before, after))
+        if len(self._past) > HISTORY:
+            self._oldest = self._past.pop(0).version
+        self.changed.notify_all()
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _change_of(
+    past: _Past, kind: type[AnyResource], fields: Mapping[str, str] | None
+) -> Change[AnyResource] | None:
+    """What a watch with these fields shows of a change; None of one that it does not select."""
+    both = (past.before, past.after)
+    before, after = (
+        each if isinstance(each, kind) and selected(each, fields) else None for each in both
+    )
+    if after is not None:
+        return Change("MODIFIED" if before else "ADDED", copied(after))
+    if before is None:
+        return None
+    gone = replace(before.metadata, resource_version=str(past.version))
+    return Change("DELETED", copied(replace(before, metadata=gone)))

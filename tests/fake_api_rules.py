@@ -1,0 +1,81 @@
+"""What a stand-in for the API server accepts, selects and copies (tests/fake_api.py)."""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from ipam.addresses import parse
+from ipam.cluster.api import Refused
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resource
+
+SELECTABLE: Mapping[str, frozenset[str]] = {
+    "AddressBlock": frozenset(
+        {"spec.holder.instance", "spec.holder.node", "spec.pool", "spec.state"}
+    ),
+    "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
+}
+IMMUTABLE: Mapping[str, tuple[str, ...]] = {
+    "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),
+    "AddressBlock": ("spec.pool", "spec.space", "spec.first", "spec.prefix"),
+}
+
+Key = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+
+def key(resource: Resource) -> Key:
+    return resource.KIND, resource.metadata.namespace, resource.metadata.name
+
+
+def copied(resource: AnyResource) -> AnyResource:
+    """Through JSON, as between machines: nobody shares a dict, and types are what they claim."""
+    return msgspec.json.decode(msgspec.json.encode(resource), type=type(resource))
+
+
+def without_status(resource: AnyResource) -> AnyResource:
+    status = getattr(resource, "status", None)
+    return resource if status is None else replace(resource, status=type(status)())
+
+
+def with_status(resource: AnyResource, other: Resource) -> AnyResource:
+    """`resource` with the status of `other`."""
+    status = getattr(other, "status", None)
+    return resource if status is None else replace(resource, status=status)
+
+
+def _value(resource: Resource, path: str) -> str:
+    value: object = resource
+    for part in path.split("."):
+        value = getattr(value, part)
+    return str(value)
+
+
+def selected(resource: Resource, fields: Mapping[str, str] | None) -> bool:
+    return all(_value(resource, path) == wanted for path, wanted in (fields or {}).items())
+
+
+def check_selector(kind: type[Resource], fields: Mapping[str, str] | None) -> None:
+    known = SELECTABLE.get(kind.KIND, frozenset()) | {"metadata.name"}
+    if unknown := set(fields or ()) - known:
+        raise Refused(f"list {kind.KIND}: no selectable field {', '.join(sorted(unknown))}")
+
+
+def check(new: Resource, last: Resource | None) -> None:
+    """The rules of the CRDs that a defect of ours is likely to break; a real server has all."""
+    what = f"{new.KIND} {new.metadata.name}"
+    if last is not None:
+        for path in IMMUTABLE.get(new.KIND, ()):
+            if _value(new, path) != _value(last, path):
+                raise Refused(f"update {what}: {path} is immutable")
+    if isinstance(new, AddressBlock):
+        spec = new.spec
+        if new.metadata.name != block_name(spec.space, parse(spec.first), spec.prefix):
+            raise Refused(f"{what}: the name is not that of its addresses")
+        if isinstance(last, AddressBlock):
+            same_holder = spec.holder == last.spec.holder and spec.epoch == last.spec.epoch
+            if not same_holder and spec.epoch != last.spec.epoch + 1:
+                raise Refused(f"update {what}: epoch grows by 1 with the holder")
+    if isinstance(new, AddressPool) and new.spec.block_size not in (0, *(2**k for k in range(9))):
+        raise Refused(f"{what}: blockSize {new.spec.block_size} is no power of two up to 256")

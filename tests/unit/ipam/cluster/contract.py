@@ -1,0 +1,366 @@
+"""What every implementation of ClusterApi does: the stand-in here, the real one in tests/api.
+
+A subclass has a fixture `api`. Each test has a range of its own (`pool`, `block`), so that one
+server can serve all of them.
+"""
+
+import itertools
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.addresses import parse, text
+from ipam.cluster.api import (
+    AlreadyExists,
+    Change,
+    ClusterApi,
+    Conflict,
+    Lease,
+    NotFound,
+    Refused,
+    WatchExpired,
+)
+from ipam.cluster.names import block_name, pool_name
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressCounts,
+    AddressPool,
+    AddressRequest,
+    AddressReservation,
+    BlockSpec,
+    BlockStatus,
+    Condition,
+    Holder,
+    Meta,
+    OwnerReference,
+    PoolSpec,
+    PoolStatus,
+    RequestSpec,
+    ReservationSpec,
+    ReservationStatus,
+)
+
+NODE = "node-a"
+"""The node of the client's token, where the server looks at tokens."""
+_numbers = itertools.count()
+
+
+def pool(network_name: str = "contract") -> AddressPool:
+    """A pool that was not yet written, of a range of its own."""
+    number = next(_numbers)
+    range_ = f"10.{number // 256}.{number % 256}.0/24"
+    name = pool_name(network_name, range_)
+    return AddressPool(
+        metadata=Meta(name=name), spec=PoolSpec(range=range_, network_name=network_name)
+    )
+
+
+def block(instance: str = "", node: str = NODE, first: str = "", prefix: int = 27) -> AddressBlock:
+    """A block that was not yet written, of addresses of its own."""
+    number = next(_numbers)
+    first = first or f"10.{100 + number // 256}.{number % 256}.64"
+    return AddressBlock(
+        metadata=Meta(name=block_name("contract", parse(first), prefix)),
+        spec=BlockSpec(
+            pool="contract-10.0.0.0-8",
+            space="contract",
+            first=text(parse(first)),
+            prefix=prefix,
+            holder=Holder(
+                instance=instance or str(uuid.uuid4()),
+                node=node,
+                node_uid="7c1e",
+                machine_id="m" * 32,
+                system_uuid="s",
+                boot="b",
+            ),
+            nonce=str(uuid.uuid4()),
+        ),
+    )
+
+
+def request(node: str = NODE) -> AddressRequest:
+    """A request that was not yet written."""
+    spec = RequestSpec(pool="contract-10.0.0.0-8", node=node, instance=str(uuid.uuid4()), count=3)
+    return AddressRequest(metadata=Meta(name=f"request-{uuid.uuid4()}"), spec=spec)
+
+
+def reservation(namespace: str = "default") -> AddressReservation:
+    """A reservation that was not yet written."""
+    owner = OwnerReference(kind="StatefulSet", name="trainer", ifname="net1")
+    return AddressReservation(
+        metadata=Meta(name=f"reservation-{uuid.uuid4()}", namespace=namespace),
+        spec=ReservationSpec(pool="contract-10.0.0.0-8", owner=owner),
+    )
+
+
+@contextmanager
+def refused(error: type[Exception], *words: str) -> Iterator[None]:
+    """The block raises the error, whose text has these words."""
+    with pytest.raises(error) as raised:
+        yield
+    assert type(raised.value) is error
+    for word in words:
+        assert word in str(raised.value)
+
+
+class ApiContract:
+    """The tests."""
+
+    def test_what_is_created_is_read_back(self, api: ClusterApi) -> None:
+        for new in (pool(), block(), request(), reservation()):
+            stored = api.create(new)
+            assert replace(stored, metadata=new.metadata) == new
+            meta = stored.metadata
+            assert meta.uid
+            assert meta.resource_version
+            assert meta.creation_timestamp.endswith("Z")
+            assert meta.generation == 1
+            assert api.get(type(new), meta.name, meta.namespace) == stored
+
+    def test_all_fields_of_a_pool_are_kept(self, api: ClusterApi) -> None:
+        new = pool()
+        spec = replace(
+            new.spec,
+            exclude=(new.spec.range.replace("0/24", "8/29"),),
+            block_size=16,
+            max_blocks_per_node=4,
+            claim_from="High",
+            state="Draining",
+        )
+        stored = api.create(replace(new, spec=spec))
+        assert stored.spec == spec
+        ready = Condition(
+            type="Ready",
+            status="True",
+            reason="Sized",
+            last_transition_time="2026-11-23T07:00:00Z",
+            observed_generation=1,
+        )
+        status = PoolStatus(
+            space="contract",
+            block_size=16,
+            addresses=AddressCounts(capacity=2**63 - 1, used=3),
+            free_map="AAA=",
+            high_water=9,
+            conditions=(ready,),
+        )
+        assert api.update_status(replace(stored, status=status)).status == status
+        assert api.get(AddressPool, new.metadata.name).status == status
+
+    def test_an_ipv6_block_has_a_name(self, api: ClusterApi) -> None:
+        for first, prefix in (("2001:db8:7::", 121), ("fd00::1:0:0:100", 128), ("::ff00", 120)):
+            new = block(first=first, prefix=prefix)
+            stored = api.create(new)
+            assert stored.spec.first == first
+            api.delete(stored)
+
+    def test_a_name_is_taken_once(self, api: ClusterApi) -> None:
+        new = block()
+        stored = api.create(new)
+        twin = replace(new, spec=replace(new.spec, nonce="another"))
+        with refused(AlreadyExists, "create", "AddressBlock", new.metadata.name):
+            api.create(twin)
+        assert api.get(AddressBlock, new.metadata.name) == stored
+
+    def test_what_does_not_exist_is_not_found(self, api: ClusterApi) -> None:
+        with refused(NotFound, "get", "AddressBlock", "contract.10.9.9.9-32"):
+            api.get(AddressBlock, "contract.10.9.9.9-32")
+        with refused(NotFound, "node-that-is-not"):
+            api.node("node-that-is-not")
+
+    def test_a_create_ignores_the_status(self, api: ClusterApi) -> None:
+        stored = api.create(replace(block(), status=BlockStatus(used=9)))
+        assert stored.status == BlockStatus()
+
+    def test_an_update_changes_the_spec_only(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        used = api.update_status(replace(first, status=BlockStatus(used=7, holders={"3": "a/b"})))
+        assert used.metadata.generation == 1
+        spec = replace(used.spec, state="Draining")
+        second = api.update(replace(used, spec=spec, status=BlockStatus()))
+        assert second.spec == spec
+        assert second.status == BlockStatus(used=7, holders={"3": "a/b"})
+        assert second.metadata.uid == first.metadata.uid
+        assert second.metadata.resource_version != used.metadata.resource_version
+        assert second.metadata.generation == 2
+
+    def test_a_status_update_changes_the_status_only(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        spec = replace(first.spec, state="Draining")
+        second = api.update_status(replace(first, spec=spec, status=BlockStatus(used=1)))
+        assert second.spec == first.spec
+        assert second.status.used == 1
+
+    def test_the_status_of_a_reservation_is_kept(self, api: ClusterApi) -> None:
+        first = api.create(reservation())
+        status = ReservationStatus(addresses=("10.0.0.9",), bound_to=NODE)
+        assert api.update_status(replace(first, status=status)).status == status
+
+    def test_an_update_that_changes_nothing_keeps_the_version(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        assert api.update(first) == first
+
+    def test_a_change_of_an_older_version_is_a_conflict(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        api.update(replace(first, spec=replace(first.spec, state="Draining")))
+        for change in (api.update, api.update_status, api.delete):
+            with refused(Conflict, "AddressBlock", first.metadata.name):
+                change(replace(first, status=BlockStatus(used=5)))
+
+    def test_a_change_of_an_earlier_object_of_the_name_is_a_conflict(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        api.delete(first)
+        second = api.create(replace(first, metadata=Meta(name=first.metadata.name)))
+        assert second.metadata.uid != first.metadata.uid
+        newest = replace(second.metadata, uid=first.metadata.uid)
+        for meta in (first.metadata, newest):
+            for change in (api.update, api.update_status, api.delete):
+                with refused(Conflict):
+                    change(replace(second, metadata=meta, status=BlockStatus(used=5)))
+        assert api.get(AddressBlock, first.metadata.name) == second
+
+    def test_a_change_of_a_deleted_object_fails(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        api.delete(first)
+        with refused(NotFound, "delete", first.metadata.name):
+            api.delete(first)
+        for change in (api.update, api.update_status):
+            with pytest.raises((NotFound, Conflict)):
+                change(replace(first, spec=replace(first.spec, state="Draining")))
+        with refused(NotFound):
+            api.get(AddressBlock, first.metadata.name)
+
+    def test_a_change_needs_a_version(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        for without in (
+            replace(first.metadata, resource_version=""),
+            replace(first.metadata, uid=""),
+        ):
+            for change in (api.update, api.update_status, api.delete):
+                with refused(Refused):
+                    change(replace(first, metadata=without))
+
+    def test_a_block_keeps_its_addresses(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        for spec in (
+            replace(first.spec, first="10.0.0.1"),
+            replace(first.spec, prefix=28),
+            replace(first.spec, space="other"),
+            replace(first.spec, pool="other"),
+        ):
+            with refused(Refused):
+                api.update(replace(first, spec=spec))
+
+    def test_a_name_is_that_of_the_addresses(self, api: ClusterApi) -> None:
+        with refused(Refused):
+            api.create(replace(block(), metadata=Meta(name="contract.10.250.0.0-27")))
+
+    def test_the_epoch_grows_with_the_holder(self, api: ClusterApi) -> None:
+        first = api.create(block())
+        other = replace(first.spec.holder, instance=str(uuid.uuid4()))
+        for epoch in (first.spec.epoch, first.spec.epoch + 2, 0):
+            with refused(Refused):
+                api.update(replace(first, spec=replace(first.spec, holder=other, epoch=epoch)))
+        taken = replace(first.spec, holder=other, epoch=first.spec.epoch + 1)
+        assert api.update(replace(first, spec=taken)).spec == taken
+
+    def test_a_pool_keeps_its_range(self, api: ClusterApi) -> None:
+        first = api.create(pool())
+        for spec in (
+            replace(first.spec, range="10.200.0.0/16"),
+            replace(first.spec, network_name="other"),
+            replace(first.spec, shared=False),
+            replace(first.spec, block_size=3),
+        ):
+            with refused(Refused):
+                api.update(replace(first, spec=spec))
+
+    def test_a_list_has_what_its_fields_select(self, api: ClusterApi) -> None:
+        ours, theirs = str(uuid.uuid4()), str(uuid.uuid4())
+        mine = {api.create(block(ours)).metadata.name for _ in range(3)}
+        api.create(block(theirs))
+        found = api.list(AddressBlock, {"spec.holder.instance": ours})
+        assert {each.metadata.name for each in found.items} == mine
+        assert int(found.resource_version) > 0
+        fields = {"spec.holder.instance": ours, "spec.state": "Draining"}
+        assert not api.list(AddressBlock, fields).items
+        everything = {each.metadata.name for each in api.list(AddressBlock).items}
+        assert everything > mine
+        with refused(Refused):
+            api.list(AddressBlock, {"spec.nonce": "x"})
+
+    def test_a_watch_shows_what_its_fields_select(self, api: ClusterApi) -> None:
+        ours = str(uuid.uuid4())
+        fields = {"spec.holder.instance": ours}
+        before = api.list(AddressBlock, fields).resource_version
+        first = api.create(block(ours))
+        api.create(block())
+        changed = api.update(replace(first, spec=replace(first.spec, state="Draining")))
+        other = replace(changed.spec.holder, instance=str(uuid.uuid4()))
+        moved = api.update(replace(changed, spec=replace(changed.spec, holder=other, epoch=2)))
+        other = replace(moved.spec.holder, instance=ours)
+        back = api.update(replace(moved, spec=replace(moved.spec, holder=other, epoch=3)))
+        api.delete(back)
+        seen = list(itertools.islice(api.watch(AddressBlock, before, fields), 5))
+        # What leaves the selection is deleted, as far as the watch can tell.
+        types = [each.type for each in seen]
+        assert types == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+        assert [each.object for each in seen[:2]] == [first, changed]
+        assert seen[3] == Change("ADDED", back)
+        versions = [int(each.object.metadata.resource_version) for each in seen]
+        assert versions == sorted(set(versions))
+
+    def test_a_watch_begins_after_its_version(self, api: ClusterApi) -> None:
+        ours = str(uuid.uuid4())
+        first = api.create(block(ours))
+        second = api.create(block(ours))
+        version = first.metadata.resource_version
+        watch = api.watch(AddressBlock, version, {"spec.holder.instance": ours})
+        assert next(iter(watch)) == Change("ADDED", second)
+
+    def test_the_claims_of_many_have_one_winner(self, api: ClusterApi) -> None:
+        new = block()
+        winners = 0
+        for _ in range(5):
+            try:
+                api.create(replace(new, spec=replace(new.spec, nonce=str(uuid.uuid4()))))
+                winners += 1
+            except AlreadyExists:
+                pass
+        assert winners == 1
+
+    def test_a_lease_has_one_writer_at_a_time(self, api: ClusterApi) -> None:
+        name = f"lease-{uuid.uuid4()}"
+        with refused(NotFound, name):
+            api.lease("default", name)
+        new = Lease(
+            namespace="default",
+            name=name,
+            holder="one",
+            duration=15,
+            acquired="2026-11-23T07:00:00.000001Z",
+            renewed="2026-11-23T07:00:01.000001Z",
+        )
+        first = api.write_lease(new)
+        assert replace(first, resource_version="") == new
+        with refused(AlreadyExists, name):
+            api.write_lease(replace(new, holder="two"))
+        second = api.write_lease(replace(first, holder="two", transitions=1))
+        assert api.lease("default", name) == second
+        with refused(Conflict, name):
+            api.write_lease(first)
+        free = api.write_lease(replace(second, holder="", renewed=""))
+        assert free.holder == ""
+        assert api.lease("default", name) == free
+        with refused(NotFound):
+            api.write_lease(replace(free, name=f"{name}-other"))
+
+    def test_a_watch_of_a_version_too_old_expires(
+        self, api: ClusterApi, expired_version: str
+    ) -> None:
+        with refused(WatchExpired):
+            next(iter(api.watch(AddressBlock, expired_version)))

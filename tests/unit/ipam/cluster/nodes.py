@@ -1,0 +1,156 @@
+"""A cluster of nodes in one process: real stores, a stand-in for the API server, and one clock."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cni.spec.result import Result
+from ipam.cluster import geometry
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.names import pool_name, space_name
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    Condition,
+    Meta,
+    PoolSpec,
+    PoolStatus,
+)
+from ipam.cluster.store import ClusterStore
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
+from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
+from tests.fake_api import FakeApi, Faults
+from tests.unit.ipam.calls import Json, request
+
+RANGE = "10.0.0.0/24"
+READY = Condition(type="Ready", status="True", reason="Decided")
+
+
+class Clock:
+    """CLOCK_BOOTTIME of every node."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def put_pool(
+    server: FakeApi,
+    range_: str = RANGE,
+    *,
+    name: str = "",
+    shared: bool = True,
+    size: int = 16,
+    **changes: object,
+) -> AddressPool:
+    """An AddressPool as the controller leaves it; `changes` are fields of its spec."""
+    spec = PoolSpec(range=range_, network_name=name, shared=shared)
+    space = space_name(name, range_, shared=shared)
+    return server.put(
+        AddressPool(
+            metadata=Meta(name=pool_name(name, range_, shared=shared)),
+            spec=msgspec.structs.replace(spec, **changes),
+            status=PoolStatus(space=space, block_size=size, conditions=(READY,)),
+        )
+    )
+
+
+def put_map(server: FakeApi, pool: AddressPool) -> None:
+    """Bring the pool's map of leased blocks up to date, as the controller does."""
+    pool = server.look(AddressPool, pool.metadata.name)
+    blocks = geometry.of_pool(pool)
+    assert blocks is not None
+    leased = [
+        blocks.index(geometry.interval(block).first)
+        for block in server.look_at_all(AddressBlock, {"spec.pool": pool.metadata.name}).items
+    ]
+    status = msgspec.structs.replace(pool.status, free_map=geometry.free_map(leased, blocks.total))
+    server.put(msgspec.structs.replace(pool, status=status))
+
+
+def alias(server: FakeApi) -> AddressPool:
+    """The private pool of RANGE, in the space of the shared one."""
+    pool = put_pool(server, shared=False)
+    status = msgspec.structs.replace(pool.status, space=space_name("", RANGE))
+    return server.put(msgspec.structs.replace(pool, status=status))
+
+
+class ClusterNode:
+    """A node: its store, its lessee without a thread, and the verbs of the plugin."""
+
+    def __init__(
+        self,
+        server: FakeApi,
+        directory: Path,
+        name: str = "node-a",
+        *,
+        clock: Clock | None = None,
+        faults: Faults | None = None,
+        boot: str = "boot-1",
+        machine: str = "",
+    ) -> None:
+        self.server = server
+        self.directory = directory
+        self.name = name
+        self.clock = clock or Clock()
+        self.boot = boot
+        self.machine = machine or f"machine-of-{name}"
+        self.api = server.client(name, faults)
+        if name not in server.machines:
+            server.add_node(name, self.machine, f"uuid-of-{self.machine}", boot)
+        self.restart()
+
+    def restart(self, boot: str = "") -> None:
+        """A new agent process, in a new boot if one is given."""
+        self.boot = boot or self.boot
+        self.files = PerCall(self.directory, report=lambda text: None)
+        self.lessee = Lessee(self.api, self.files, self.name, self.boot, clock=self.clock)
+
+    @property
+    def store(self) -> SqliteStore:
+        return SqliteStore(self.files, self.boot)
+
+    @property
+    def plugin(self) -> AddressPlugin:
+        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock, patience=0.0)
+        return AddressPlugin(stores, lambda: self.boot)
+
+    def add(self, pod: str, ipam: Json | None = None, **how: str) -> list[str]:
+        """ADD for a new sandbox of the pod; its addresses."""
+        container = how.pop("container", f"{pod}-1")
+        asked = request("ADD", ipam or {"range": RANGE}, container, pod=pod, **how)  # type: ignore[arg-type]
+        result = self.plugin.add(asked)
+        assert isinstance(result, Result)
+        return [ip.address.partition("/")[0] for ip in result.ips]
+
+    def delete(self, pod: str, container: str = "") -> None:
+        """DEL of the pod's first sandbox."""
+        self.plugin.delete(request("DEL", None, container or f"{pod}-1", pod=pod))
+
+    def steps(self, count: int = 1, seconds: float = 5.0) -> None:
+        """What the lessee does in a while, by steps of the clock."""
+        for _ in range(count):
+            self.clock.now += seconds
+            self.lessee.step()
+
+    def rows(self) -> dict[str, str]:
+        """State by block."""
+        with self.files.transaction() as tables:
+            return {block.name: block.state for block in tables.blocks()}
+
+    def held(self) -> set[str]:
+        return {held.address for held in self.store.reservations()}
+
+
+def blocks_of(server: FakeApi, node: str = "") -> Sequence[str]:
+    """The names of all AddressBlocks, or of one node's."""
+    listed = server.look_at_all(AddressBlock, {"spec.holder.node": node} if node else None)
+    return [block.metadata.name for block in listed.items]
+
+
+__all__ = ["RANGE", "Clock", "ClusterNode", "ClusterStore", "blocks_of", "put_map", "put_pool"]

@@ -1,0 +1,290 @@
+"""An ADD that needs a block: who gets it, and what a lost answer or a lost race leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import Code
+from ipam.cluster.objects import AddressBlock
+from ipam.cluster.store import boottime
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.calls import error_of, request
+from tests.unit.ipam.cluster.nodes import (
+    RANGE,
+    ClusterNode,
+    alias,
+    blocks_of,
+    put_map,
+    put_pool,
+)
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server)
+    return server
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> ClusterNode:
+    return ClusterNode(server, memory_path / "a")
+
+
+def test_the_first_add_leases_a_block_and_the_next_ones_call_nobody(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (first,) = node.add("p0")
+    assert len(blocks_of(server)) == 1
+    node.api.calls.clear()
+    others = [node.add(f"p{number}")[0] for number in range(1, 13)]
+    node.delete("p0")
+    assert node.add("p13") == [first]
+    assert not node.api.calls
+    assert len({first, *others}) == 13
+
+
+def test_a_block_names_its_holder_and_its_addresses(server: FakeApi, node: ClusterNode) -> None:
+    (address,) = node.add("p0")
+    (name,) = blocks_of(server)
+    block = server.look(AddressBlock, name)
+    holder = block.spec.holder
+    assert (holder.node, holder.boot) == ("node-a", "boot-1")
+    assert (holder.machine_id, holder.system_uuid) == (
+        "machine-of-node-a",
+        "uuid-of-machine-of-node-a",
+    )
+    assert (block.spec.prefix, block.spec.state, block.spec.epoch) == (28, "Active", 1)
+    assert node.rows() == {name: "usable"}
+    first = int(block.spec.first.rpartition(".")[2])
+    assert first <= int(address.rpartition(".")[2]) < first + 16
+
+
+def test_two_nodes_never_have_one_address(server: FakeApi, memory_path: Path) -> None:
+    nodes = [ClusterNode(server, memory_path / name, f"node-{name}") for name in "abcd"]
+    seen = [node.add(f"p{number}")[0] for number in range(20) for node in nodes]
+    assert len(set(seen)) == 80
+
+
+def test_the_fullest_block_is_first_and_in_it_the_lowest_address(node: ClusterNode) -> None:
+    pods = [f"p{number}" for number in range(20)]
+    addresses = {pod: node.add(pod)[0] for pod in pods}
+    blocks = {pod: int(address.rpartition(".")[2]) // 16 for pod, address in addresses.items()}
+    full = blocks["p0"]
+    node.delete("p1")
+    assert node.add("new")[0] == addresses["p1"]
+    assert blocks["p19"] != full
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_claim_whose_answer_is_lost_is_looked_up(
+    server: FakeApi, node: ClusterNode, fault: Fault, times: int
+) -> None:
+    lost = times
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        nonlocal lost
+        if (verb, kind) == ("create", "AddressBlock") and lost:
+            lost -= 1
+            return fault
+        return None
+
+    node.api.faults = faults
+    node.add("p0")
+    assert blocks_of(server) == list(node.rows())
+
+
+def test_a_claim_that_lands_late_is_found_by_the_next_confirmation(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.api.faults = lambda verb, kind, name: Fault.LATE if verb == "create" else None
+    assert error_of(lambda: node.add("p0")).code == Code.TRY_AGAIN
+    assert node.rows() == {}
+    server.deliver()
+    node.api.faults = None
+    assert len(blocks_of(server)) >= 1
+    node.clock.now += 500
+    node.lessee.step()
+    assert sorted(node.rows()) == sorted(blocks_of(server))
+    node.add("p0")
+    assert sorted(node.rows()) == sorted(blocks_of(server))
+
+
+@pytest.mark.parametrize(("mapped", "conflicts"), [(False, 14), (True, 0)])
+def test_blocks_of_others_are_passed_over_and_the_map_saves_the_attempts(
+    server: FakeApi, memory_path: Path, mapped: bool, conflicts: int
+) -> None:
+    pool = put_pool(server, claim_from="High")
+    other = ClusterNode(server, memory_path / "b", "node-b")
+    for number in range(13 * 16 + 10):
+        other.add(f"q{number}")
+    if mapped:
+        put_map(server, pool)
+    node = ClusterNode(server, memory_path / "a")
+    addresses = {node.add(f"p{number}")[0] for number in range(14)}
+    assert not addresses & other.held()
+    assert list(node.rows()) == ["default.10.0.0.16-28"]
+    assert node.lessee.counted().conflicts == conflicts
+
+
+def test_a_cold_add_costs_a_few_calls(node: ClusterNode) -> None:
+    node.lessee.step()
+    node.add("p0")
+    node.api.calls.clear()
+    for number in range(1, 17):
+        node.add(f"p{number}")
+    assert dict(node.api.calls) == {("create", "AddressBlock"): 1, ("get", "AddressPool"): 1}
+
+
+def test_an_exhausted_pool_is_110_and_names_pool_used_and_capacity(
+    server: FakeApi, memory_path: Path
+) -> None:
+    put_pool(server, "10.1.0.0/28", size=4)
+    nodes = [ClusterNode(server, memory_path / name, f"node-{name}") for name in "abcde"]
+    ipam = {"range": "10.1.0.0/28"}
+    for node in nodes[:4]:
+        node.add("p0", ipam)
+    error = error_of(lambda: nodes[4].add("p0", ipam))
+    assert error.code == Code.NO_FREE_ADDRESS
+    assert "10.1.0.0-28" in error.message
+    assert "4 blocks of 4 addresses" in error.message
+    nodes[4].lessee.step()
+    nodes[4].clock.now += 2
+    nodes[4].lessee.step()
+    (event,) = server.events
+    assert (event.reason, event.regarding["name"]) == ("AddressPoolExhausted", "p0")
+    assert error_of(lambda: nodes[4].add("p0", ipam)).code == Code.NO_FREE_ADDRESS
+    nodes[4].steps(3)
+    assert len(server.events) == 1
+    status = error_of(lambda: nodes[4].plugin.status(request("STATUS", ipam, "")))
+    assert (status.code, "10.1.0.0-28" in status.message) == (Code.UNAVAILABLE, True)
+
+
+def test_an_address_that_another_node_gave_back_is_found_although_the_map_is_old(
+    server: FakeApi, memory_path: Path
+) -> None:
+    pool = put_pool(server, "10.1.0.0/29", size=1)
+    ipam = {"range": "10.1.0.0/29"}
+    first, second = (ClusterNode(server, memory_path / name, f"node-{name}") for name in "ab")
+    for number in range(6):
+        first.add(f"p{number}", ipam)
+    put_map(server, pool)
+    assert error_of(lambda: second.add("q", ipam)).code == Code.NO_FREE_ADDRESS
+    first.delete("p3")
+    first.steps(2)
+    assert second.add("q", ipam)
+
+
+def test_sixty_addresses_are_enough_for_sixty_of_64_nodes(
+    server: FakeApi, memory_path: Path
+) -> None:
+    pool = put_pool(server, "10.2.0.0/26", size=1)
+    ipam = {"range": "10.2.0.0/26", "exclude": ["10.2.0.61", "10.2.0.62"]}
+    nodes = [ClusterNode(server, memory_path / f"{n}", f"node-{n}") for n in range(64)]
+    seen = set()
+    refused = 0
+    for node in nodes:
+        try:
+            seen.add(node.add("p0", ipam)[0])
+        except Exception as error:  # noqa: BLE001 - its code is what is looked at
+            refused += getattr(error, "code", 0) == Code.NO_FREE_ADDRESS
+        put_map(server, pool)
+    assert (len(seen), refused) == (60, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda server: None, "podfabric's controller"),
+        (lambda server: put_pool(server, "10.3.0.0/24", state="Draining"), "drained"),
+        (lambda server: put_pool(server, "10.3.0.0/24", size=0), "has not made AddressPool"),
+    ],
+)
+def test_a_pool_that_cannot_be_used_is_11_and_says_why(
+    server: FakeApi,
+    node: ClusterNode,
+    make: Callable[[FakeApi], object],
+    says: str,
+) -> None:
+    make(server)
+    error = error_of(lambda: node.add("p0", {"range": "10.3.0.0/24"}))
+    assert (error.code, says in error.message) == (Code.TRY_AGAIN, True), error.message
+
+
+def test_without_the_api_server_a_cold_add_is_11_and_a_del_works(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.add("p0")
+    server.down = True
+    for number in range(1, 13):
+        node.add(f"p{number}")
+    node.delete("p0")
+    error = error_of(lambda: node.add("x", {"range": "10.9.0.0/24"}))
+    assert (error.code, "API server is away" in error.message) == (Code.TRY_AGAIN, True)
+
+
+def test_no_more_blocks_than_the_pool_allows_a_node(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, "10.4.0.0/24", size=4, max_blocks_per_node=2)
+    ipam = {"range": "10.4.0.0/24"}
+    got = 0
+    while True:
+        try:
+            node.add(f"p{got}", ipam)
+        except Exception as error:  # noqa: BLE001 - its text is what is looked at
+            assert "maxBlocksPerNode" in str(error)
+            break
+        got += 1
+    assert 7 <= got <= 8
+
+
+def test_a_block_is_of_addresses_that_the_network_may_use(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    ipam = {"range": RANGE, "range_start": "10.0.0.100", "range_end": "10.0.0.103"}
+    assert [node.add(f"p{number}", ipam)[0] for number in range(4)] == [
+        f"10.0.0.{number}" for number in range(100, 104)
+    ]
+    assert blocks_of(server) == ["default.10.0.0.96-28"]
+    assert error_of(lambda: node.add("p4", ipam)).code == Code.NO_FREE_ADDRESS
+
+
+def test_a_requested_address_leases_its_block_or_is_111(server: FakeApi, memory_path: Path) -> None:
+    first, second = (ClusterNode(server, memory_path / name, f"node-{name}") for name in "ab")
+    assert first.add("p0", args="IP=10.0.0.77") == ["10.0.0.77"]
+    assert blocks_of(server) == ["default.10.0.0.64-28"]
+    assert error_of(lambda: second.add("q0", args="IP=10.0.0.78")).code == Code.ADDRESS_TAKEN
+    assert error_of(lambda: first.add("p1", args="IP=10.0.0.77")).code == Code.ADDRESS_TAKEN
+    assert first.add("p1", args="IP=10.0.0.78") == ["10.0.0.78"]
+
+
+def test_a_static_address_outside_of_the_ranges_needs_no_block(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    ipam = {"range": RANGE, "addresses": [{"address": "192.168.7.1/24"}]}
+    assert node.add("p0", ipam)[1] == "192.168.7.1"
+    assert len(blocks_of(server)) == 1
+
+
+def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, "fd00::/64")
+    v4, v6 = node.add("p0", {"range": RANGE, "ipRanges": [{"range": "fd00::/64"}]})
+    assert (v4[:5], v6[:4]) == ("10.0.", "fd00")
+    assert len(blocks_of(server)) == 2
+
+
+def test_a_private_range_beside_a_shared_one_uses_the_same_blocks(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """The controller gives both pools of one range one space."""
+    node.add("p0")
+    alias(server)
+    private = {"range": RANGE, "enable_overlapping_ranges": False}
+    assert node.add("p1", private)[0] not in node.add("p2")
+    assert len(blocks_of(server)) == 1
+    assert len(node.held()) == 3
+
+
+def test_the_clock_does_not_stand_still_in_suspend() -> None:
+    assert 0 < boottime() <= boottime()

@@ -1,0 +1,157 @@
+"""Rows of leased blocks in the store: kept, checked, salvaged, added to version 2."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cni.spec.errors import Code
+from ipam import fsck, recovery
+from ipam.addresses import Interval, parse
+from ipam.blocks import Instance, LeasedBlock
+from ipam.changes import change
+from ipam.recovery import BACKUP, DATABASE, MARK, WAL
+from ipam.schema import VERSION, crc_of
+from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
+from ipam.tables import Tables
+from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, sets_of
+from tests.unit.ipam.kills import fail
+
+SETS = sets_of(range_of("10.0.0.0/24", domain="blue"))
+INSTANCE = Instance("11111111-aaaa", "machine/uuid/node-a")
+
+
+def block(index: int = 0) -> LeasedBlock:
+    first = parse("10.0.0.0") + 16 * index
+    return LeasedBlock(
+        name=f"blue.10.0.0.{16 * index}-28",
+        uid=f"uid-{index}",
+        space="blue",
+        pool="blue-10.0.0.0-24",
+        domains=("blue", "blue 10.0.0.0/24"),
+        first=first,
+        last=first + 15,
+        max_offline=1800.0,
+        boot=BOOT,
+        confirmed=12.5,
+    )
+
+
+@contextmanager
+def changed(directory: Path) -> Iterator[Tables]:
+    files = PerCall(directory, report=lambda text: None)
+    with files.transaction() as tables, change(tables, directory):
+        yield tables
+
+
+@pytest.fixture
+def directory(memory_path: Path) -> Path:
+    directory = memory_path / "ipam"
+    SqliteStore(directory, BOOT).reserve(owner("c1"), SETS)
+    with changed(directory) as tables:
+        tables.put_instance(INSTANCE)
+        for index in (0, 3):
+            tables.put_block(block(index))
+    return directory
+
+
+def leases(directory: Path) -> tuple[Instance | None, list[LeasedBlock]]:
+    with PerCall(directory, report=lambda text: None).transaction() as tables:
+        return tables.instance(), list(tables.blocks())
+
+
+def test_what_is_written_is_read_again_by_name_domain_and_addresses(directory: Path) -> None:
+    assert leases(directory) == (INSTANCE, [block(0), block(3)])
+    with changed(directory) as tables:
+        assert tables.block(block(3).name) == block(3)
+        assert tables.block("blue.10.0.0.16-28") is None
+        behind = Interval(block(3).last, block(3).last + 100)
+        assert tables.blocks_in("blue", behind) == [block(3)]
+        assert tables.blocks_in("green", block(3).interval) == []
+        tables.drop_block(block(0).name)
+    assert leases(directory) == (INSTANCE, [block(3)])
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "boot", "state", "now", "expected"),
+    [
+        (100.0, BOOT, "usable", 100.0, True),
+        (100.0, BOOT, "usable", 1899.9, True),
+        (100.0, BOOT, "usable", 1900.0, False),
+        (100.0, BOOT, "usable", 99.0, False),  # a clock that went back is of another boot
+        (100.0, NEXT_BOOT, "usable", 100.0, False),
+        (100.0, BOOT, "returning", 100.0, False),
+        (100.0, BOOT, "lost", 100.0, False),
+        (100.0, BOOT, "draining", 100.0, False),
+        (100.0, BOOT, "unconfirmed", 100.0, False),
+    ],
+)
+def test_a_block_is_confirmed_for_max_offline_of_its_boot(
+    confirmed: float, boot: str, state: str, now: float, expected: bool
+) -> None:
+    row = msgspec.structs.replace(block(), confirmed=confirmed, boot=boot, state=state)
+    assert row.is_confirmed(BOOT, now) is expected
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE block SET uid = 'other'", "UPDATE lessee SET instance = 'other'", "DROP TABLE block"],
+)
+def test_a_changed_row_is_damage_to_fsck(directory: Path, damage: str) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        database.execute(damage)
+        database.commit()
+    assert error_of(lambda: leases(directory)).code == Code.STORE_DAMAGED
+    said: list[str] = []
+    assert not fsck.check(directory, said.append)
+    assert said
+
+
+def test_a_rebuilt_store_has_its_blocks_unconfirmed_and_its_reservations(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        database.execute("UPDATE block SET uid = 'other' WHERE name = ?", (block(0).name,))
+        database.commit()
+    assert fsck.rebuild(directory, lambda line: None)
+    instance, (kept,) = leases(directory)
+    assert instance == INSTANCE
+    assert kept == msgspec.structs.replace(block(3), boot="", confirmed=0.0)
+    assert not kept.is_confirmed(BOOT, 12.5)
+    assert fsck.check(directory, fail)
+    assert [held.address for held in SqliteStore(directory, BOOT).reservations()] == ["10.0.0.1"]
+
+
+def test_the_backup_copy_gives_the_identity_back(directory: Path) -> None:
+    with PerCall(directory).transaction() as tables:
+        recovery.back_up(directory, tables)
+    assert (directory / BACKUP).exists()
+    for name in (DATABASE, WAL, MARK):
+        (directory / name).unlink(missing_ok=True)
+    assert fsck.rebuild(directory, lambda line: None, accept_loss=True)
+    instance, rows = leases(directory)
+    assert instance == INSTANCE
+    assert [row.name for row in rows] == [block(0).name, block(3).name]
+    assert {row.boot for row in rows} == {""}
+
+
+def test_a_store_of_version_2_gets_the_tables(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        database.execute("DROP TABLE block")
+        database.execute("DROP TABLE lessee")
+        ((_, *rest),) = database.execute("SELECT version, store, seq, count FROM meta").fetchall()
+        content = (2, *rest)
+        database.execute("UPDATE meta SET version = 2, crc = ?", (crc_of(content),))
+        database.commit()
+    former = directory.with_name("former")
+    shutil.copytree(directory, former)
+    assert leases(directory) == (None, [])
+    assert [held.address for held in SqliteStore(directory, BOOT).reservations()] == ["10.0.0.1"]
+    with closing(sqlite3.connect(directory / DATABASE)) as database:
+        assert database.execute("SELECT version FROM meta").fetchall() == [(VERSION,)]
+    assert fsck.check(former, fail)
+    assert fsck.rebuild(former, lambda line: None)
+    assert leases(former) == (None, [])
