@@ -40,7 +40,9 @@ _log = logging.getLogger(__name__)
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `settings.listen_address`), a thread for each client, until `close`.
 
-    Port 0 is any free port; `address` says which. OSError if it cannot listen there.
+    Port 0 is any free port; `address` says which. Without an `exposition` there is no /metrics, and
+    any address of the machine may be listened at: the states are no secret. OSError if it cannot
+    listen there.
     """
 
     allow_reuse_address = True
@@ -48,9 +50,9 @@ class Endpoint(ThreadingMixIn, TCPServer):
     request_queue_size = 64
 
     def __init__(
-        self, listen: str, exposition: Callable[[], bytes], alive: State, ready: State
+        self, listen: str, exposition: Callable[[], bytes] | None, alive: State, ready: State
     ) -> None:
-        self._listen = listen_address(listen)
+        self._listen = listen_address(listen, local=exposition is not None)
         if self._listen is None:
             raise ValueError("an endpoint needs an address")
         self.exposition = exposition
@@ -182,25 +184,26 @@ class _HttpRequest(BaseRequestHandler):
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _text(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request")
         path = words[1].partition("?")[0]
-        if path != "/metrics" and path not in self.server.states:
-            paths = ", ".join(self.server.states)
-            return _text(HTTPStatus.NOT_FOUND, f"the paths are /metrics, {paths}")
+        exposition = self.server.exposition
+        paths = [*(["/metrics"] if exposition is not None else []), *self.server.states]
+        if path not in paths:
+            return _text(HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}")
         if words[0] not in ("GET", "HEAD"):
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
         try:
-            if path == "/metrics":
-                return self._scrape()
+            if exposition is not None and path == "/metrics":
+                return self._scrape(exposition)
             well, text = self.server.states[path]()
         except Exception:  # noqa: BLE001 - the outermost edge: the client must get an answer
             _log.exception("answering %s", path)
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "the agent failed: see its log")
         return _text(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text)
 
-    def _scrape(self) -> _Reply:
+    def _scrape(self, exposition: Callable[[], bytes]) -> _Reply:
         if not self.server.scrapes.acquire(blocking=False):
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many scrapes at once")
         try:
-            return _Reply(HTTPStatus.OK, self.server.exposition(), " version=0.0.4;")
+            return _Reply(HTTPStatus.OK, exposition(), " version=0.0.4;")
         finally:
             self.server.scrapes.release()
 

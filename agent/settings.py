@@ -90,10 +90,11 @@ def parse(content: bytes, name: str) -> Settings:
         raise SettingsError(str(error)) from None
 
 
-def listen_address(listen: str) -> Path | tuple[str, int] | None:
+def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
     """The unix socket's path, or address and port, in `listen`; None if it is empty.
 
-    ValueError if it is wrong or not local to this machine: the text says what to write.
+    ValueError if it is wrong, or must be `local` to this machine and is not: the text says what to
+    write.
     """
     if not listen:
         return None
@@ -108,7 +109,7 @@ def listen_address(listen: str) -> Path | tuple[str, int] | None:
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 65536
     if address is None or not colon or bracketed is not (address.version == 6) or number > 65535:
         raise ValueError('write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for none')
-    if not address.is_loopback:
+    if local and not address.is_loopback:
         raise ValueError(
             "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
             "[::1]) and unix sockets are allowed: use a proxy for others"

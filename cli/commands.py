@@ -37,6 +37,10 @@ COMMANDS = {
     ),
     "doctor": Command("check this node, and say what to do (1: a check failed)", "cli.doctor"),
     "agent": Command("serve the launchers of this node until SIGTERM", "cli.agent"),
+    "controller": Command(
+        "make pools of cluster-wide addresses, and free those of dead nodes, until SIGTERM",
+        "cli.controller",
+    ),
     "device-plugin": Command(
         "offer the HCAs of this node to the kubelet, without the agent, until SIGTERM",
         "cli.device_plugin",

@@ -1,0 +1,126 @@
+"""`podfabric controller`: the controller of cluster-wide addresses (docs/controller.md)."""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from cli.arguments import file, namespace
+
+if TYPE_CHECKING:
+    from ipam.cluster.controller.process import ControllerProcess
+
+METRICS = "127.0.0.1:9812"
+ELECTION_TIMEOUT = 4.0  # seconds: a renewal that takes longer is tried again in time
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `podfabric controller`."""
+    parser.add_argument(
+        "--namespace",
+        type=namespace,
+        default="podfabric",
+        help="of the Lease by which one of several processes leads (default: podfabric)",
+    )
+    parser.add_argument(
+        "--lease", default="podfabric-controller", help="its name (default: podfabric-controller)"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=file,
+        metavar="FILE",
+        help="how to reach the API server; without it, as a pod of the cluster",
+    )
+    parser.add_argument(
+        "--metrics",
+        default=METRICS,
+        metavar="ADDRESS",
+        help=f'where /metrics is served, a loopback address; "" is nowhere (default: {METRICS})',
+    )
+    parser.add_argument(
+        "--health",
+        default="",
+        metavar="ADDRESS",
+        help='where the kubelet asks for /healthz and /readyz: "0.0.0.0:9813" (default: nowhere)',
+    )
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    parser.set_defaults(main=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM; the exit code."""
+    from agent import logs, settings
+    from ipam.cluster.api import ApiError
+
+    logs.configure(
+        settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        with ExitStack() as stack:
+            _serve(arguments, ended, stack)
+    except (ApiError, OSError, ValueError) as error:
+        sys.stderr.write(f"podfabric controller: {error}\n")
+        return 1
+    _log.info("stopped")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace, ended: threading.Event, stack: ExitStack) -> None:
+    from ipam.cluster.controller.exposition import ControllerExposition
+    from ipam.cluster.controller.leadership import Leadership
+    from ipam.cluster.controller.process import ControllerProcess
+    from ipam.cluster.kubernetes_api import KubernetesApi
+
+    api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller")
+    stack.callback(api.close)
+    # Of its own, so that the pace of many writes is not that of the renewals.
+    election = KubernetesApi(
+        arguments.kubeconfig, writer="podfabric-controller", timeout=ELECTION_TIMEOUT
+    )
+    stack.callback(election.close)
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    process = ControllerProcess(
+        api, Leadership(election, arguments.namespace, arguments.lease, identity)
+    )
+    _open(arguments.metrics, ControllerExposition(process).text, process, stack)
+    _open(arguments.health, None, process, stack)
+    _log.info("started, as %s", identity)
+    running = threading.Thread(target=_until_it_fails, args=(process.run, ended), name="rounds")
+    running.start()
+    ended.wait()
+    process.stop()
+    running.join()
+
+
+def _open(
+    listen: str,
+    exposition: Callable[[], bytes] | None,
+    process: "ControllerProcess",
+    stack: ExitStack,
+) -> None:
+    from agent.http import Endpoint
+
+    if listen:
+        stack.callback(Endpoint(listen, exposition, process.alive, process.ready).close)
+
+
+def _until_it_fails(serve: Callable[[], None], ended: threading.Event) -> None:
+    """A process whose loop has ended must end too, so that the kubelet starts another."""
+    try:
+        serve()
+    finally:
+        ended.set()

@@ -1,0 +1,82 @@
+"""What contradicts itself among the objects of a cluster, as far as objects tell.
+
+The controller and `podfabric ipam fsck --cluster` report what is found here; nobody repairs it by
+himself: an address that is in use must not be freed by a guess.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from ipam.addresses import Interval, parse, parse_interface
+from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import AddressBlock, AddressPool
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """Something that should not be. `pool` is the pool that it endangers, "" for none."""
+
+    pool: str
+    text: str
+
+
+def contradictions(
+    pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
+) -> list[Contradiction]:
+    """Everything about blocks that cannot be right, by pool."""
+    found = [*_overlaps(index)]
+    ranges = dict(_ranges(pools))
+    for block in blocks:
+        found += _of_block(block, pools, ranges)
+    return sorted(found, key=lambda each: (each.pool, each.text))
+
+
+def _ranges(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Interval]]:
+    for name, pool in pools.items():
+        try:
+            range_ = parse_interface(pool.spec.range)[1]
+        except ValueError:
+            continue  # the pool is not Ready, and says why
+        yield name, Interval(range_.address, range_.last)
+
+
+def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
+    for placed, other in index.neighbours():
+        text = f"{_named(placed)} and {_named(other)} have addresses in common"
+        for pool in {placed.block.spec.pool, other.block.spec.pool}:
+            yield Contradiction(pool, text)
+
+
+def _named(placed: PlacedBlock) -> str:
+    return f"{placed.block.metadata.name} of node {placed.block.spec.holder.node}"
+
+
+def _of_block(
+    block: AddressBlock, pools: Mapping[str, AddressPool], ranges: Mapping[str, Interval]
+) -> Iterator[Contradiction]:
+    name, spec = block.metadata.name, block.spec
+    try:
+        address, network = parse_interface(f"{spec.first}/{spec.prefix}")
+        right = block_name(spec.space, parse(spec.first), spec.prefix)
+    except ValueError as error:
+        yield Contradiction(spec.pool, f"{name}: {error}")
+        return
+    if address != network.address:
+        yield Contradiction(spec.pool, f"{name}: {spec.first} is not the first address of a block")
+    if name != right:
+        yield Contradiction(spec.pool, f"{name}: a block of these addresses is named {right}")
+    pool = pools.get(spec.pool)
+    if pool is None:
+        yield Contradiction("", f"{name}: there is no pool {spec.pool}")
+        return
+    range_ = ranges.get(spec.pool)
+    if range_ is not None and not (range_.first <= address and network.last <= range_.last):
+        yield Contradiction(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
+    if pool.status.space and spec.space != pool.status.space:
+        yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
+    size = network.last - network.address + 1
+    if pool.status.block_size and size != pool.status.block_size:
+        yield Contradiction(
+            spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
+        )

@@ -1,0 +1,68 @@
+"""Which pools the NetworkAttachmentDefinitions of a cluster ask for."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from cni.spec import config
+from cni.spec.config import NetworkConfig
+from cni.spec.errors import CNIError
+from ipam import options
+from ipam.cluster.api import NetworkDefinition
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import PoolSpec
+
+
+class UnusableDefinition(msgspec.Struct, frozen=True):
+    """A definition that gets no pool, and why: the error that its pods get, too."""
+
+    definition: NetworkDefinition
+    why: str
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What all definitions ask for: the pools by name, and the definitions with a mistake."""
+
+    pools: Mapping[str, PoolSpec] = {}
+    unusable: tuple[UnusableDefinition, ...] = ()
+
+
+def demand(definitions: Iterable[NetworkDefinition]) -> Demand:
+    """The pools that the definitions ask for. Their excludes are theirs alone: no pool has them."""
+    pools: dict[str, PoolSpec] = {}
+    unusable = []
+    for definition in definitions:
+        try:
+            pools |= _pools(definition)
+        except CNIError as error:
+            unusable.append(UnusableDefinition(definition, str(error)))
+    return Demand(pools, tuple(unusable))
+
+
+def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
+    pools = {}
+    for ipam in _cluster_wide(definition.config):
+        read = options.read(NetworkConfig(keys={"ipam": ipam}))
+        for range_set in read.sets:
+            for range_ in range_set.ranges:
+                cidr = str(range_.network)
+                spec = PoolSpec(range=cidr, network_name=read.network_name, shared=read.shared)
+                pools[pool_name(spec.network_name, cidr, shared=spec.shared)] = spec
+    return pools
+
+
+def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
+    """The `ipam` objects of a configuration or chain that are ours, and not of one node."""
+    try:
+        keys = config.decode(written.encode(errors="replace")).keys
+    except CNIError:
+        return  # Multus refuses it too; it is empty where a file of the node has the configuration
+    plugins = keys.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else [keys]:
+        ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
+        if not isinstance(ipam, dict) or ipam.get("type") not in options.TYPES:
+            continue
+        if ipam.get("scope") != "node":
+            # Where an address comes from does not change which addresses there are.
+            yield {key: value for key, value in ipam.items() if key != "scope"}

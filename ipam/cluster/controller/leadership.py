@@ -1,0 +1,150 @@
+"""Which of several processes leads, by a Lease of coordination.k8s.io.
+
+As client-go's leader election has it: no clock is compared with another machine's. A candidate
+takes the Lease when it has seen it unchanged for its whole duration; a leader stops when it has
+not renewed it for RENEW_WITHIN, which is shorter by more than a request takes. So a leader has
+stopped, and its last request has ended, before another begins.
+
+The official client's `kubernetes.leaderelection` compares wall clocks, which may be set back, and
+cannot give a Lease back.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
+
+from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, Lease, NotFound
+
+DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
+RENEW_WITHIN = 15.0  # seconds after the last renewal was begun, after which a leader stops
+RENEW_EVERY = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def boottime() -> float:
+    """Seconds since the boot, also while the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leadership:
+    """The part that one process has in the election.
+
+    Args:
+        api: reads and writes the Lease.
+        namespace, name: the Lease.
+        identity: of this process; no other has it, not even the next one of the same pod.
+        clock: goes on in suspend, and never goes back.
+        wall: the time, for people.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        clock: Callable[[], float] = boottime,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = api
+        self._key = (namespace, name)
+        self._identity = identity
+        self._clock = clock
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._seen: Lease | None = None  # of another holder
+        self._seen_at = 0.0
+        self._mine: Lease | None = None
+        self._until = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process leads now."""
+        return self._clock() < self._until
+
+    def step(self) -> bool:
+        """Try once to take or to renew the Lease; whether this process leads then."""
+        with self._lock:
+            begun = self._clock()
+            if self._mine is not None and begun >= self._until:
+                self._lose("it could not be renewed in time")
+            try:
+                mine = self._renew() if self._mine is not None else self._take(begun)
+            except (Conflict, AlreadyExists, NotFound) as error:
+                self._lose(str(error))
+            except ApiError as error:
+                _log.warning("lease %s: %s", self._key[1], error)
+            else:
+                self._keep(mine, begun)
+            return self.holds
+
+    def give_back(self) -> None:
+        """Stop leading, and let another one begin at once; without an answer it begins later."""
+        with self._lock:
+            mine, self._mine, self._until = self._mine, None, 0.0
+            if mine is None:
+                return
+            try:
+                self._api.write_lease(replace(mine, holder="", renewed=self._now()))
+            except ApiError as error:
+                _log.warning("lease %s: not given back: %s", self._key[1], error)
+            else:
+                _log.info("lease %s: given back", self._key[1])
+
+    def _renew(self) -> Lease:
+        assert self._mine is not None
+        try:
+            return self._api.write_lease(replace(self._mine, renewed=self._now()))
+        except Conflict:
+            there = self._api.lease(*self._key)
+            if there.holder != self._identity:
+                raise
+            return self._api.write_lease(replace(there, renewed=self._now()))  # an answer was lost
+
+    def _take(self, begun: float) -> Lease | None:
+        """The Lease, if it was free; None if another holds it."""
+        namespace, name = self._key
+        now = self._now()
+        try:
+            there = self._api.lease(namespace, name)
+        except NotFound:
+            there = Lease(namespace=namespace, name=name)
+        if there.holder and there.holder != self._identity:
+            if self._seen != there:
+                self._seen, self._seen_at = there, self._clock()
+            # A holder says itself how long it may be silent.
+            if begun - self._seen_at < max(DURATION, there.duration):
+                return None
+        # A Lease of this very process is one whose answer was lost.
+        return self._api.write_lease(
+            replace(
+                there,
+                holder=self._identity,
+                duration=int(DURATION),
+                transitions=there.transitions + (1 if there.resource_version else 0),
+                acquired=now,
+                renewed=now,
+            )
+        )
+
+    def _keep(self, mine: Lease | None, begun: float) -> None:
+        if mine is None:
+            return
+        if self._mine is None:
+            _log.info("lease %s: this process leads", self._key[1])
+        self._mine, self._seen = mine, None
+        self._until = begun + RENEW_WITHIN
+
+    def _lose(self, why: str) -> None:
+        if self._mine is not None:
+            _log.warning("lease %s: this process leads no more: %s", self._key[1], why)
+        self._mine, self._until = None, 0.0
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

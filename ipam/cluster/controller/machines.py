@@ -1,0 +1,124 @@
+"""What the Node objects say of the holders of blocks, and which of it proves a death.
+
+Only three things prove that the sandboxes of a holder are gone, or that nobody hands out from its
+blocks any more: the taint out-of-service, another boot of the same machine with another store, and
+a Node object that stays away (after a fence and a wait: `reclaim`). A node that is not ready, or
+silent, proves nothing. What is unknown never proves anything.
+"""
+
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from ipam.cluster.api import Node
+from ipam.cluster.objects import AddressBlock, Holder
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+class Standing(enum.Enum):
+    """How a holder stands. The text completes "its node ..."."""
+
+    WELL = "is there"
+    SILENT = "is not ready, which proves nothing"
+    REPLACED = "may be another machine under the same name, which proves nothing"
+    OUT_OF_SERVICE = "is tainted out-of-service"
+    REBOOTED = "has booted again, with another store"
+    GONE = "is gone"
+
+
+PROOFS = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED, Standing.GONE))
+POWERED_OFF = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED))
+"""The proofs that every sandbox of the holder is dead: blocks need no wait."""
+
+
+class Machines:
+    """The machines of a cluster at one moment.
+
+    Args:
+        nodes: all Node objects.
+        blocks: all blocks; their holders show which stores run on which machines.
+        has_pods: whether pods are bound to a node's name.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        blocks: Iterable[AddressBlock],
+        has_pods: Callable[[str], bool],
+    ) -> None:
+        self._named = {node.name: node for node in nodes}
+        self._has_pods = cache(has_pods)
+        self._of_machine: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
+        for node in self._named.values():
+            if node.machine_id and node.system_uuid:
+                self._of_machine[node.machine_id, node.system_uuid].append(node)
+        # The stores that were seen in the boot that each machine is in.
+        self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+        for holder in {block.spec.holder for block in blocks}:
+            self._living[holder.machine_id, holder.system_uuid, holder.boot].add(holder.instance)
+
+    @property
+    def count(self) -> int:
+        """How many Node objects there are."""
+        return len(self._named)
+
+    def has(self, name: str) -> bool:
+        """Whether a Node object has the name."""
+        return name in self._named
+
+    def standing(self, holder: Holder) -> Standing:
+        """How the holder stands now. ApiError of `has_pods`."""
+        node = self._named.get(holder.node)
+        machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
+        if node is not None and _surely_another(node, holder):
+            # The name belongs to another machine now: its pods and its taint say nothing of ours.
+            return self._on(machine, holder) if machine else Standing.GONE
+        if node is None:
+            if machine:
+                return self._on(machine, holder)
+            return Standing.SILENT if self._has_pods(holder.node) else Standing.GONE
+        if OUT_OF_SERVICE in node.taints and not node.ready and _surely_same(node, holder):
+            return Standing.OUT_OF_SERVICE
+        return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
+
+    def _on(self, nodes: list[Node], holder: Holder) -> Standing:
+        """How a holder stands whose machine is one of these Nodes."""
+        node = nodes[0]
+        if len(nodes) == 1 and _surely_another_boot(node, holder):
+            living = self._living[holder.machine_id, holder.system_uuid, node.boot_id]
+            if living and holder.instance not in living:
+                return Standing.REBOOTED
+        return Standing.WELL if node.ready else Standing.SILENT
+
+
+def _surely_same(node: Node, holder: Holder) -> bool:
+    if holder.node_uid and node.uid == holder.node_uid:
+        return True
+    ids = (holder.machine_id, holder.system_uuid)
+    return all(ids) and ids == (node.machine_id, node.system_uuid)
+
+
+def _may_be_same(node: Node, holder: Holder) -> bool:
+    if _surely_same(node, holder):
+        return not (node.machine_id and holder.machine_id) or node.machine_id == holder.machine_id
+    return not holder.node_uid  # written by somebody who did not know it
+
+
+def _surely_another(node: Node, holder: Holder) -> bool:
+    """Whether the Node is of another machine than the holder's.
+
+    Clones share a machine id, and a machine that is installed anew changes it: only another
+    system UUID (and another Node object) shows another machine.
+    """
+    known = bool(node.system_uuid and holder.system_uuid)
+    return known and node.system_uuid != holder.system_uuid and node.uid != holder.node_uid
+
+
+def _surely_another_boot(node: Node, holder: Holder) -> bool:
+    return (
+        bool(holder.machine_id and holder.system_uuid and holder.boot and node.boot_id)
+        and (node.machine_id, node.system_uuid) == (holder.machine_id, holder.system_uuid)
+        and node.boot_id != holder.boot
+    )

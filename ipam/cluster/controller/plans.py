@@ -1,0 +1,218 @@
+"""How each pool is cut into blocks, and whether nodes may claim from it.
+
+Equal addresses must have equal names, or the API server cannot keep two claims of them apart. So
+pools of one space that overlap have one block size, and a private pool whose range is also shared
+lies in the shared space. Both are decided once. A change of what was decided begins only when no
+block of the old kind exists: the controller first writes Ready False (agents read the pool after
+each claim, and drop a claim if it is not Ready), waits, looks for blocks again, and then decides.
+"""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from ipam.addresses import Interval, Network, parse_interface
+from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.names import space_name
+from ipam.cluster.objects import AddressPool
+
+LEAST_NODES = 8
+LARGEST_AUTOMATIC = 128
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pool's status shall say. `block_size` 0: nothing was decided yet.
+
+    `reason` and `message` are those of the condition Ready.
+    """
+
+    space: str = ""
+    block_size: int = 0
+    ready: bool = True
+    reason: str = "Decided"
+    message: str = ""
+
+
+class _Ranged(msgspec.Struct, frozen=True):
+    """A pool and its range; `space` is the one that it has or gets."""
+
+    pool: AddressPool
+    range: Network
+    space: str
+
+    @property
+    def name(self) -> str:
+        return self.pool.metadata.name
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(self.range.address, self.range.last)
+
+    @property
+    def decided(self) -> int:
+        """The block size that the status says."""
+        return self.pool.status.block_size
+
+
+def automatic_size(range_: Network, nodes: int) -> int:
+    """The largest power of two of which each node can have four blocks; at least 1."""
+    capacity = range_.last - range_.address + 1
+    share = max(1, capacity // (4 * max(nodes, LEAST_NODES)))
+    return min(LARGEST_AUTOMATIC, 1 << (share.bit_length() - 1))
+
+
+def plans(
+    pools: Iterable[AddressPool], index: BlockIndex, nodes: int, quiet: Collection[str]
+) -> dict[str, Plan]:
+    """The plan of each pool by its name.
+
+    `quiet` are the pools of which nodes cannot have a claim under way, since they have been not
+    Ready for long enough.
+    """
+    planned: dict[str, Plan] = {}
+    ranged = []
+    for pool in sorted(pools, key=_age):
+        try:
+            range_ = _canonical(pool.spec.range)
+        except ValueError as error:
+            planned[pool.metadata.name] = Plan(
+                ready=False, reason="InvalidRange", message=str(error)
+            )
+        else:
+            ranged.append(_Ranged(pool, range_, pool.status.space))
+    for group in _overlapping(_with_spaces(ranged, index, quiet, planned)):
+        _plan_sizes(group, index, nodes, quiet, planned)
+    return planned
+
+
+def _age(pool: AddressPool) -> tuple[str, str]:
+    return pool.metadata.creation_timestamp, pool.metadata.name
+
+
+def _canonical(written: str) -> Network:
+    range_ = parse_interface(written)[1]
+    if str(range_) != written:
+        raise ValueError(f"{written} is not written as a network: make a pool of {range_}")
+    return range_
+
+
+def _own_space(pool: AddressPool, *, shared: bool) -> str:
+    return space_name(pool.spec.network_name, pool.spec.range, shared=shared)
+
+
+def _with_spaces(
+    ranged: Iterable[_Ranged],
+    index: BlockIndex,
+    quiet: Collection[str],
+    planned: dict[str, Plan],
+) -> list[_Ranged]:
+    """Each pool with its space. Those that must wait for a change of spaces go to `planned`."""
+    ranged = tuple(ranged)
+    shared = {
+        (each.pool.spec.network_name, each.pool.spec.range): each
+        for each in ranged
+        if each.pool.spec.shared
+    }
+    spaces = []
+    for each in ranged:
+        pool = each.pool
+        twin = shared.get((pool.spec.network_name, pool.spec.range))
+        wanted = _own_space(pool, shared=twin is not None)
+        decided = pool.status.space
+        if not decided or decided == wanted or twin is None:
+            # A private pool that once was beside a shared one stays: its blocks have that space.
+            spaces.append(replace(each, space=decided or wanted))
+        elif any(index.within(decided, each.interval)):
+            planned[twin.name] = Plan(
+                space=twin.pool.status.space,
+                block_size=twin.decided,
+                ready=False,
+                reason="PrivateBlocks",
+                message=f"{pool.metadata.name} has blocks of the same range in a space of its own: "
+                "set its spec.state to Draining and wait until they are gone",
+            )
+            spaces.append(replace(each, space=decided))
+        elif {each.name, twin.name} <= set(quiet):
+            spaces.append(replace(each, space=wanted))
+        else:
+            for waiting in (each, twin):
+                planned[waiting.name] = _paused(waiting, "SpaceChanges", f"the space is {wanted}")
+    return [each for each in spaces if each.name not in planned]
+
+
+def _overlapping(ranged: Iterable[_Ranged]) -> list[list[_Ranged]]:
+    """The pools in groups: those of one space whose ranges overlap. The oldest is first."""
+    groups: list[list[_Ranged]] = []
+    end: tuple[str, int] = ("", -1)
+    # Networks are nested or apart: the widest of a group begins first.
+    for each in sorted(ranged, key=lambda each: (each.space, each.range)):
+        if groups and (each.space, each.interval.first) <= end and each.space == end[0]:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+            end = (each.space, each.interval.last)
+    return [sorted(group, key=lambda each: _age(each.pool)) for group in groups]
+
+
+def _plan_sizes(
+    group: list[_Ranged],
+    index: BlockIndex,
+    nodes: int,
+    quiet: Collection[str],
+    planned: dict[str, Plan],
+) -> None:
+    widest = max((each.interval for each in group), key=lambda each: each.last - each.first)
+    used = next(iter(index.within(group[0].space, widest)), None)
+    decided = next((each.decided for each in group if each.decided), 0)
+    if used is not None:
+        size = decided or used.interval.last - used.interval.first + 1
+    else:
+        # The oldest pool decides: a new one beside it must not change what is in use.
+        written = [each.pool.spec.block_size for each in group]
+        smallest = min(
+            (each.range for each in group), key=lambda range_: range_.last - range_.address
+        )
+        size = written[0] or decided or max(written) or automatic_size(smallest, nodes)
+    moving = used is None and any(each.decided not in (0, size) for each in group)
+    waiting = moving and not {each.name for each in group if each.decided} <= set(quiet)
+    for each in group:
+        if waiting:
+            planned[each.name] = _paused(each, "BlockSizeChanges", f"blockSize is {size}")
+        else:
+            planned[each.name] = _sized(each, size, in_use=used is not None)
+
+
+def _sized(each: _Ranged, size: int, *, in_use: bool) -> Plan:
+    written = each.pool.spec.block_size
+    if size > each.interval.last - each.interval.first + 1:
+        return _refused(each, f"{each.pool.spec.range} is smaller than a block of {size} addresses")
+    if written in (0, size):
+        return Plan(space=each.space, block_size=size)
+    if in_use and each.decided == size:
+        later = f"spec.blockSize {written} takes effect when the pool has no block"
+        return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=later)
+    return _refused(
+        each, f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
+    )
+
+
+def _refused(each: _Ranged, why: str) -> Plan:
+    return Plan(
+        space=each.pool.status.space,
+        block_size=each.decided,
+        ready=False,
+        reason="BlockSizeDiffers",
+        message=why,
+    )
+
+
+def _paused(each: _Ranged, reason: str, what: str) -> Plan:
+    """The pool as it was decided, without claims until the change is made."""
+    return Plan(
+        space=each.pool.status.space,
+        block_size=each.decided,
+        ready=False,
+        reason=reason,
+        message=f"nodes may claim again in a few minutes, when {what}",
+    )

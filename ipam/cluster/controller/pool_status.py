@@ -1,0 +1,182 @@
+"""The status of a pool: counts, the map of leased blocks, conditions."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from ipam.addresses import Interval, Network, parse_interface, parse_interval
+from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
+from ipam.cluster.controller.plans import Plan
+from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
+from ipam.cluster.objects import (
+    AddressCounts,
+    AddressPool,
+    BlockCounts,
+    Condition,
+    PoolStatus,
+)
+from ipam.ranges import merged, never_usable, of_network
+
+MOST = 2**63 - 1  # that a number of the API server can be
+
+
+def status(
+    pool: AddressPool,
+    plan: Plan,
+    index: BlockIndex,
+    quarantined: Collection[str],
+    conflicts: Sequence[str],
+    now: str,
+) -> PoolStatus:
+    """The status that the pool should have.
+
+    Args:
+        pool: as it is; conditions that do not change keep their transition times.
+        plan: how it is cut into blocks.
+        index: all blocks.
+        quarantined: names of the blocks whose holder may be dead.
+        conflicts: what contradicts itself among the pool's blocks, a sentence each.
+        now: the time, for people.
+    """
+    if not plan.block_size:
+        conditions = [_ready(plan), _conflict(conflicts)]
+        return PoolStatus(space=plan.space, conditions=_dated(pool, conditions, now))
+    geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
+    whole = Interval(geometry.range.address, geometry.range.last)
+    leased = [
+        placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
+    ]
+    # A block of another size, which a conflict names, counts as each that it covers a part of.
+    indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
+    holes = _holes(geometry.range, pool.spec.exclude)
+    free = _free(geometry, indexes, holes)
+    mapped = geometry.total <= MOST_MAPPED
+    return PoolStatus(
+        space=plan.space,
+        block_size=plan.block_size,
+        blocks=BlockCounts(
+            total=min(geometry.total, MOST),
+            leased=len(indexes),
+            quarantined=sum(placed.block.metadata.name in quarantined for placed in leased),
+        ),
+        addresses=AddressCounts(
+            capacity=min(_capacity(whole, holes), MOST),
+            used=sum(placed.block.status.used for placed in leased),
+        ),
+        free_map=free_map(indexes, geometry.total) if mapped else "",
+        high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
+        conditions=_dated(pool, [_ready(plan), _exhausted(free), _conflict(conflicts)], now),
+    )
+
+
+def is_exhausted(pool: AddressPool) -> bool:
+    """Whether the status says that no block is free."""
+    return any(
+        each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
+    )
+
+
+def is_ready(pool: AddressPool) -> bool:
+    """Whether the status says that nodes may claim."""
+    return any(each.type == "Ready" and each.status == "True" for each in pool.status.conditions)
+
+
+def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
+    """Whether the statuses differ, and only in how many addresses pods have."""
+    used = replace(old.addresses, used=new.addresses.used)
+    return old != new and replace(old, addresses=used) == new
+
+
+def _inside(inner: Interval, outer: Interval) -> bool:
+    return outer.first <= inner.first and inner.last <= outer.last
+
+
+def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
+    first, last = placed.interval
+    return range(geometry.index(first), geometry.index(last) + 1)
+
+
+def _holes(range_: Network, exclude: Iterable[str]) -> tuple[Interval, ...]:
+    """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
+    try:
+        first, last = of_network(range_)
+    except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
+        first, last = range_.address, range_.last
+    holes = [*never_usable(range_)]
+    if first > range_.address:
+        holes.append(Interval(range_.address, first - 1))
+    if last < range_.last:
+        holes.append(Interval(last + 1, range_.last))
+    for written in exclude:
+        try:
+            excluded = parse_interval(written)
+        except ValueError:
+            continue
+        start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)
+        if start <= end:
+            holes.append(Interval(start, end))
+    return merged(holes)
+
+
+def _capacity(whole: Interval, holes: Iterable[Interval]) -> int:
+    return whole.last - whole.first + 1 - sum(hole.last - hole.first + 1 for hole in holes)
+
+
+def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
+    """How many blocks nobody leases and a network may hand out an address of."""
+    size, base = geometry.block_size, geometry.range.address
+    unusable = [
+        range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes
+    ]
+    idle = sum(len(blocks) for blocks in unusable)
+    wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
+    return geometry.total - idle - (len(leased) - wasted)
+
+
+def _ready(plan: Plan) -> Condition:
+    return Condition(
+        type="Ready",
+        status="True" if plan.ready else "False",
+        reason=plan.reason,
+        message=plan.message,
+    )
+
+
+def _exhausted(free: int) -> Condition:
+    if free > 0:
+        return Condition(type="Exhausted", status="False", reason="BlocksAreFree")
+    return Condition(
+        type="Exhausted",
+        status="True",
+        reason="NoBlockIsFree",
+        message="every block is leased: nodes return empty blocks at once",
+    )
+
+
+def _conflict(conflicts: Sequence[str]) -> Condition:
+    if not conflicts:
+        return Condition(type="Conflict", status="False", reason="NoConflict")
+    more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+    return Condition(
+        type="Conflict",
+        status="True",
+        reason="BlocksContradict",
+        message="; ".join(conflicts[:3]) + more,
+    )
+
+
+def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
+    """The conditions with the time of their last transition, of this generation of the spec."""
+    former = {each.type: each for each in pool.status.conditions}
+    dated = []
+    for condition in conditions:
+        last = former.get(condition.type)
+        unchanged = last is not None and last.status == condition.status
+        dated.append(
+            replace(
+                condition,
+                last_transition_time=last.last_transition_time if last and unchanged else now,
+                observed_generation=pool.metadata.generation,
+            )
+        )
+    return tuple(dated)

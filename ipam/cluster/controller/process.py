@@ -1,0 +1,156 @@
+"""`podfabric controller`: rounds, again and again, while this process leads."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ipam.cluster.api import ApiError, ClusterApi, NetworkDefinition, Node
+from ipam.cluster.controller.guarded import GuardedApi, NotLeading
+from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.reclaim import ReclaimCounts
+from ipam.cluster.controller.rounds import Rounds, Seen, World
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
+
+SETTLE = 1.0  # seconds at least between two rounds
+ROUND_EVERY = 5.0  # seconds at most
+DEFINITIONS_EVERY = 15.0
+NODES_PER_SECOND = 100  # Node objects are large, and there is no watch of them
+STUCK_AFTER = 300.0  # seconds without a step of the loop
+
+_log = logging.getLogger(__name__)
+
+
+class LiveView:
+    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
+
+    def __init__(
+        self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._pools = Mirror(api, AddressPool, changed)
+        self._blocks = Mirror(api, AddressBlock, changed)
+        self._requests = Mirror(api, AddressRequest, changed)
+        self._nodes: Sequence[Node] = ()
+        self._nodes_at: float | None = None
+        self._definitions: Sequence[NetworkDefinition] = ()
+        self._definitions_at: float | None = None
+
+    def world(self) -> World | None:
+        """The cluster now; None before the first lists. ApiError."""
+        pools, blocks, requests = self._pools.items(), self._blocks.items(), self._requests.items()
+        if pools is None or blocks is None or requests is None:
+            return None
+        now = self._clock()
+        every = max(ROUND_EVERY, len(self._nodes) / NODES_PER_SECOND)
+        if self._nodes_at is None or now - self._nodes_at >= every - SETTLE:
+            self._nodes = self._api.nodes()
+            self._nodes_at = now
+        if self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY:
+            self._definitions = self._api.network_definitions()
+            self._definitions_at = now
+        return World(
+            read_at=self._nodes_at,
+            nodes=tuple(self._nodes),
+            definitions=tuple(self._definitions),
+            pools=pools,
+            blocks=blocks,
+            requests=requests,
+        )
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        for mirror in (self._pools, self._blocks, self._requests):
+            mirror.close()
+
+
+class ControllerProcess:
+    """The controller from its start to `stop`.
+
+    `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
+    cost the leadership.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.leadership = leadership
+        self.counts = ReclaimCounts()
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self.rounds = 0
+        self.seen = Seen()
+        self._api = GuardedApi(api, lambda: leadership.holds, self.errors)
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._changed = threading.Event()
+        self._stepped_at = {"election": clock(), "rounds": clock()}
+
+    def run(self) -> None:
+        """Take part in the election, and do rounds while this process leads, until `stop`."""
+        election = threading.Thread(target=self._elect, name="election", daemon=True)
+        election.start()
+        while not self._stopped.wait(0.2):
+            self._stepped_at["rounds"] = self._clock()
+            if self.leadership.holds:
+                self._lead()
+        election.join()
+        self.leadership.give_back()
+
+    def stop(self) -> None:
+        """End `run` after the request under way."""
+        self._stopped.set()
+        self._changed.set()
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether both loops go on, with or without an API server."""
+        now = self._clock()
+        stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
+        return not stuck, f"stuck: {', '.join(stuck)}" if stuck else "alive"
+
+    def ready(self) -> tuple[bool, str]:
+        """A process that may lead when another one ends is ready, too."""
+        return True, "leads" if self.leadership.holds else "stands by"
+
+    def _elect(self) -> None:
+        while not self._stopped.is_set():
+            self._stepped_at["election"] = self._clock()
+            self.leadership.step()
+            self._stopped.wait(RENEW_EVERY)
+
+    def _lead(self) -> None:
+        """Rounds until this process leads no more. What it remembers is forgotten then."""
+        _log.info("leading")
+        view = LiveView(self._api, self._changed.set, self._clock)
+        rounds = Rounds(self._api, clock=self._clock, counts=self.counts)
+        try:
+            while self.leadership.holds and not self._stopped.is_set():
+                self._stepped_at["rounds"] = self._clock()
+                self._changed.clear()
+                self._round(rounds, view)
+                self._stopped.wait(SETTLE)
+                self._changed.wait(ROUND_EVERY - SETTLE)
+        finally:
+            view.close()
+            self.seen = Seen()
+        _log.info("leading no more")
+
+    def _round(self, rounds: Rounds, view: LiveView) -> None:
+        try:
+            world = view.world()
+            if world is not None:
+                self.seen = rounds.round(world)
+                self.rounds += 1
+        except NotLeading:
+            return
+        except ApiError as error:
+            _log.warning("this round ended early: %s", error)
+        except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
+            self.errors["round", "Defect"] += 1
+            _log.exception("this round failed")

@@ -1,0 +1,196 @@
+"""Frees the blocks of dead holders: fence, wait, delete.
+
+A proof must hold for a while before anything is done, since a Node object may be deleted by
+mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
+its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
+maxOffline and a margin nobody can still hand out from the block. A holder that lives answers the
+fence by writing `Active`, which changes the resource version; and the deletion names the version
+that the fence was seen with. All times are of this process: a new leader waits anew.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
+from ipam.cluster.durations import seconds
+from ipam.cluster.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
+
+TAINTED_FOR = 60.0  # seconds
+REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
+MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
+MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
+
+_log = logging.getLogger(__name__)
+
+
+class ReclaimCounts(msgspec.Struct):
+    """What was done since the start of the process, for metrics."""
+
+    fenced: int = 0
+    freed: int = 0
+    answered: int = 0
+
+
+class _Since(msgspec.Struct, frozen=True):
+    """A standing and when it began, on this process' clock."""
+
+    standing: Standing
+    time: float
+
+
+class _Fence(msgspec.Struct, frozen=True):
+    """A fence, as it was first seen with this resource version."""
+
+    version: str
+    time: float
+
+
+class Reclaim:
+    """The memory of proofs and fences of one leader, and the steps that follow from them.
+
+    `clock` never goes back.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float],
+        counts: ReclaimCounts,
+        margin: float = MARGIN,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._counts = counts
+        self._margin = margin
+        self._since: dict[Holder, _Since] = {}
+        self._fences: dict[str, _Fence] = {}  # by the block's uid
+
+    def step(
+        self,
+        blocks: Iterable[AddressBlock],
+        pools: Mapping[str, AddressPool],
+        machines: Machines,
+        may_act: Callable[[], bool],
+    ) -> dict[str, Standing]:
+        """Do what the proofs allow now. The standing of each block's holder, by block name.
+
+        `may_act` says whether what was read still is fresh enough to act on.
+        Unavailable: the API server does not answer, and the rest is left for the next round.
+        """
+        blocks = tuple(blocks)
+        standings = self._look({block.spec.holder for block in blocks}, machines)
+        self._forget({block.metadata.uid for block in blocks})
+        left = MOST_STEPS
+        for block in blocks:
+            standing = standings[block.spec.holder]
+            answered = block.spec.state != "Reclaiming" and block.metadata.uid in self._fences
+            if answered:
+                del self._fences[block.metadata.uid]
+                self._counts.answered += 1
+                _log.info("%s: its holder answered the fence and keeps it", block.metadata.name)
+            if standing not in PROOFS:
+                self._fences.pop(block.metadata.uid, None)  # another proof waits anew
+                continue
+            if left > 0 and self._is_ripe(block, standing, pools) and may_act():
+                left -= self._free(block, standing, pools)
+        return {block.metadata.name: standings[block.spec.holder] for block in blocks}
+
+    def _look(self, holders: Iterable[Holder], machines: Machines) -> dict[Holder, Standing]:
+        now = self._clock()
+        standings = {holder: machines.standing(holder) for holder in holders}
+        former, self._since = self._since, {}
+        for holder, standing in standings.items():
+            last = former.get(holder)
+            unchanged = last is not None and last.standing is standing
+            self._since[holder] = last if last and unchanged else _Since(standing, now)
+            if not unchanged and standing in PROOFS:
+                _log.info(
+                    "%s (store %s): its node %s", holder.node, holder.instance, standing.value
+                )
+        return standings
+
+    def _forget(self, uids: set[str]) -> None:
+        for uid in self._fences.keys() - uids:
+            del self._fences[uid]
+
+    def _is_ripe(
+        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+    ) -> bool:
+        patience = {Standing.OUT_OF_SERVICE: TAINTED_FOR, Standing.REBOOTED: REBOOTED_FOR}
+        needed = patience.get(standing)
+        if needed is None:
+            needed = _seconds(_reclaim(block, pools).node_gone_after, ReclaimSpec().node_gone_after)
+        return self._clock() - self._since[block.spec.holder].time >= needed
+
+    def _free(
+        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+    ) -> int:
+        """Fence the block, or delete it if that may be done; how many requests it took."""
+        meta = block.metadata
+        try:
+            if block.spec.state != "Reclaiming":
+                block = fence(self._api, block)
+                self._counts.fenced += 1
+                _log.warning(
+                    "%s: fenced: the node %s %s", meta.name, block.spec.holder.node, standing.value
+                )
+                self._fences[meta.uid] = _Fence(block.metadata.resource_version, self._clock())
+                return 1
+            fenced = self._fences.get(meta.uid)
+            if fenced is None or fenced.version != meta.resource_version:
+                # Fenced by an earlier leader, or changed since: the wait begins now.
+                self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
+                return 0
+            if self._clock() - fenced.time < self._wait(block, standing, pools):
+                return 0
+            self._api.delete(block)
+            self._counts.freed += 1
+            _log.warning(
+                "%s: freed: the node %s %s", meta.name, block.spec.holder.node, standing.value
+            )
+        except (Conflict, NotFound, Refused) as error:
+            _log.info("%s: left for the next round: %s", meta.name, error)
+        return 1
+
+    def _wait(
+        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+    ) -> float:
+        if standing in POWERED_OFF:
+            return 0.0
+        offline = _seconds(_reclaim(block, pools).max_offline, ReclaimSpec().max_offline)
+        return offline + self._margin
+
+
+def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
+    """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
+    return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
+
+
+def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
+    """Free a block whose holder's machine is off, as an administrator says; False if it changed.
+
+    Fence, then delete what the fence left: a holder that runs all the same gets in between.
+    """
+    try:
+        api.delete(block if block.spec.state == "Reclaiming" else fence(api, block))
+    except NotFound:
+        return True
+    except Conflict:
+        return False
+    return True
+
+
+def _reclaim(block: AddressBlock, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
+    pool = pools.get(block.spec.pool)
+    return pool.spec.reclaim if pool is not None else ReclaimSpec()
+
+
+def _seconds(written: str, default: str) -> float:
+    try:
+        return seconds(written)
+    except ValueError:
+        return seconds(default)

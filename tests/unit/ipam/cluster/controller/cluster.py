@@ -1,0 +1,146 @@
+"""A small cluster with a clock of its own, for the tests of the controller."""
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from ipam.addresses import parse
+from ipam.cluster.api import NetworkDefinition, Node
+from ipam.cluster.controller.reclaim import ReclaimCounts
+from ipam.cluster.controller.rounds import Rounds, Seen, read_world
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    BlockSpec,
+    Holder,
+    Meta,
+    PoolSpec,
+    ReclaimSpec,
+)
+from tests.fake_api import FakeApi, Faults
+
+GONE_AFTER = 10.0
+OFFLINE = 30.0
+MARGIN = 3.0
+
+
+class Cluster:
+    """The API server, the time, and one controller at a time."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.now = 1000.0
+        self.api = FakeApi(clock=lambda: self.now)
+        self.client = self.api.client("controller", faults)
+        self.counts = ReclaimCounts()
+        self.seen = Seen()
+        self.rounds = self.new_leader()
+
+    def new_leader(self) -> Rounds:
+        """Another process leads now: it remembers nothing."""
+        self.rounds = Rounds(
+            self.client,
+            clock=lambda: self.now,
+            wall=lambda: self.now,
+            counts=self.counts,
+            margin=MARGIN,
+        )
+        return self.rounds
+
+    def round(self) -> Seen:
+        self.seen = self.rounds.round(read_world(self.client, lambda: self.now))
+        return self.seen
+
+    def run(self, seconds: float, every: float = 1.0) -> None:
+        """Rounds while time passes."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + every, end)
+            self.round()
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def node(self, name: str, *, boot: str = "boot-1", machine: str | None = None) -> Node:
+        """A new Node object of a machine."""
+        machine = machine or f"machine-of-{name}"
+        return self.api.add_node(name, machine, f"{machine}-uuid", boot)
+
+    def change_node(self, name: str, **changes: Any) -> Node:  # noqa: ANN401 - of a Node
+        node = self.api.machines[name] = replace(self.api.machines[name], **changes)
+        return node
+
+    def remove_node(self, name: str) -> None:
+        del self.api.machines[name]
+
+    def define(self, ipam: Mapping[str, Any], name: str = "fabric") -> None:
+        """A NetworkAttachmentDefinition of an ipoib network."""
+        config = {"cniVersion": "1.0.0", "name": name, "type": "ipoib", "ipam": dict(ipam)}
+        self.api.definitions.append(
+            NetworkDefinition(
+                namespace="team-a", name=name, config=json.dumps(config), uid=f"{name}-uid"
+            )
+        )
+
+    def pool(self, range_: str = "10.64.0.0/24", **spec: Any) -> AddressPool:  # noqa: ANN401
+        """A pool named "pool" that waits for seconds and not for minutes."""
+        name = spec.pop("name", "pool")
+        reclaim = ReclaimSpec(node_gone_after=f"{GONE_AFTER:.0f}s", max_offline=f"{OFFLINE:.0f}s")
+        made = AddressPool(
+            metadata=Meta(name=name), spec=PoolSpec(range=range_, reclaim=reclaim, **spec)
+        )
+        return self.api.create(made)
+
+    def block(
+        self,
+        first: str,
+        node: Node,
+        instance: str = "",
+        *,
+        prefix: int = 29,
+        space: str = "default",
+        pool: str = "pool",
+    ) -> AddressBlock:
+        """A block that the store `instance` on the node leases."""
+        holder = Holder(
+            instance=instance or f"store-of-{node.name}",
+            node=node.name,
+            node_uid=node.uid,
+            machine_id=node.machine_id,
+            system_uuid=node.system_uuid,
+            boot=node.boot_id,
+        )
+        spec = BlockSpec(
+            pool=pool,
+            space=space,
+            first=first,
+            prefix=prefix,
+            holder=holder,
+            nonce=str(uuid.uuid4()),
+        )
+        name = block_name(space, parse(first), prefix)
+        return self.api.create(AddressBlock(metadata=Meta(name=name), spec=spec))
+
+    # --- what became of it ----------------------------------------------------------------------
+
+    def pool_now(self, name: str = "pool") -> AddressPool:
+        return self.api.look(AddressPool, name)
+
+    def condition(self, type_: str, name: str = "pool") -> tuple[str, str]:
+        """Status and reason of a condition."""
+        for condition in self.pool_now(name).status.conditions:
+            if condition.type == type_:
+                return condition.status, condition.reason
+        raise AssertionError(f"{name} has no condition {type_}")
+
+    def blocks(self) -> dict[str, str]:
+        """The states of all blocks by name."""
+        listing = self.api.look_at_all(AddressBlock)
+        return {block.metadata.name: block.spec.state for block in listing.items}
+
+    def answer(self, name: str) -> None:
+        """What a living holder does when it sees its block fenced."""
+        block = self.api.look(AddressBlock, name)
+        self.api.update(replace(block, spec=replace(block.spec, state="Active")))

@@ -1,0 +1,363 @@
+"""Pools from definitions, how they are cut into blocks, and their statuses."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.addresses import Network, parse_interface
+from ipam.cluster import geometry
+from ipam.cluster.controller.plans import automatic_size
+from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
+from ipam.cluster.names import space_name
+from ipam.cluster.objects import AddressBlock, AddressPool
+from tests.fake_api import Fault
+from tests.unit.ipam.cluster.controller.cluster import Cluster
+
+
+def _pools(cluster: Cluster) -> dict[str, str]:
+    """The ranges of all pools by name."""
+    return {
+        pool.metadata.name: pool.spec.range for pool in cluster.api.look_at_all(AddressPool).items
+    }
+
+
+@pytest.mark.parametrize(
+    ("ipam", "pools"),
+    [
+        ({"range": "10.0.0.7/24"}, {"10.0.0.0-24": "10.0.0.0/24"}),
+        (
+            {"range": "10.0.0.5-10.0.0.9/24", "exclude": ["10.0.0.6"]},
+            {"10.0.0.0-24": "10.0.0.0/24"},
+        ),
+        (
+            {"range": "10.0.0.0/24", "ipRanges": [{"range": "fd00::/64"}]},
+            {"10.0.0.0-24": "10.0.0.0/24", "fd00--0-64": "fd00::/64"},
+        ),
+        ({"range": "10.0.0.0/24", "network_name": "blue"}, {"blue-10.0.0.0-24": "10.0.0.0/24"}),
+        (
+            {"range": "10.0.0.0/24", "enable_overlapping_ranges": False},
+            {"10.0.0.0-24-private": "10.0.0.0/24"},
+        ),
+        ({"ranges": [[{"subnet": "10.1.0.0/16"}]]}, {"10.1.0.0-16": "10.1.0.0/16"}),
+        ({"range": "10.0.0.0/24", "scope": "cluster"}, {"10.0.0.0-24": "10.0.0.0/24"}),
+        ({"range": "10.0.0.0/24", "scope": "node"}, {}),
+    ],
+)
+@pytest.mark.parametrize("type_", ["whereabouts", "podfabric-ipam"])
+def test_a_definition_gets_a_pool_for_each_of_its_ranges(
+    type_: str, ipam: dict[str, Any], pools: dict[str, str]
+) -> None:
+    cluster = Cluster()
+    cluster.define({"type": type_, **ipam})
+    cluster.round()
+    assert _pools(cluster) == pools
+    for name in pools:
+        assert cluster.condition("Ready", name) == ("True", "Decided")
+
+
+def test_chains_are_read_and_other_ipam_plugins_left_alone() -> None:
+    cluster = Cluster()
+    cluster.define({"type": "host-local", "subnet": "10.9.0.0/24"}, "other")
+    cluster.define({}, "chain")
+    chain = (
+        '{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "ipoib", "ipam": '
+        '{"type": "whereabouts", "range": "10.0.0.0/24"}}, {"type": "tuning"}, 7]}'
+    )
+    cluster.api.definitions[1] = replace(cluster.api.definitions[1], config=chain)
+    for number, text in enumerate(("", "{", "[]", '{"plugins": {}}', '{"ipam": 7}')):
+        cluster.define({}, f"odd-{number}")
+        cluster.api.definitions[-1] = replace(cluster.api.definitions[-1], config=text)
+    cluster.round()
+    assert _pools(cluster) == {"10.0.0.0-24": "10.0.0.0/24"}
+    assert cluster.api.events == []
+
+
+def test_a_definition_with_a_mistake_gets_an_event_that_says_why_and_once() -> None:
+    cluster = Cluster()
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"})
+    for _ in range(3):
+        cluster.round()
+    assert _pools(cluster) == {}
+    (event,) = cluster.api.events
+    assert event.reason == "NoAddressPool"
+    assert "10.0.0.0/33" in event.message
+    assert event.regarding["uid"] == "fabric-uid"
+    assert cluster.seen.unusable == 1
+
+
+def test_a_pool_stays_when_its_definition_goes() -> None:
+    cluster = Cluster()
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
+    cluster.round()
+    cluster.api.definitions.clear()
+    cluster.round()
+    assert _pools(cluster) == {"10.0.0.0-24": "10.0.0.0/24"}
+
+
+@pytest.mark.parametrize(
+    ("cidr", "nodes", "size"),
+    [
+        ("10.0.0.0/16", 8, 128),
+        ("10.0.0.0/16", 512, 32),
+        ("10.0.0.0/24", 1, 8),
+        ("10.0.0.0/26", 64, 1),
+        ("10.0.0.0/32", 5000, 1),
+        ("fd00::/64", 5000, 128),
+    ],
+)
+def test_each_node_can_have_four_blocks_of_the_automatic_size(
+    cidr: str, nodes: int, size: int
+) -> None:
+    network: Network = parse_interface(cidr)[1]
+    assert automatic_size(network, nodes) == size
+
+
+def test_the_status_counts_blocks_and_addresses_and_maps_what_is_leased() -> None:
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.pool(exclude=("10.64.0.8-10.64.0.15", "nonsense"))
+    block = cluster.block("10.64.0.16", node)
+    cluster.api.update_status(replace(block, status=replace(block.status, used=5)))
+    cluster.block("10.64.1.0", node)  # in the space, and outside of the pool
+    cluster.round()
+    status = cluster.pool_now().status
+    assert (status.space, status.block_size) == ("default", 8)
+    assert (status.blocks.total, status.blocks.leased) == (32, 1)
+    assert (status.addresses.capacity, status.addresses.used) == (254 - 8, 5)
+    assert status.high_water == 3
+    assert geometry.free_indexes(status.free_map, 32) == (0, 1, *range(3, 32))
+    assert cluster.condition("Conflict") == ("True", "BlocksContradict")
+    assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
+
+
+def test_a_pool_with_many_blocks_has_a_high_water_mark_in_place_of_a_map() -> None:
+    cluster = Cluster()
+    cluster.pool("fd00::/64")
+    cluster.block("fd00::180", cluster.node("gpu-1"), prefix=121)
+    cluster.round()
+    status = cluster.pool_now().status
+    assert status.block_size == 128
+    assert (status.free_map, status.high_water) == ("", 4)
+    assert status.blocks.total == 1 << 57
+    assert status.addresses.capacity == 2**63 - 1
+
+
+def test_a_pool_is_exhausted_when_every_block_with_a_usable_address_is_leased() -> None:
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.pool("10.64.0.0/29", exclude=("10.64.0.6",))
+    for last in range(1, 6):
+        cluster.round()
+        assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
+        cluster.now += 7
+        cluster.block(f"10.64.0.{last}", node, prefix=32)
+    cluster.round()
+    assert cluster.pool_now().status.block_size == 1
+    assert cluster.condition("Exhausted") == ("True", "NoBlockIsFree")
+    times = {each.type: each.last_transition_time for each in cluster.pool_now().status.conditions}
+    assert times["Ready"] < times["Exhausted"]
+    cluster.api.remove(AddressBlock, "default.10.64.0.3-32")
+    cluster.round()
+    assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
+
+
+def test_a_round_without_news_writes_nothing() -> None:
+    cluster = Cluster()
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
+    cluster.pool()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.run(3)
+    cluster.client.calls.clear()
+    cluster.run(100)
+    assert {verb for verb, _ in cluster.client.calls} == {"list"}
+
+
+def test_how_many_addresses_are_used_is_written_now_and_then() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.round()
+    cluster.client.calls.clear()
+    for used in range(1, 31):
+        block = cluster.api.update_status(replace(block, status=replace(block.status, used=used)))
+        cluster.run(1)
+    assert cluster.client.calls["update_status", "AddressPool"] == 30 / USED_EVERY
+    cluster.run(USED_EVERY)
+    assert cluster.pool_now().status.addresses.used == 30
+
+
+def test_a_pool_that_overlaps_another_has_its_block_size() -> None:
+    cluster = Cluster()
+    cluster.pool("10.64.0.0/16", name="wide")
+    cluster.round()
+    assert cluster.pool_now("wide").status.block_size == 128
+    cluster.now += 60
+    cluster.pool("10.64.1.0/24", name="narrow")
+    cluster.pool("10.65.1.0/24", name="apart")
+    cluster.pool("10.64.2.0/26", name="small")
+    cluster.pool("10.64.3.0/24", name="other", block_size=32)
+    cluster.round()
+    sizes = {name: cluster.pool_now(name).status.block_size for name in _pools(cluster)}
+    assert sizes == {"wide": 128, "narrow": 128, "apart": 8, "small": 0, "other": 0}
+    assert cluster.condition("Ready", "narrow") == ("True", "Decided")
+    assert cluster.condition("Ready", "small") == ("False", "BlockSizeDiffers")
+    assert cluster.condition("Ready", "other") == ("False", "BlockSizeDiffers")
+
+
+def test_pools_of_different_networks_do_not_meet() -> None:
+    cluster = Cluster()
+    cluster.pool("10.64.0.0/16", name="blue", network_name="blue")
+    cluster.pool("10.64.0.0/24", name="red", network_name="red")
+    cluster.round()
+    assert cluster.pool_now("blue").status.space == "blue"
+    assert cluster.pool_now("blue").status.block_size == 128
+    assert cluster.pool_now("red").status.block_size == 8
+
+
+def test_a_range_that_is_no_network_is_not_ready() -> None:
+    cluster = Cluster()
+    cluster.pool("10.64.0.1/24", name="host-bits")
+    cluster.pool("nonsense", name="nonsense")
+    cluster.round()
+    assert cluster.condition("Ready", "host-bits") == ("False", "InvalidRange")
+    assert cluster.condition("Ready", "nonsense") == ("False", "InvalidRange")
+
+
+def _set_block_size(cluster: Cluster, size: int) -> None:
+    pool = cluster.pool_now()
+    cluster.api.update(replace(pool, spec=replace(pool.spec, block_size=size)))
+
+
+def test_another_block_size_waits_until_no_block_exists() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.round()
+    _set_block_size(cluster, 16)
+    cluster.run(2 * QUIET_AFTER)
+    assert cluster.pool_now().status.block_size == 8
+    assert cluster.condition("Ready") == ("True", "BlockSizeLater")
+    cluster.api.remove(AddressBlock, block.metadata.name)
+    cluster.run(2)
+    assert cluster.pool_now().status.block_size == 8
+    assert cluster.condition("Ready") == ("False", "BlockSizeChanges")
+    cluster.run(QUIET_AFTER + 2)
+    assert cluster.pool_now().status.block_size == 16
+    assert cluster.condition("Ready") == ("True", "Decided")
+
+
+def test_a_claim_that_was_under_way_stops_the_change_of_the_block_size() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.round()
+    _set_block_size(cluster, 16)
+    cluster.run(QUIET_AFTER - 5)
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.run(2 * QUIET_AFTER)
+    assert cluster.pool_now().status.block_size == 8
+    assert cluster.condition("Ready") == ("True", "BlockSizeLater")
+
+
+def test_what_is_decided_rests_on_a_look_and_not_on_what_was_read_before() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.round()
+    _set_block_size(cluster, 16)
+    cluster.run(QUIET_AFTER - 1)
+    late: list[str] = []
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        # A claim after the round has read the blocks, and before it decides.
+        if (verb, kind) == ("list", "AddressRequest") and cluster.now >= 1002 + QUIET_AFTER:
+            late.append(name)
+            if len(late) == 1:
+                cluster.block("10.64.0.8", cluster.node("gpu-1"))
+        return None
+
+    cluster.client.faults = faults
+    cluster.run(10)
+    assert late
+    assert cluster.pool_now().status.block_size == 8
+
+
+def test_a_new_leader_waits_anew_before_it_changes_a_block_size() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.round()
+    _set_block_size(cluster, 16)
+    cluster.run(QUIET_AFTER - 5)
+    cluster.new_leader()
+    cluster.run(QUIET_AFTER)
+    assert cluster.pool_now().status.block_size == 8
+    cluster.run(5)
+    assert cluster.pool_now().status.block_size == 16
+
+
+def test_the_block_size_of_a_lost_status_is_that_of_the_blocks() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.block("10.64.0.16", cluster.node("gpu-1"), prefix=28)
+    cluster.round()
+    assert cluster.pool_now().status.block_size == 16
+    assert cluster.condition("Ready") == ("True", "Decided")
+
+
+def test_a_private_range_that_is_also_shared_lies_in_the_shared_space() -> None:
+    cluster = Cluster()
+    cluster.pool(name="shared")
+    cluster.pool(name="private", shared=False)
+    cluster.pool("10.64.0.0/16", name="alone", shared=False)
+    cluster.round()
+    assert cluster.pool_now("private").status.space == "default"
+    assert cluster.pool_now("alone").status.space == space_name("", "10.64.0.0/16", shared=False)
+    assert cluster.pool_now("alone").status.block_size == 128
+
+
+def test_a_shared_pool_waits_for_the_blocks_of_a_private_one_of_its_range() -> None:
+    cluster = Cluster()
+    own = space_name("", "10.64.0.0/24", shared=False)
+    cluster.pool(name="private", shared=False)
+    cluster.round()
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"), space=own, pool="private")
+    cluster.pool(name="shared")
+    cluster.run(2 * QUIET_AFTER)
+    assert cluster.condition("Ready", "shared") == ("False", "PrivateBlocks")
+    assert cluster.condition("Ready", "private") == ("True", "Decided")
+    assert cluster.pool_now("private").status.space == own
+    cluster.api.remove(AddressBlock, block.metadata.name)
+    cluster.run(2)
+    assert cluster.condition("Ready", "private") == ("False", "SpaceChanges")
+    cluster.run(QUIET_AFTER + 2)
+    for name in ("private", "shared"):
+        assert cluster.condition("Ready", name) == ("True", "Decided")
+        assert cluster.pool_now(name).status.space == "default"
+
+
+def test_blocks_that_overlap_are_a_conflict_that_names_both() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.block("10.64.0.0", cluster.node("gpu-2"), prefix=28)
+    cluster.round()
+    assert cluster.condition("Conflict") == ("True", "BlocksContradict")
+    (conflict,) = [each for each in cluster.pool_now().status.conditions if each.type == "Conflict"]
+    assert "default.10.64.0.0-28 of node gpu-2 and default.10.64.0.8-29 of node gpu-1" in (
+        conflict.message
+    )
+    assert cluster.seen.contradictions > 0
+
+
+def test_a_node_with_more_blocks_than_allowed_is_reported_once() -> None:
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.pool(max_blocks_per_node=1)
+    cluster.block("10.64.0.8", node)
+    cluster.round()
+    assert (cluster.seen.over_limit, cluster.api.events) == (0, [])
+    cluster.block("10.64.0.16", node)
+    cluster.run(3)
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["kind"]) == ("TooManyBlocks", "AddressPool")
+    assert "gpu-1 holds 2 blocks, spec.maxBlocksPerNode is 1" in event.message
+    assert cluster.seen.over_limit == 1

@@ -1,0 +1,202 @@
+"""The process: its loops, what it follows, what it says of itself. Real threads, and waits."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from ipam.cluster.api import Conflict, NotFound
+from ipam.cluster.controller import mirror as mirror_module
+from ipam.cluster.controller.exposition import ControllerExposition
+from ipam.cluster.controller.guarded import GuardedApi, NotLeading
+from ipam.cluster.controller.leadership import Leadership
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.controller.process import STUCK_AFTER, ControllerProcess
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.cluster.controller.cluster import Cluster
+from tests.waiting import join, until
+
+
+def _process(api: FakeApi, name: str) -> ControllerProcess:
+    client = api.client(name)
+    return ControllerProcess(client, Leadership(client, "podfabric", "controller", name))
+
+
+@contextmanager
+def _running(process: ControllerProcess) -> Iterator[ControllerProcess]:
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+        join(thread)
+
+
+def _samples(process: ControllerProcess) -> dict[str, float]:
+    """The metrics by name and labels."""
+    text = ControllerExposition(process).text().decode()
+    return {
+        ",".join([sample.name, *(f"{key}={value}" for key, value in sample.labels.items())]): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_definition_gets_a_pool_and_a_dead_nodes_block_a_fence() -> None:
+    cluster = Cluster()
+    cluster.define({"type": "whereabouts", "range": "10.70.0.0/24"})
+    pool = cluster.pool()
+    reclaim = replace(pool.spec.reclaim, node_gone_after="0s")
+    cluster.api.update(replace(pool, spec=replace(pool.spec, reclaim=reclaim)))
+    node = cluster.node("gpu-1")
+    name = cluster.block("10.64.0.8", node).metadata.name
+    with _running(_process(cluster.api, "only")) as process:
+        until(lambda: _is_ready(cluster, "10.70.0.0-24"))
+        assert cluster.blocks() == {name: "Active"}
+        cluster.remove_node("gpu-1")
+        until(lambda: cluster.blocks() == {name: "Reclaiming"})
+        until(lambda: process.seen.states == {"Reclaiming": 1})
+        assert process.alive() == (True, "alive")
+        assert process.ready() == (True, "leads")
+        samples = _samples(process)
+        assert samples["podfabric_controller_leads"] == 1
+        assert samples["podfabric_controller_reclaim_steps_total,step=fenced"] == 1
+        assert samples["podfabric_cluster_blocks,state=Reclaiming"] == 1
+        assert samples["podfabric_cluster_blocks_by_holder,standing=gone"] == 1
+        assert samples["podfabric_cluster_pool_addresses,pool=10.70.0.0-24"] == 254
+        assert samples["podfabric_cluster_pool_condition,pool=pool,type=Ready"] == 1
+        assert samples["podfabric_cluster_pool_condition,pool=pool,type=Exhausted"] == 0
+    assert cluster.api.lease("podfabric", "controller").holder == ""
+
+
+def _is_ready(cluster: Cluster, name: str) -> bool:
+    try:
+        return cluster.condition("Ready", name) == ("True", "Decided")
+    except (AssertionError, NotFound):
+        return False
+
+
+def test_one_of_two_leads_and_the_other_goes_on_when_it_ends() -> None:
+    cluster = Cluster()
+    with ExitStack() as stack:
+        first = stack.enter_context(_running(_process(cluster.api, "first")))
+        until(lambda: first.leadership.holds)
+        second = stack.enter_context(_running(_process(cluster.api, "second")))
+        until(lambda: first.rounds > 0)
+        assert not second.leadership.holds
+        assert second.ready() == (True, "stands by")
+        assert "podfabric_cluster_blocks" not in ControllerExposition(second).text().decode()
+        first.stop()
+        until(lambda: second.leadership.holds)
+        cluster.pool("10.80.0.0/24", name="late")
+        until(lambda: _is_ready(cluster, "late"))
+
+
+def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:
+    cluster = Cluster()
+    process = _process(cluster.api, "only")
+    with _running(process):
+        until(lambda: process.rounds > 0)
+        done = process.rounds
+        cluster.api.definitions.append(None)  # type: ignore[arg-type] # what no reader expects
+        until(lambda: process.errors["round", "Defect"] > 0)
+        cluster.api.definitions.clear()
+        until(lambda: process.rounds > done)
+        cluster.api.down = True
+        until(lambda: process.errors["list", "Unavailable"] > 0)
+        cluster.api.down = False
+        cluster.pool("10.80.0.0/24", name="late")
+        until(lambda: _is_ready(cluster, "late"))
+
+
+def test_a_loop_that_hangs_is_not_alive() -> None:
+    now = 0.0
+    client = FakeApi().client("only")
+    process = ControllerProcess(
+        client, Leadership(client, "podfabric", "controller", "only"), clock=lambda: now
+    )
+    assert process.alive()[0]
+    now = STUCK_AFTER + 1
+    assert process.alive() == (False, "stuck: election, rounds")
+
+
+def test_without_the_leadership_nothing_is_written() -> None:
+    cluster = Cluster()
+    pool = cluster.pool()
+    errors: Counter[tuple[str, str]] = Counter()
+    guarded = GuardedApi(cluster.client, lambda: False, errors)
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    for change in (
+        lambda: guarded.update(pool),
+        lambda: guarded.update_status(pool),
+        lambda: guarded.delete(block),
+        lambda: guarded.create(block),
+    ):
+        with pytest.raises(NotLeading):
+            change()
+    assert guarded.get(AddressPool, "pool") == pool
+    assert errors == {}
+
+
+def test_failed_requests_are_counted_by_verb_and_error() -> None:
+    cluster = Cluster(lambda verb, kind, name: Fault.CONFLICT if verb == "delete" else None)
+    errors: Counter[tuple[str, str]] = Counter()
+    guarded = GuardedApi(cluster.client, lambda: True, errors)
+    with pytest.raises(NotFound):
+        guarded.get(AddressPool, "none")
+    with pytest.raises(Conflict):
+        guarded.delete(cluster.block("10.64.0.8", cluster.node("gpu-1")))
+    assert errors == {("get", "NotFound"): 1, ("delete", "Conflict"): 1}
+
+
+def _names(mirror: Mirror[AddressBlock]) -> list[str]:
+    return sorted(block.spec.first for block in mirror.items() or ())
+
+
+def test_a_mirror_shows_what_is_made_changed_and_deleted() -> None:
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.block("10.64.0.8", node)
+    changes = threading.Semaphore(0)
+    mirror = Mirror(cluster.client, AddressBlock, changes.release)
+    until(lambda: mirror.items() is not None)
+    assert _names(mirror) == ["10.64.0.8"]
+    second = cluster.block("10.64.0.16", node)
+    until(lambda: _names(mirror) == ["10.64.0.16", "10.64.0.8"])
+    cluster.api.update(replace(second, spec=replace(second.spec, state="Draining")))
+    until(lambda: {each.spec.state for each in mirror.items() or ()} == {"Active", "Draining"})
+    cluster.api.end_watches()
+    cluster.api.remove(AddressBlock, "default.10.64.0.8-29")
+    until(lambda: _names(mirror) == ["10.64.0.16"])
+    assert changes.acquire(timeout=0)
+    mirror.close()
+
+
+def test_a_mirror_lists_again_when_its_watch_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_module, "LONGEST_PAUSE", 0.1)
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.block("10.64.0.8", node)
+    mirror = Mirror(cluster.client, AddressBlock, lambda: None)
+    until(lambda: _names(mirror) == ["10.64.0.8"])
+    cluster.client.down = True
+    cluster.api.remove(AddressBlock, "default.10.64.0.8-29")
+    cluster.block("10.64.0.24", node)
+    cluster.api.expire_watches()
+    cluster.client.down = False
+    until(lambda: _names(mirror) == ["10.64.0.24"])
+    mirror.close()
+
+
+def test_a_mirror_of_nothing_is_empty_and_not_unknown() -> None:
+    mirror = Mirror(FakeApi().client("only"), AddressRequest, lambda: None)
+    until(lambda: mirror.items() == ())
+    mirror.close()

@@ -1,0 +1,374 @@
+"""Reclaim by proof of death: each proof, what proves nothing, and a controller that dies.
+
+The pool's durations: nodeGoneAfter 10 s, maxOffline 30 s, margin 3 s (rows A7 to A9).
+"""
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.cluster.api import ApiError, Unavailable
+from ipam.cluster.controller.machines import OUT_OF_SERVICE
+from ipam.cluster.controller.reclaim import REBOOTED_FOR, TAINTED_FOR, free_powered_off
+from ipam.cluster.objects import AddressBlock
+from tests.fake_api import Fault
+from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
+
+BLOCK = "default.10.64.0.8-29"
+WHOLE_WAIT = GONE_AFTER + OFFLINE + MARGIN
+
+
+def _cluster() -> Cluster:
+    """A node with a block, and a controller that has seen both."""
+    cluster = Cluster()
+    cluster.pool()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.node("gpu-2")
+    cluster.round()
+    return cluster
+
+
+def _quarantined(cluster: Cluster) -> int:
+    return cluster.pool_now().status.blocks.quarantined
+
+
+def test_a_deleted_node_loses_its_blocks_after_fence_and_wait() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.round()
+    cluster.run(GONE_AFTER - 1)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    assert _quarantined(cluster) == 1
+    cluster.run(1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(OFFLINE + MARGIN - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(1)
+    assert cluster.blocks() == {}
+    assert (cluster.counts.fenced, cluster.counts.freed) == (1, 1)
+    cluster.round()
+    assert _quarantined(cluster) == 0
+
+
+def test_a_deleted_node_with_pods_keeps_its_blocks_until_they_are_gone() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.api.pods["gpu-1"] = 2
+    cluster.run(10 * WHOLE_WAIT, every=5)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    cluster.api.pods["gpu-1"] = 0
+    cluster.run(WHOLE_WAIT + 1)
+    assert cluster.blocks() == {}
+
+
+def test_the_taint_out_of_service_frees_blocks_without_a_wait() -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", ready=False, taints=(OUT_OF_SERVICE,))
+    cluster.round()
+    cluster.run(TAINTED_FOR - 1)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    cluster.run(3)
+    assert cluster.blocks() == {}
+
+
+def test_a_taint_that_is_taken_away_in_time_frees_nothing() -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", ready=False, taints=(OUT_OF_SERVICE,))
+    cluster.run(TAINTED_FOR - 5)
+    cluster.change_node("gpu-1", taints=())
+    cluster.run(10)
+    cluster.change_node("gpu-1", taints=(OUT_OF_SERVICE,))
+    cluster.run(TAINTED_FOR - 5)
+    assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_a_tainted_node_that_is_ready_is_not_off() -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", taints=(OUT_OF_SERVICE,))
+    cluster.run(10 * TAINTED_FOR, every=5)
+    assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_a_taint_on_another_machine_of_the_same_name_proves_nothing_of_the_former() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    other = cluster.node("gpu-1", machine="spare")
+    cluster.change_node("gpu-1", ready=False, taints=(OUT_OF_SERVICE,))
+    theirs = cluster.block("10.64.0.16", other, "store-of-spare").metadata.name
+    cluster.round()
+    cluster.run(GONE_AFTER - 1)
+    assert cluster.blocks() == {BLOCK: "Active", theirs: "Active"}
+
+
+def test_another_boot_with_another_store_frees_the_blocks_of_the_former_boot() -> None:
+    cluster = _cluster()
+    again = cluster.change_node("gpu-1", boot_id="boot-2")
+    theirs = cluster.block("10.64.0.16", again, "another-store").metadata.name
+    cluster.round()
+    cluster.run(REBOOTED_FOR - 1, every=10)
+    assert cluster.blocks() == {BLOCK: "Active", theirs: "Active"}
+    cluster.run(3)
+    assert cluster.blocks() == {theirs: "Active"}
+
+
+def test_another_boot_with_the_same_store_keeps_its_blocks() -> None:
+    cluster = _cluster()
+    again = cluster.change_node("gpu-1", boot_id="boot-2")
+    kept = cluster.block("10.64.0.16", again).metadata.name  # claimed by the same store
+    cluster.run(3 * REBOOTED_FOR, every=10)
+    assert cluster.blocks() == {BLOCK: "Active", kept: "Active"}
+
+
+def test_another_boot_alone_proves_nothing() -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", boot_id="boot-2")
+    cluster.run(3 * REBOOTED_FOR, every=10)
+    assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_another_store_in_the_same_boot_proves_nothing() -> None:
+    cluster = _cluster()
+    same_boot = cluster.api.machines["gpu-1"]
+    theirs = cluster.block("10.64.0.16", same_boot, "another-store").metadata.name
+    cluster.run(3 * REBOOTED_FOR, every=10)
+    assert cluster.blocks() == {BLOCK: "Active", theirs: "Active"}
+
+
+def test_machines_with_the_same_ids_prove_nothing_for_each_other() -> None:
+    cluster = _cluster()
+    again = cluster.change_node("gpu-1", boot_id="boot-2")
+    cluster.node("clone", machine="machine-of-gpu-1", boot="boot-3")
+    cluster.block("10.64.0.16", again, "another-store")
+    cluster.block("10.64.0.24", cluster.api.machines["clone"], "third-store")
+    cluster.remove_node("gpu-1")
+    cluster.api.machines["clone-2"] = replace(cluster.api.machines["clone"], name="clone-2")
+    cluster.run(3 * REBOOTED_FOR, every=10)
+    assert cluster.blocks()[BLOCK] == "Active"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_silence_proves_nothing_and_is_counted(ready: bool) -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", ready=ready)
+    cluster.run(86400, every=60)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    assert _quarantined(cluster) == (0 if ready else 1)
+    assert cluster.seen.standings.get("silent", 0) == (0 if ready else 1)
+
+
+def test_a_node_object_that_is_made_again_for_the_same_machine_keeps_its_blocks() -> None:
+    """Row A8: a hundred times, each just before or after the fence."""
+    cluster = _cluster()
+    uid = cluster.api.look(AddressBlock, BLOCK).metadata.uid
+    for number in range(100):
+        cluster.remove_node("gpu-1")
+        cluster.run(GONE_AFTER - 2 + number % 8)
+        cluster.node("gpu-1")
+        if cluster.blocks()[BLOCK] == "Reclaiming":
+            cluster.answer(BLOCK)
+        cluster.round()
+        assert _quarantined(cluster) == 0
+    cluster.run(2 * WHOLE_WAIT)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    assert cluster.api.look(AddressBlock, BLOCK).metadata.uid == uid
+    assert cluster.counts.freed == 0
+    assert cluster.counts.answered > 0
+
+
+def test_another_machine_under_an_old_name_quarantines_the_blocks_and_then_frees_them() -> None:
+    """Row A9."""
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    spare = cluster.node("gpu-1", machine="spare")
+    theirs = cluster.block("10.64.0.16", spare, "store-of-spare").metadata.name
+    cluster.api.pods["gpu-1"] = 3  # of the new machine
+    cluster.round()
+    assert _quarantined(cluster) == 1
+    cluster.run(WHOLE_WAIT - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming", theirs: "Active"}
+    cluster.run(2)
+    assert cluster.blocks() == {theirs: "Active"}
+
+
+def test_a_machine_that_comes_back_under_another_name_keeps_its_blocks() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.node("renamed", machine="machine-of-gpu-1")
+    cluster.run(3 * WHOLE_WAIT)
+    assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_a_machine_without_ids_proves_nothing_and_is_quarantined() -> None:
+    cluster = Cluster()
+    cluster.pool()
+    cluster.api.add_node("gpu-1", boot_id="boot-1")
+    cluster.block("10.64.0.8", cluster.api.machines["gpu-1"])
+    cluster.api.add_node("gpu-1", boot_id="boot-2")  # another Node object, of which machine?
+    cluster.run(3 * WHOLE_WAIT)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    assert _quarantined(cluster) == 1
+
+
+def test_a_holder_that_answers_the_fence_keeps_its_block() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(GONE_AFTER + 5)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.node("gpu-1")
+    cluster.answer(BLOCK)
+    cluster.run(3 * WHOLE_WAIT)
+    assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_an_answer_at_the_last_moment_wins_over_the_deletion() -> None:
+    answers: list[str] = []
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        if verb == "delete" and not answers:
+            answers.append(name)
+            cluster.answer(name)
+        return None
+
+    cluster = Cluster(faults)
+    cluster.pool()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    cluster.remove_node("gpu-1")
+    while not answers:
+        cluster.run(1)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    assert cluster.counts.freed == 0
+
+
+def test_a_status_that_the_holder_writes_after_the_fence_begins_the_wait_anew() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(GONE_AFTER + 20)
+    block = cluster.api.look(AddressBlock, BLOCK)
+    assert block.spec.state == "Reclaiming"
+    cluster.api.update_status(replace(block, status=replace(block.status, used=3)))
+    cluster.round()
+    cluster.run(OFFLINE + MARGIN - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(2)
+    assert cluster.blocks() == {}
+
+
+def test_a_new_leader_waits_anew() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(WHOLE_WAIT - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.new_leader()
+    cluster.round()
+    cluster.run(WHOLE_WAIT - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(2)
+    assert cluster.blocks() == {}
+
+
+def test_what_was_read_too_long_ago_is_not_acted_on() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(GONE_AFTER - 1)
+
+    def slow(verb: str, kind: str, name: str) -> Fault | None:
+        if (verb, kind) == ("list", "AddressRequest"):
+            cluster.now += 30
+        return None
+
+    cluster.client.faults = slow
+    cluster.run(600, every=5)
+    assert cluster.blocks() == {BLOCK: "Active"}
+    cluster.client.faults = None
+    cluster.run(1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.CONFLICT, Fault.LATE]
+)
+@pytest.mark.parametrize("after", range(16))
+def test_a_controller_that_dies_between_any_two_requests_is_continued(
+    fault: Fault, after: int
+) -> None:
+    """The request fails, with or without its effect, and the process ends: another one leads."""
+    left = [10**9]
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        if verb not in ("create", "update", "update_status", "delete"):
+            return None
+        left[0] -= 1
+        return fault if left[0] == 0 else None
+
+    cluster = Cluster(faults)
+    cluster.define({"type": "podfabric-ipam", "range": "10.70.0.0/24"})
+    cluster.pool()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    kept = cluster.block("10.64.0.16", cluster.node("gpu-2")).metadata.name
+    cluster.remove_node("gpu-1")
+    left[0] = after + 1
+    fenced_at = freed_at = None
+    for _ in range(3 * int(WHOLE_WAIT)):
+        cluster.now += 1
+        try:
+            cluster.round()
+        except ApiError:
+            cluster.new_leader()
+        cluster.api.deliver()
+        state = cluster.blocks().get(BLOCK)
+        if fenced_at is None and state == "Reclaiming":
+            fenced_at = cluster.now
+        if freed_at is None and state is None:
+            freed_at = cluster.now
+    assert cluster.blocks() == {kept: "Active"}
+    assert fenced_at is not None
+    assert freed_at is not None
+    assert freed_at - fenced_at >= OFFLINE + MARGIN
+    cluster.round()
+    assert cluster.condition("Ready", "10.70.0.0-24") == ("True", "Decided")
+
+
+def test_without_an_answer_nothing_is_done_and_then_everything() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.api.down = True
+    for _ in range(100):
+        cluster.now += 10
+        with pytest.raises(Unavailable):
+            cluster.round()
+    cluster.api.down = False
+    cluster.run(WHOLE_WAIT - 1)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(3)
+    assert cluster.blocks() == {}
+
+
+def test_a_block_of_a_pool_that_is_gone_waits_for_the_default_durations() -> None:
+    cluster = Cluster()
+    cluster.block("10.64.0.8", cluster.node("gpu-1"), pool="gone")
+    cluster.remove_node("gpu-1")
+    cluster.round()
+    cluster.run(600 + 1800, every=10)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(20)
+    assert cluster.blocks() == {}
+
+
+def test_the_blocks_of_a_machine_that_is_off_are_freed_at_once() -> None:
+    cluster = _cluster()
+    block = cluster.api.look(AddressBlock, BLOCK)
+    assert free_powered_off(cluster.client, block)
+    assert cluster.blocks() == {}
+    assert free_powered_off(cluster.client, block) is False  # its update meets no such object
+
+
+def test_a_holder_that_is_not_off_gets_in_between() -> None:
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        if verb == "delete":
+            cluster.answer(name)
+        return None
+
+    cluster = Cluster(faults)
+    cluster.pool()
+    block = cluster.block("10.64.0.8", cluster.node("gpu-1"))
+    assert not free_powered_off(cluster.client, block)
+    assert cluster.blocks() == {BLOCK: "Active"}

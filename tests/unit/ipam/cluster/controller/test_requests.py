@@ -1,0 +1,58 @@
+"""AddressRequests that nobody waits for are deleted."""
+
+from ipam.cluster.controller.requests import KEPT
+from ipam.cluster.objects import AddressRequest, Meta, RequestSpec
+from tests.unit.ipam.cluster.controller.cluster import Cluster
+
+
+def _ask(cluster: Cluster, name: str, *, pool: str = "pool", node: str = "gpu-1") -> None:
+    spec = RequestSpec(pool=pool, node=node, instance="store")
+    cluster.api.create(AddressRequest(metadata=Meta(name=name), spec=spec))
+
+
+def _left(cluster: Cluster) -> list[str]:
+    return [each.metadata.name for each in cluster.api.look_at_all(AddressRequest).items]
+
+
+def _exhausted() -> Cluster:
+    """A pool of two addresses, both leased."""
+    cluster = Cluster()
+    node = cluster.node("gpu-1")
+    cluster.pool("10.64.0.0/30")
+    for last in (1, 2):
+        cluster.block(f"10.64.0.{last}", node, prefix=32)
+    cluster.round()
+    return cluster
+
+
+def test_a_request_stays_while_the_pool_is_exhausted_and_its_maker_is_there() -> None:
+    cluster = _exhausted()
+    _ask(cluster, "waits")
+    cluster.run(KEPT - 10, every=10)
+    assert _left(cluster) == ["waits"]
+    assert cluster.seen.requests == 1
+    cluster.run(30, every=10)
+    assert _left(cluster) == []
+
+
+def test_a_request_goes_with_its_node_its_pool_or_the_need() -> None:
+    cluster = _exhausted()
+    _ask(cluster, "no-node", node="gone")
+    _ask(cluster, "no-pool", pool="gone")
+    _ask(cluster, "waits")
+    cluster.round()
+    assert _left(cluster) == ["waits"]
+    cluster.pool("10.65.0.0/24", name="roomy")
+    cluster.round()
+    _ask(cluster, "has-room", pool="roomy")
+    cluster.round()
+    assert _left(cluster) == ["waits"]
+
+
+def test_a_new_leader_counts_the_age_of_a_request_anew() -> None:
+    cluster = _exhausted()
+    _ask(cluster, "waits")
+    cluster.run(KEPT - 10, every=10)
+    cluster.new_leader()
+    cluster.run(KEPT - 10, every=10)
+    assert _left(cluster) == ["waits"]
