@@ -66,7 +66,7 @@ test-cluster: setup cni ## tests on a real Kubernetes: KUBERNETES=1.36.3 SELECT=
 	nice -n 10 $(PY) -m tests.cluster.programs $(KUBERNETES)
 	$(PY) -m tests.kernel.vm prepare
 	KUBERNETES=$(KUBERNETES) $(PY) -m pytest -v --timeout 3600 --durations 10 \
-		-m '$(SELECT)' tests/cluster
+		-m '$(SELECT)' tests/api tests/cluster
 
 image: ## the image, in build/image; BASE= its base, NAME= its name (tools/image.sh)
 	@BASE='$(BASE)' NAME='$(NAME)' tools/image.sh

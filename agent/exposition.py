@@ -65,6 +65,7 @@ class Exposition:
             lambda: [_attachments(metrics.attachments(), metrics.plugins)],
             lambda: [_devices(metrics.devices(), metrics.allocations())],
             lambda: [_build(self._version)],
+            *metrics.more,
         )
         for number, families in enumerate(parts):
             try:

@@ -26,7 +26,15 @@ from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
-from agent import departure, logs, presence, settings, systemd, unix_socket
+from agent import (
+    cluster_addresses,
+    departure,
+    logs,
+    presence,
+    settings,
+    systemd,
+    unix_socket,
+)
 from agent.calls import Calls, Loader
 from agent.departure import STANDING_BY, Departure, Leaving
 from agent.http import Endpoint
@@ -54,6 +62,7 @@ from ipam.delegation import OURS, TAKEN_OVER
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
+from ipam.scope import Stores
 
 LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
@@ -116,7 +125,9 @@ class Agent:
         self._stack = stack
         self._store = Resident(paths.ipam)
         stack.callback(self._store.close)
-        self._addresses = AddressPlugin.on_node(self._store, cache(paths.boot_id), self._policy)
+        self._lessee = cluster_addresses.lessee_of(paths, self._store, loaded.ipam)
+        stores = Stores(self._store, lambda: loaded.ipam.scope, self._lessee)
+        self._addresses = AddressPlugin(stores, cache(paths.boot_id), self._policy)
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
@@ -136,6 +147,10 @@ class Agent:
             allocations=self._devices.held,
             by_range=loaded.listen.startswith(UNIX),  # only root can read there
         )
+        if self._lessee is not None:
+            self._metrics.more.append(cluster_addresses.families(self._lessee))
+            self._lessee.leaving = leaving is not None
+            stack.callback(self._lessee.close)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
@@ -192,6 +207,8 @@ class Agent:
         self._stack.callback(watched.close)
         if self._leaving is None:
             self._devices.start()
+        if self._lessee is not None:
+            self._lessee.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         gc.freeze()  # what exists now lasts: no collection needs to look at it
@@ -326,6 +343,8 @@ class Agent:
         withdrawing.start()
         self._stack.callback(withdrawing.join)
         self._sockets.close()
+        if self._lessee is not None:  # there is one lessee of a node at a time
+            self._lessee.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
             _log.info("left the next calls to the next agent")

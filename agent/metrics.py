@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,8 @@ from cni.spec.errors import Code
 from ipam.store import RangeUsage
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from agent.exposition import Exposition
     from deviceplugin.kubelet.server import PoolState
 
@@ -86,6 +88,7 @@ class Metrics:
         self.devices = devices
         self.allocations = allocations
         self.by_range = by_range
+        self.more: list[Callable[[], Sequence[Metric]]] = []
         self.gauges: list[tuple[str, str, Callable[[], int]]] = []
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str, str]] = Counter()

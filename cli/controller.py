@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--health",
         default="",
         metavar="ADDRESS",
-        help='where the kubelet asks for /healthz and /readyz: "0.0.0.0:9813" (default: nowhere)',
+        help='where /healthz and /readyz are served: "10.0.0.1:9813", ":9813" for every address '
+        "(default: nowhere)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
@@ -114,8 +115,17 @@ def _open(
 ) -> None:
     from agent.http import Endpoint
 
-    if listen:
-        stack.callback(Endpoint(listen, exposition, process.alive, process.ready).close)
+    # A pod has IPv4, IPv6 or both; "[::]" takes IPv4 too.
+    choices = (f"[::]{listen}", f"0.0.0.0{listen}") if listen.startswith(":") else (listen,)
+    for choice in filter(None, choices):
+        try:
+            endpoint = Endpoint(choice, exposition, process.alive, process.ready)
+        except OSError as error:
+            if choice == choices[-1]:
+                raise OSError(f"cannot listen at {choice}: {error.strerror}") from None
+            continue
+        stack.callback(endpoint.close)
+        return
 
 
 def _until_it_fails(serve: Callable[[], None], ended: threading.Event) -> None:

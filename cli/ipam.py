@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from base.paths import Paths
+from cli import cluster_addresses
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.ipoib import child
 from cni.spec.errors import CNIError
@@ -26,12 +27,14 @@ from ipam.store import Reservation
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands with their options."""
-    commands.add_commands(parser)
+    cluster_addresses.add_options(commands.add_commands(parser))
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a subcommand; the exit code."""
+    if getattr(arguments, "cluster", False):
+        return cluster_addresses.run(arguments)
     paths = Paths.from_environ(os.environ)
     return commands.run(arguments, lambda: facts(paths))
 

@@ -7,6 +7,7 @@ It uses nothing but the standard library: it runs in the stage, on Debian's inte
 
 import compileall
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -26,6 +27,14 @@ NOT_NEEDED = {"debconf", "dpkg", "install-info", "readline-common", "tar", "medi
 NO_FILES = ("/usr/share/man", "/usr/share/lintian", "/usr/share/locale", "/usr/share/bug")
 DOCUMENTS = Path("/usr/share/doc")
 
+# Nearly all of the API server's client is models and calls of each kind, and all again for asyncio.
+# podfabric has documents of its own (ipam/cluster/documents.py). The client imports its on demand.
+GENERATED = ("aio", "client/api/*_api.py", "client/models/*_*.py", "**/*_test.py")
+ONLY_FOR_ASYNCIO = (
+    *("aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "attrs", "frozenlist"),
+    *("multidict", "propcache", "yarl"),
+)
+
 Package = dict[str, str]
 
 
@@ -34,6 +43,7 @@ def main() -> None:
     root, environment = Path(sys.argv[1]), Path(sys.argv[2])
     interpreter = (environment / "bin/python3").resolve()
     packages = needed((interpreter.name, *LIBRARIES), installed())
+    leave_out_of_client(site_packages(environment))
     make_skeleton(root)
     for package in packages:
         copy(package, root)
@@ -130,12 +140,34 @@ def wanted(source: Path) -> bool:
     return True
 
 
+def site_packages(environment: Path) -> Path:
+    """Where the environment's Python packages are."""
+    code = "import sysconfig as s; print(s.get_path('purelib'))"
+    said = subprocess.check_output([environment / "bin/python3", "-Ic", code], text=True)
+    return Path(said.strip())
+
+
+def leave_out_of_client(site: Path) -> None:
+    """Delete what podfabric never imports of `kubernetes`, and what only that needs."""
+    for name in ONLY_FOR_ASYNCIO:
+        for file in importlib.metadata.Distribution.discover(name=name, path=[str(site)]):
+            for path in {
+                site / each.parts[0] for each in file.files or () if ".." not in each.parts
+            }:
+                shutil.rmtree(path)
+    for pattern in GENERATED:
+        for path in (site / "kubernetes").glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+                compiled = importlib.util.cache_from_source(str(path))
+                Path(compiled).unlink(missing_ok=True)
+
+
 def sbom(packages: list[Package], environment: Path) -> dict[str, Any]:
     """The bill of materials: CycloneDX 1.5."""
-    site = subprocess.check_output(
-        [environment / "bin/python3", "-Ic", "import sysconfig as s; print(s.get_path('purelib'))"],
-        text=True,
-    ).strip()
+    site = str(site_packages(environment))
     python = sorted(importlib.metadata.distributions(path=[site]), key=lambda one: one.name.lower())
     components = [pypi(one) for one in python if one.name != "podfabric"]
     components += [debian(package) for package in packages]

@@ -21,8 +21,10 @@ from ipam.store import Reservation
 FactsOf = Callable[[], NodeFacts]
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """The commands of `podfabric ipam`, each with the function that runs it."""
+def add_commands(
+    parser: argparse.ArgumentParser,
+) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    """The commands of `podfabric ipam`, each with the function that runs it; their parsers."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     listing = commands.add_parser("list", help="every reservation of this node")
@@ -60,6 +62,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     imports.add_argument("--range", action="append", default=[], help="CIDR; may be repeated")
     imports.add_argument("--ifname", default="eth0", help="where the source has none")
     imports.set_defaults(run=_import)
+    return commands
 
 
 def run(arguments: argparse.Namespace, facts_of: FactsOf = NodeFacts) -> int:

@@ -14,7 +14,7 @@ pytest.register_assert_rewrite("tests.kernel.pods", "tests.kernel.cards", "tests
 IN_VM = os.environ.get("PODFABRIC_VM") == "1"
 LONGEST_TMPDIR = 12  # characters
 KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
-CLUSTER_TESTS = KERNEL_TESTS.with_name("cluster")
+CLUSTER_TESTS = tuple(KERNEL_TESTS.with_name(name) for name in ("api", "cluster"))
 
 
 if not IN_VM:  # in it the import takes seconds, and no test needs it
@@ -40,10 +40,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Tests on a cluster run only where they are named: they take long, and build Kubernetes."""
-    if collection_path != CLUSTER_TESTS:
+    if collection_path not in CLUSTER_TESTS:
         return None
     named = (config.invocation_params.dir / each.partition("::")[0] for each in config.args)
-    return None if any(path.resolve().is_relative_to(CLUSTER_TESTS) for path in named) else True
+    return None if any(path.resolve().is_relative_to(collection_path) for path in named) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

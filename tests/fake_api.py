@@ -308,8 +308,6 @@ class FakeApi(FakeClient):
         what = f"write Lease {changed.namespace}/{changed.name}"
         with self.changed:
             last = self.leases.get((changed.namespace, changed.name))
-            if last is None and changed.resource_version:
-                raise NotFound(f"{what}: not found")
             if last is not None and not changed.resource_version:
                 raise AlreadyExists(f"{what}: already exists")
             if last is not None and last.resource_version != changed.resource_version:

@@ -15,6 +15,7 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
         {"spec.holder.instance", "spec.holder.node", "spec.pool", "spec.state"}
     ),
     "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
+    "AddressReservation": frozenset({"spec.pool"}),
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),

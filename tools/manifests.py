@@ -15,7 +15,8 @@ KUBERNETES = "1.36.3"  # Helm asks no cluster here
 
 # What only Helm needs, and would be wrong in objects that it does not own.
 _HELMS = re.compile(
-    r"^ *(# Source: .*|helm\.sh/chart: .*|app\.kubernetes\.io/(managed-by|instance): .*)\n",
+    r"^ *(# Source: .*|annotations:\n *helm\.sh/resource-policy: .*|helm\.sh/chart: .*"
+    r"|app\.kubernetes\.io/(managed-by|instance): .*)\n",
     re.MULTILINE,
 )
 _ABOUT = "# Made from deploy/chart by `make manifests`: change the chart.\n"

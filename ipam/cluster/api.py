@@ -148,7 +148,7 @@ class ClusterApi(Protocol):
 
     def write_lease(self, changed: Lease) -> Lease:
         """Create the Lease if it has no resource version (AlreadyExists), else replace it if it
-        still has that one (Conflict, NotFound); as it was stored."""
+        still has that one (Conflict). One that was deleted is written anew. As it was stored."""
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""

@@ -6,6 +6,7 @@ know differently is settled here: the store's word counts for what pods hold, th
 whose a block is. The time of a confirmation is taken before its first request.
 """
 
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -84,13 +85,14 @@ class Confirmation:
                 if row is not None:
                     continue  # pods of the former lease hold addresses of it
             if row is None:
-                row = self._taken_over(found)
-            if row is None or row.state in ("returning", "lost"):
+                ours = self._taken_over(found)
+            elif row.state not in ("returning", "lost"):
+                ours = self._asserted(found, at)
+            else:
                 continue
-            ours = self._asserted(found, at)
             if ours is not None:
                 objects[name], when = ours
-                revisions[name, row.uid] = self._revision(objects[name], when)
+                revisions[name, found.metadata.uid] = self._revision(objects[name], when)
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
         return Confirmed(objects, bool(again))
@@ -118,9 +120,14 @@ class Confirmation:
             limit=limit,
         )
 
-    def _asserted(self, found: AddressBlock, at: float) -> tuple[AddressBlock, float] | None:
-        """The object as it is ours in this boot, and when that was sure; None if it is not."""
-        if found.spec.state == "Active" and found.spec.holder == self._holder:
+    def _asserted(
+        self, found: AddressBlock, at: float, nonce: str = ""
+    ) -> tuple[AddressBlock, float] | None:
+        """The object as it is ours in this boot, and when that was sure; None if it is not.
+
+        With a new `nonce` it is changed in any case.
+        """
+        if found.spec.state == "Active" and found.spec.holder == self._holder and not nonce:
             return found, at
         epoch = found.spec.epoch + (found.spec.holder != self._holder)
         former = found.spec.holder
@@ -132,7 +139,13 @@ class Confirmation:
                 )
             except (Conflict, NotFound):
                 return None
-        spec = msgspec.structs.replace(found.spec, state="Active", holder=self._holder, epoch=epoch)
+        spec = msgspec.structs.replace(
+            found.spec,
+            state="Active",
+            holder=self._holder,
+            epoch=epoch,
+            nonce=nonce or found.spec.nonce,
+        )
         when = self._clock()
         try:
             stored = self._api.update(msgspec.structs.replace(found, spec=spec))
@@ -140,11 +153,12 @@ class Confirmation:
             return None  # the next confirmation sees why
         return stored, when
 
-    def _taken_over(self, found: AddressBlock) -> LeasedBlock | None:
-        """A row for a block of our instance that the store does not know, or it is deleted.
+    def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
+        """Begin to use a block of our instance that the store does not know, or delete it.
 
         It was claimed by a call that died, or by a store that was put back since: then pods may
-        have addresses of it in this boot, and it stays unused.
+        have addresses of it in this boot, and it stays unused. It is changed first: a DELETE of
+        ours may still be on its way, and must not find the version that it expects.
         """
         same_boot = found.spec.holder.boot == self._holder.boot
         if found.spec.holder.node != self._holder.node:
@@ -159,6 +173,9 @@ class Confirmation:
             if not (same_boot and found.status.used):
                 self._delete(found)
             return None
+        ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
+        if ours is None:
+            return None
         interval = geometry.interval(found)
         row = LeasedBlock(
             name=found.metadata.name,
@@ -170,7 +187,7 @@ class Confirmation:
             last=interval.last,
         )
         self._store.put(row)
-        return row
+        return ours
 
     def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
         """Settle a row that the LIST did not have; whether its block had to be claimed again."""

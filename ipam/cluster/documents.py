@@ -30,10 +30,10 @@ class ListMeta(msgspec.Struct, rename="camel"):
 
 
 class Page(msgspec.Struct):
-    """A page of a LIST, its objects undecoded."""
+    """A page of a LIST, its objects undecoded. Some kinds have null for none."""
 
     metadata: ListMeta
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None = None
 
 
 class WatchEvent(msgspec.Struct):

@@ -12,7 +12,7 @@ _MOST = 1024  # events that are remembered, so that each is written once
 _MOST_WAITING = 64
 
 
-class Events:
+class PendingEvents:
     """Collects events, for any thread, until `send` writes them."""
 
     def __init__(self, api: ClusterApi) -> None:

@@ -21,7 +21,7 @@ from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
-from ipam.cluster.events import Events
+from ipam.cluster.events import PendingEvents
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import Pools, Unusable, is_exhausted, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
@@ -34,7 +34,7 @@ from ipam.store_files import StoreFiles
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_LOOK_AT_POOL = 150.0  # seconds; only where an empty block is kept
+_LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
 _RECENT = 30.0  # seconds: as much as was used in them should be free
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 10.0  # seconds; a call to the API server takes at most 7
@@ -95,7 +95,7 @@ class Lessee:
         self._pools = Pools(api)
         self._empties = Empties(boot)
         self._status = StatusReports(api, self._store)
-        self._events = Events(api)
+        self._events = PendingEvents(api)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
@@ -309,6 +309,7 @@ class Lessee:
         self._status.forget_all_but(self._objects)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
+        self._pool_seen = {each.block.pool: at for each in self._survey.blocks}
         self._confirmed = at
         self._in_touch = True
         self._retry = _FIRST_RETRY

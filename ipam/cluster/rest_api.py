@@ -220,7 +220,7 @@ class RestApi:
                     raise Unavailable(f"{what}: its pages expire too soon: {error}") from error
                 query, items = first, []
                 continue
-            items += [_decoded(what, each, kind) for each in page.items]
+            items += [_decoded(what, each, kind) for each in page.items or ()]
             if not page.metadata.continue_:
                 return items, page.metadata.resource_version
             query = [*first, ("continue", page.metadata.continue_)]

@@ -71,7 +71,9 @@ class Empties:
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
             empty = [each.block for each in present if not each.used]
-            kept = [block for block in empty if block.state == "usable"][:1] if spare(pool) else []
+            kept = [block for block in empty if block.state == "usable"][:1]
+            if kept and not spare(pool):
+                kept = []
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:

@@ -251,7 +251,7 @@ class _View:
                 continue
             blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
-            by_room = sorted(_Room.of(tables, range_, block) for block in confirmed)
+            by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
             ranges += [room.range for room in by_room]
             former = held.within(range_, blocks)
             if former is not None:
@@ -264,7 +264,9 @@ class _View:
             self.wants += [Want(range_, range_set.fixed) for range_ in missing]
         return RangeSet(tuple(ranges), range_set.fixed)
 
-    def _has_one(self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Room]") -> bool:
+    def _has_one(
+        self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
+    ) -> bool:
         if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
             return any(room.range.parts for room in by_room)
         if any(room.free for room in by_room):
@@ -273,7 +275,7 @@ class _View:
         return allocation.exhaustion(tables, ranges, self._boot) is None  # a stale one will do
 
 
-class _Room(NamedTuple):
+class _Remaining(NamedTuple):
     """How many addresses a block has left for a range. Sorted, the fullest is first."""
 
     free: int
@@ -281,7 +283,7 @@ class _Room(NamedTuple):
     range: Range
 
     @classmethod
-    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Room":
+    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
         within = range_.restricted((block.interval,))
         size = sum(part.last - part.first + 1 for part in within.parts)
         return cls(size - allocation.held_in(tables, within), block.first, within)

@@ -321,6 +321,7 @@ def start_services(cluster: Cluster) -> None:
     """What a node's init starts."""
     cluster.node.start_containerd()
     cluster.node.start_kubelet()
+    cluster.node.start_api_service()
 
 
 def _disk(directory: Path) -> Path:

@@ -85,7 +85,7 @@ class ControlPlane:
         """The certificate that the API server's and its clients' are signed with."""
         return (self.directory / "ca.crt").read_text()
 
-    def start(self) -> None:
+    def start(self, controllers: bool = True) -> None:
         """Starts all of it and waits until the API server is ready."""
         self._make_certificates()
         nodes = {node_user(self.node): "system:nodes"}
@@ -96,8 +96,9 @@ class ControlPlane:
         (self.directory / "tokens.csv").write_text("\n".join(rows) + "\n")
         self._start_etcd()
         self.start_api_server()
-        for name in ("kube-controller-manager", "kube-scheduler"):
-            self._start_controllers(name)
+        if controllers:
+            for name in ("kube-controller-manager", "kube-scheduler"):
+                self._start_controllers(name)
 
     def start_api_server(self) -> None:
         """Starts the API server and waits until it is ready."""
@@ -223,14 +224,16 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(programs: Path, etcd: Path, logs: Path) -> Iterator[ControlPlane]:
+def control_plane(
+    programs: Path, etcd: Path, logs: Path, controllers: bool = True
+) -> Iterator[ControlPlane]:
     """A control plane for the block. `logs` gets the logs of its components afterwards."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podfabric-")))
         plane = ControlPlane(directory, programs, etcd / "etcd")
         stack.callback(_keep_logs, directory, logs)
         stack.callback(plane.stop)
-        plane.start()
+        plane.start(controllers)
         yield plane
 
 

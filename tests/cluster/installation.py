@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kubernetes import client
+
 from tests.cluster import built_image
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace, is_ready
 from tests.kernel.igb import PARENTS
@@ -14,6 +16,8 @@ from tests.kernel.vm import layout
 from tests.waiting import until
 
 NAMESPACE = "podfabric"
+COMPONENT = "app.kubernetes.io/component"
+CONTROLLER = "controller"
 HCA = "rdma/hca"
 CUSTODIAN = "podfabric"
 ALLOCATIONS = "allocations"  # as leftovers.py names them
@@ -25,6 +29,13 @@ def install(cluster: Cluster) -> None:
     cluster.node.import_image(built_image.built())
     upgrade(cluster, {})
     await_agent(cluster)
+    await_controller(cluster)
+
+
+def agents(cluster: Cluster) -> list[client.V1Pod]:
+    """The pods of the agent, or of the custodian."""
+    pods = Namespace(cluster, NAMESPACE).pods()
+    return [pod for pod in pods if pod.metadata.labels[COMPONENT] != CONTROLLER]
 
 
 def uninstall(cluster: Cluster) -> None:
@@ -35,9 +46,8 @@ def uninstall(cluster: Cluster) -> None:
 
 def await_custodian_and_delete_it(cluster: Cluster) -> None:
     """Waits until the custodian says that the node is empty, by being ready."""
-    own = Namespace(cluster, NAMESPACE)
     until(
-        lambda: any(is_ready(pod) for pod in own.pods()),
+        lambda: any(is_ready(pod) for pod in agents(cluster)),
         PATIENCE,
         "custodian that is done",
         pause=1,
@@ -45,7 +55,9 @@ def await_custodian_and_delete_it(cluster: Cluster) -> None:
     cluster.core.delete_namespaced_service_account(CUSTODIAN, NAMESPACE)
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     sets.delete(name=CUSTODIAN, namespace=NAMESPACE)
-    until(lambda: not own.pods(), PATIENCE, "end of the custodian", pause=1)
+    until(
+        lambda: not Namespace(cluster, NAMESPACE).pods(), PATIENCE, "end of the custodian", pause=1
+    )
 
 
 def await_agent(cluster: Cluster) -> None:
@@ -53,6 +65,18 @@ def await_agent(cluster: Cluster) -> None:
     until(lambda: _is_rolled_out(cluster), PATIENCE, "agent in place of the former one", pause=0.5)
     until(lambda: _serves(cluster), PATIENCE, "agent that serves", pause=0.5)
     until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
+
+
+def await_controller(cluster: Cluster) -> None:
+    """Waits until each pod of the controller is ready: one leads, the others stand by."""
+    deployments = cluster.objects.resources.get(api_version="apps/v1", kind="Deployment")
+
+    def is_available() -> bool:
+        deployment = deployments.get(name=f"podfabric-{CONTROLLER}", namespace=NAMESPACE).to_dict()
+        available = deployment["status"].get("availableReplicas", 0)
+        return bool(available == deployment["spec"]["replicas"])
+
+    until(is_available, PATIENCE, "controller", pause=0.5)
 
 
 def kill_agent(cluster: Cluster) -> None:
@@ -125,9 +149,8 @@ def renamed(cluster: Cluster, names: Mapping[str, str]) -> Iterator[None]:
 
 def explain(cluster: Cluster, pod: str) -> dict[str, Any]:
     """`podfabric explain` of a pod, named namespace/name, by the agent's container."""
-    agents = Namespace(cluster, NAMESPACE)
-    (agent,) = (each.metadata.name for each in agents.pods() if is_ready(each))
-    output = agents.run(agent, "podfabric", "explain", "-o", "json", pod)
+    (agent,) = (each.metadata.name for each in agents(cluster) if is_ready(each))
+    output = Namespace(cluster, NAMESPACE).run(agent, "podfabric", "explain", "-o", "json", pod)
     explained: dict[str, Any] = json.loads(output)
     return explained
 
@@ -182,15 +205,15 @@ def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
 def _is_rolled_out(cluster: Cluster) -> bool:
     """What `kubectl rollout status` waits for, and no pod more."""
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
-    agents = sets.get(name="podfabric", namespace=NAMESPACE).to_dict()
-    status = agents["status"]
+    wanted = sets.get(name="podfabric", namespace=NAMESPACE).to_dict()
+    status = wanted["status"]
     numbers = {
         status.get("desiredNumberScheduled"),
         status.get("updatedNumberScheduled"),
         status.get("numberAvailable"),
-        len(Namespace(cluster, NAMESPACE).pods()),
+        len(agents(cluster)),
     }
-    return numbers == {1} and status.get("observedGeneration") == agents["metadata"]["generation"]
+    return numbers == {1} and status.get("observedGeneration") == wanted["metadata"]["generation"]
 
 
 def _serves(cluster: Cluster) -> bool:

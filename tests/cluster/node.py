@@ -147,6 +147,11 @@ class Node:
         healthy = "busybox wget -q -O - http://127.0.0.1:10248/healthz"
         until(lambda: not self.status_of(healthy, 30)[0], BOOT, "healthy kubelet", pause=0.5)
 
+    def start_api_service(self) -> None:
+        """Makes the service `kubernetes` reachable, for the agent and for pods."""
+        script = layout.CHECKOUT / "tests/cluster/service_proxy.py"
+        self.start("api-service", f"{layout.PYTHON} {script} {HOST_OF_NODE} {self.plane.port}")
+
     def install_multus(self) -> None:
         """The CNI plugins of the cluster's own network, and Multus in front of it."""
         for program in ("cni-plugins", "multus"):

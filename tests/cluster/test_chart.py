@@ -17,6 +17,13 @@ Manifest = dict[str, Any]
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
+ADDRESSES = ("addressblocks", "addresspools", "addressrequests", "addressreservations")
+POLICIES = ("podfabric-own-blocks", "podfabric-own-requests")
+CONTROLLERS = (
+    *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
+    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+)
+PER_NODE = ("--set", "ipam.scope=node")
 
 
 def _objects(*arguments: str) -> dict[tuple[str, str], Manifest]:
@@ -60,12 +67,47 @@ def test_helm_finds_nothing_to_complain_about() -> None:
     assert "WARNING" not in said and "ERROR" not in said
 
 
-def test_nothing_is_installed_that_needs_a_right_or_another_project() -> None:
-    assert {kind for kind, _ in _objects()} == {
+def test_addresses_per_node_need_no_right() -> None:
+    objects = _objects(*PER_NODE)
+    assert {kind for kind, _ in objects} == {
         *("DaemonSet", "ConfigMap", "ServiceAccount", "NetworkPolicy")
     }
-    assert _objects()["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
-    assert _pod(_objects())["automountServiceAccountToken"] is False
+    assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
+    assert _pod(objects)["automountServiceAccountToken"] is False
+    assert "egress" not in objects["NetworkPolicy", "podfabric"]["spec"]
+
+
+def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only() -> None:
+    objects = _objects()
+    assert objects.keys() - _objects(*PER_NODE).keys() == {
+        *(("CustomResourceDefinition", f"{kind}.ipam.podfabric.io") for kind in ADDRESSES),
+        ("ClusterRole", "podfabric-agent"),
+        ("ClusterRoleBinding", "podfabric-agent"),
+        *(("ValidatingAdmissionPolicy", name) for name in POLICIES),
+        *(("ValidatingAdmissionPolicyBinding", name) for name in POLICIES),
+        *((kind, "podfabric-controller") for kind in CONTROLLERS),
+    }
+    assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
+    assert _pod(objects)["automountServiceAccountToken"] is True
+    assert objects["NetworkPolicy", "podfabric"]["spec"]["egress"]
+
+
+def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
+    for (kind, _), one in _objects().items():
+        kept = one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+        assert kept is (kind == "CustomResourceDefinition")
+
+
+def test_policies_are_of_the_service_account_of_the_agents_pod() -> None:
+    objects = _by_name(manifests.template("--no-hooks", "--namespace", "other"))
+    account = f"system:serviceaccount:other:{_pod(objects)['serviceAccountName']}"
+    for name in POLICIES:
+        spec = objects["ValidatingAdmissionPolicy", name]["spec"]
+        (condition,) = spec["matchConditions"]
+        assert condition["expression"] == f"request.userInfo.username == '{account}'"
+        assert spec["failurePolicy"] == "Fail"
+        binding = objects["ValidatingAdmissionPolicyBinding", name]["spec"]
+        assert binding == {"policyName": name, "validationActions": ["Deny", "Audit"]}
 
 
 def test_agent_has_the_capabilities_that_security_md_lists_and_no_other() -> None:
@@ -157,7 +199,10 @@ def test_end_of_the_agent_may_take_as_long_as_its_calls() -> None:
 def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     config = {"agent": {"workers": 8}, "pools": [{"name": "rdma/vf", "mode": "exclusive"}]}
     objects = _objects("--set-json", f"config={json.dumps(config)}")
-    assert yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"]) == config
+    written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
+    assert written == {**config, "ipam": {"scope": "cluster"}}
+    (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
+    assert yaml.safe_load(data) == {"ipam": {"scope": "node"}}
 
 
 def test_custodian_is_the_agent_with_another_argument() -> None:
@@ -226,7 +271,9 @@ def test_openshift_allows_what_the_agents_pod_has() -> None:
     assert scc["allowHostIPC"] is pod.get("hostIPC", False)
     assert scc["allowPrivilegedContainer"] is False
     kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
-    assert set(scc["volumes"]) == kinds
+    assert set(scc["volumes"]) == kinds | {"projected"}  # the token
+    per_node = _objects(*OPENSHIFT, *PER_NODE)["SecurityContextConstraints", "podfabric"]
+    assert set(per_node["volumes"]) == kinds
     host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
     assert host["cni-bin"] == "/var/lib/cni/bin"
 
@@ -250,6 +297,9 @@ def test_openshift_allows_what_the_agents_pod_has() -> None:
         ('config.pool=[{"name":"a/b"}]', "/config", "'pool' not allowed"),
         ('host.cniBinDir="opt/cni/bin"', "/host/cniBinDir", "does not match"),
         ("host.extraDirectories=[{}]", "/host/extraDirectories/0", "missing property 'path'"),
+        ('ipam.scope="cloud"', "/ipam/scope", "'cluster', 'node'"),
+        ('ipam.range="10.0.0.0/8"', "/ipam", "'range' not allowed"),
+        ('config.ipam={"scope":"node"}', "/config", "'ipam' not allowed"),
         ('install.plugins=["ipoip"]', "/install/plugins/0", "'ipoib'"),
         ("tolerations={}", "/tolerations", "want array"),
         ('podLabels={"a":1}', "/podLabels/a", "want string"),

@@ -10,6 +10,7 @@ from tests.cluster.configurations import ipoib
 from tests.cluster.installation import (
     HCA,
     NAMESPACE,
+    agents,
     await_agent,
     await_custodian_and_delete_it,
     await_nothing_left,
@@ -44,17 +45,12 @@ def sandbox_failures(namespace: Namespace) -> list[str]:
     return [event.message for event in events if event.reason == "FailedCreatePodSandBox"]
 
 
-def agents(cluster: Cluster) -> list[str]:
-    """The names of the agent's pods."""
-    return [pod.metadata.name for pod in Namespace(cluster, NAMESPACE).pods()]
-
-
 def test_pods_start_although_the_agents_pod_is_deleted_meanwhile(fabric: Namespace) -> None:
     cluster = fabric.cluster
     names = [f"pod-{number}" for number in range(MANY)]
     start(fabric, *names)
     until(lambda: any(is_ready(pod) for pod in fabric.pods()), PATIENCE, "first pod", pause=0.2)
-    (agent,) = agents(cluster)
+    (agent,) = (pod.metadata.name for pod in agents(cluster))
     Namespace(cluster, NAMESPACE).delete(agent)
     fabric.running(*names)
     assert len({fabric.address(name) for name in names}) == MANY
@@ -94,7 +90,7 @@ def test_no_sandbox_fails_in_a_rolling_update(
     start(fabric, "before")
     fabric.running("before")
     held = uverbs(fabric, "before"), fabric.address("before")
-    (old,) = agents(cluster)
+    (old,) = (pod.metadata.name for pod in agents(cluster))
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     now = datetime.now(UTC).isoformat()
     template = {"metadata": {"annotations": {"test.podfabric/restarted": now}}}
@@ -106,7 +102,7 @@ def test_no_sandbox_fails_in_a_rolling_update(
     )
 
     def is_over() -> bool:
-        pods = Namespace(cluster, NAMESPACE).pods()
+        pods = agents(cluster)
         return len(pods) == 1 and pods[0].metadata.name != old and is_ready(pods[0])
 
     started, refused = churn(fabric, is_over)

@@ -41,7 +41,8 @@ spec:
         {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: podfabric
-      automountServiceAccountToken: false
+      # With a token of the API server, from which the node leases blocks of addresses.
+      automountServiceAccountToken: {{ eq $root.Values.ipam.scope "cluster" }}
       enableServiceLinks: false
       {{- with $root.Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
@@ -102,6 +103,9 @@ spec:
               value: /host/proc
             - name: PODFABRIC_KUBELET
               value: {{ $root.Values.host.kubeletDir }}
+            # Who leases addresses, where these are the cluster's.
+            - name: NODE_NAME
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
           {{- with $root.Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}

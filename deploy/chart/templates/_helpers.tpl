@@ -40,6 +40,17 @@ metadata:
     meta.helm.sh/release-name: {{ $root.Release.Name }}
     meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
 {{- end }}
-# podfabric asks the kubelet for a pod's devices, on a socket of the node, and never the API server.
+# The agent's pod asks for a token where it needs one: for addresses of the cluster.
 automountServiceAccountToken: false
+{{- end }}
+
+{{- /* An uninstall leaves the objects: without them running pods would lose their addresses. */}}
+{{- define "podfabric.keep" -}}
+helm.sh/resource-policy: keep
+{{- end }}
+
+{{- /* A block's prefix as CEL's text. The API server takes string(prefix) for a text of any length,
+and refuses rules with it as too expensive. */}}
+{{- define "podfabric.prefix" -}}
+({{ range concat (untilStep 24 33 1) (untilStep 120 129 1) }}{{ $ }} == {{ . }} ? '{{ . }}' : {{ end }}'')
 {{- end }}

@@ -86,7 +86,9 @@ class Machines:
     def _on(self, nodes: list[Node], holder: Holder) -> Standing:
         """How a holder stands whose machine is one of these Nodes."""
         node = nodes[0]
-        if len(nodes) == 1 and _surely_another_boot(node, holder):
+        # A kubelet reports the boot with its first Ready: before, the Node shows an earlier boot,
+        # which is another one too.
+        if len(nodes) == 1 and node.ready and _surely_another_boot(node, holder):
             living = self._living[holder.machine_id, holder.system_uuid, node.boot_id]
             if living and holder.instance not in living:
                 return Standing.REBOOTED

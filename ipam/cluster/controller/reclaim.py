@@ -22,6 +22,7 @@ from ipam.cluster.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
 MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
+FRESH = 10.0  # seconds that a decision may rest on what was read of the nodes
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
 _log = logging.getLogger(__name__)
@@ -74,11 +75,12 @@ class Reclaim:
         blocks: Iterable[AddressBlock],
         pools: Mapping[str, AddressPool],
         machines: Machines,
-        may_act: Callable[[], bool],
+        read_at: float,
     ) -> dict[str, Standing]:
         """Do what the proofs allow now. The standing of each block's holder, by block name.
 
-        `may_act` says whether what was read still is fresh enough to act on.
+        `read_at` is the time before `machines` was read: what is older than FRESH is not acted on,
+        and a deletion needs a proof that was read after the fence.
         Unavailable: the API server does not answer, and the rest is left for the next round.
         """
         blocks = tuple(blocks)
@@ -95,8 +97,9 @@ class Reclaim:
             if standing not in PROOFS:
                 self._fences.pop(block.metadata.uid, None)  # another proof waits anew
                 continue
-            if left > 0 and self._is_ripe(block, standing, pools) and may_act():
-                left -= self._free(block, standing, pools)
+            fresh = self._clock() - read_at < FRESH
+            if left > 0 and fresh and self._is_ripe(block, standing, pools):
+                left -= self._free(block, standing, pools, read_at)
         return {block.metadata.name: standings[block.spec.holder] for block in blocks}
 
     def _look(self, holders: Iterable[Holder], machines: Machines) -> dict[Holder, Standing]:
@@ -127,7 +130,11 @@ class Reclaim:
         return self._clock() - self._since[block.spec.holder].time >= needed
 
     def _free(
-        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+        self,
+        block: AddressBlock,
+        standing: Standing,
+        pools: Mapping[str, AddressPool],
+        read_at: float,
     ) -> int:
         """Fence the block, or delete it if that may be done; how many requests it took."""
         meta = block.metadata
@@ -145,7 +152,8 @@ class Reclaim:
                 # Fenced by an earlier leader, or changed since: the wait begins now.
                 self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
                 return 0
-            if self._clock() - fenced.time < self._wait(block, standing, pools):
+            waited = self._clock() - fenced.time >= self._wait(block, standing, pools)
+            if not waited or read_at < fenced.time:
                 return 0
             self._api.delete(block)
             self._counts.freed += 1

@@ -42,7 +42,6 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 
-FRESH = 10.0  # seconds that a round may act on what it has read of the nodes
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
 MOST_EVENTS = 1000  # remembered, so that each is reported once
@@ -121,9 +120,7 @@ class Rounds:
             if name not in pools:
                 self._create(AddressPool(metadata=Meta(name=name), spec=spec), pools)
         machines = Machines(world.nodes, world.blocks, self._api.has_pods)
-        standings = self._reclaim.step(
-            world.blocks, pools, machines, lambda: self._clock() - world.read_at < FRESH
-        )
+        standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
         requests = self._requests.collect(world.requests, pools, machines)
         index = BlockIndex(world.blocks)
         found = contradictions(pools, world.blocks, index)

@@ -4,14 +4,19 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.cluster_addresses import families
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
 from deviceplugin.kubelet.server import PoolState
+from ipam.cluster.lessee import Lessee
 from ipam.store import RangeUsage
+from ipam.store_files import PerCall
+from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
 from tests.waiting import PATIENCE
 
@@ -209,7 +214,7 @@ def test_two_agents_of_one_process_count_apart() -> None:
     assert read(second)["podfabric_sweep_removed_total"] == 0
 
 
-def test_the_documentation_has_every_metric_with_its_labels() -> None:
+def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> None:
     text = (CHECKOUT / "docs/agent.md").read_text().partition("## Metrics")[2]
     told = {
         name: set(re.findall(r"`(\w+)`", labels))
@@ -221,6 +226,8 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
     metrics.observe("ipoib", "ADD", 0, 0.1)
     metrics.refused("x")
     metrics.swept(removed=1, errors=1)
+    lessee = Lessee(FakeApi(), PerCall(tmp_path), "node-a", "boot-1")
+    metrics.more.append(families(lessee))
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -17,7 +17,6 @@ from ipam.cluster.objects import (
     PoolSpec,
     PoolStatus,
 )
-from ipam.cluster.store import ClusterStore
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
@@ -46,6 +45,7 @@ def put_pool(
     name: str = "",
     shared: bool = True,
     size: int = 16,
+    conditions: tuple[Condition, ...] = (READY,),
     **changes: object,
 ) -> AddressPool:
     """An AddressPool as the controller leaves it; `changes` are fields of its spec."""
@@ -55,7 +55,7 @@ def put_pool(
         AddressPool(
             metadata=Meta(name=pool_name(name, range_, shared=shared)),
             spec=msgspec.structs.replace(spec, **changes),
-            status=PoolStatus(space=space, block_size=size, conditions=(READY,)),
+            status=PoolStatus(space=space, block_size=size, conditions=conditions),
         )
     )
 
@@ -151,6 +151,3 @@ def blocks_of(server: FakeApi, node: str = "") -> Sequence[str]:
     """The names of all AddressBlocks, or of one node's."""
     listed = server.look_at_all(AddressBlock, {"spec.holder.node": node} if node else None)
     return [block.metadata.name for block in listed.items]
-
-
-__all__ = ["RANGE", "Clock", "ClusterNode", "ClusterStore", "blocks_of", "put_map", "put_pool"]

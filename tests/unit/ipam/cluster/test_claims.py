@@ -112,6 +112,28 @@ def test_a_claim_that_lands_late_is_found_by_the_next_confirmation(
     assert sorted(node.rows()) == sorted(blocks_of(server))
 
 
+def test_a_delete_that_is_late_does_not_take_a_block_that_was_taken_over(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """The pool changed after the POST, so the block is deleted, and that lands much later."""
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        if (verb, kind) == ("create", "AddressBlock"):
+            put_pool(server, state="Draining")
+        return Fault.LATE if verb == "delete" else None
+
+    node.api.faults = faults
+    assert error_of(lambda: node.add("p0")).code == Code.TRY_AGAIN
+    node.api.faults = None
+    assert (len(blocks_of(server)), node.rows()) == (1, {})
+    put_pool(server)
+    node.steps(1, 500.0)
+    (name,) = node.rows()
+    node.add("p0")
+    server.deliver()
+    assert blocks_of(server) == [name] == list(node.rows())
+
+
 @pytest.mark.parametrize(("mapped", "conflicts"), [(False, 14), (True, 0)])
 def test_blocks_of_others_are_passed_over_and_the_map_saves_the_attempts(
     server: FakeApi, memory_path: Path, mapped: bool, conflicts: int

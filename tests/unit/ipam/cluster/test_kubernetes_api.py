@@ -450,7 +450,7 @@ def test_pods_of_a_node_are_asked_for_without_their_specs(
 ) -> None:
     server.replies = [
         Reply(200, {"metadata": {"resourceVersion": "3"}, "items": [{"metadata": {}}]}),
-        Reply(200, {"metadata": {"resourceVersion": "3"}, "items": []}),
+        Reply(200, {"metadata": {"resourceVersion": "3"}, "items": None}),
     ]
     assert api.has_pods("node-a")
     assert not api.has_pods("node-a")

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ipam.cluster.api import Conflict, NotFound
 from ipam.cluster.controller import mirror as mirror_module
+from ipam.cluster.controller import process as process_module
 from ipam.cluster.controller.exposition import ControllerExposition
 from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import Leadership
@@ -20,6 +21,14 @@ from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.waiting import join, until
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pause is short."""
+    for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2), ("DEFINITIONS_EVERY", 0.2)):
+        monkeypatch.setattr(process_module, name, seconds)
+    monkeypatch.setattr(mirror_module, "LONGEST_PAUSE", 0.2)
 
 
 def _process(api: FakeApi, name: str) -> ControllerProcess:
@@ -180,8 +189,7 @@ def test_a_mirror_shows_what_is_made_changed_and_deleted() -> None:
     mirror.close()
 
 
-def test_a_mirror_lists_again_when_its_watch_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror_module, "LONGEST_PAUSE", 0.1)
+def test_a_mirror_lists_again_when_its_watch_has_expired() -> None:
     cluster = Cluster()
     node = cluster.node("gpu-1")
     cluster.block("10.64.0.8", node)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ipam.cluster.api import ApiError, Unavailable
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import REBOOTED_FOR, TAINTED_FOR, free_powered_off
+from ipam.cluster.controller.rounds import read_world
 from ipam.cluster.objects import AddressBlock
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster
@@ -116,6 +117,29 @@ def test_another_boot_with_the_same_store_keeps_its_blocks() -> None:
     kept = cluster.block("10.64.0.16", again).metadata.name  # claimed by the same store
     cluster.run(3 * REBOOTED_FOR, every=10)
     assert cluster.blocks() == {BLOCK: "Active", kept: "Active"}
+
+
+def test_a_node_that_is_not_ready_may_show_an_earlier_boot_which_proves_nothing() -> None:
+    cluster = _cluster()
+    earlier = cluster.change_node("gpu-1", boot_id="boot-0", ready=False)
+    theirs = cluster.block("10.64.0.16", earlier, "another-store").metadata.name
+    cluster.run(3 * REBOOTED_FOR, every=10)
+    assert cluster.blocks() == {BLOCK: "Active", theirs: "Active"}
+
+
+def test_a_block_is_deleted_only_by_a_proof_that_was_read_after_its_fence() -> None:
+    cluster = _cluster()
+    cluster.change_node("gpu-1", ready=False, taints=(OUT_OF_SERVICE,))
+    cluster.round()
+    cluster.run(TAINTED_FOR)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    before_the_fence = cluster.now - 1
+    cluster.now += 1
+    world = read_world(cluster.client, lambda: before_the_fence)
+    cluster.rounds.round(world)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.round()
+    assert cluster.blocks() == {}
 
 
 def test_another_boot_alone_proves_nothing() -> None:

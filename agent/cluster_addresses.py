@@ -1,0 +1,111 @@
+"""The lessee of a node's agent: leases of addresses, where these are the whole cluster's.
+
+The agent serves without it, and without the API server: then an ADD that needs another block is
+told to come again. The client of the API server is loaded here only, as it costs 35 MB.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.paths import Paths
+from ipam.scope import AddressSettings
+from ipam.store_files import StoreFiles
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from ipam.cluster.lessee import Lessee
+
+NODE_NAME = "NODE_NAME"
+KUBECONFIG = "PODFABRIC_KUBECONFIG"
+
+_log = logging.getLogger(__name__)
+
+
+def lessee_of(
+    paths: Paths,
+    files: StoreFiles,
+    settings: AddressSettings,
+    environ: Mapping[str, str] = os.environ,
+) -> "Lessee | None":
+    """The lessee, which is not started yet; None on a node whose addresses are its own.
+
+    None also where there is no cluster to ask. The log says why, and ADD says what to do.
+    """
+    if settings.scope != "cluster":
+        return None
+    node = environ.get(NODE_NAME, "")
+    if not node:
+        _log.error(
+            '"ipam.scope" is cluster, and the environment has no %s: set it to the name of this '
+            "machine's Node object (the chart does), or the scope to node; until then no pod gets "
+            "an address of the cluster",
+            NODE_NAME,
+        )
+        return None
+    from ipam.cluster.api import ApiError
+    from ipam.cluster.kubernetes_api import KubernetesApi
+    from ipam.cluster.lessee import Lessee
+
+    kubeconfig = environ.get(KUBECONFIG)
+    try:
+        api = KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
+    except ApiError as error:
+        _log.error(
+            '"ipam.scope" is cluster, and there is no cluster to ask: %s; run the agent in a pod '
+            "with a service account (the chart does), or set %s to a kubeconfig; until then no "
+            "pod gets an address of the cluster",
+            error,
+            KUBECONFIG,
+        )
+        return None
+    try:
+        boot = paths.boot_id()
+    except OSError as error:
+        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
+        return None
+    return Lessee(api, files, node, boot)
+
+
+def families(lessee: "Lessee") -> Callable[[], "Sequence[Metric]"]:
+    """What a scrape shows of the leases."""
+    return lambda: _families(lessee)
+
+
+def _families(lessee: "Lessee") -> "Sequence[Metric]":
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    counted = lessee.counted()
+    addresses = GaugeMetricFamily(
+        "podfabric_leased_addresses",
+        "Addresses of the blocks that this node leases.",
+        labels=("state",),
+    )
+    addresses.add_metric(("used",), counted.used)
+    addresses.add_metric(("free",), counted.free)
+    age = GaugeMetricFamily(
+        "podfabric_leases_confirmed_seconds",
+        "Seconds since the API server confirmed the leases of this node, -1 before the first time.",
+        value=-1 if counted.confirmed is None else counted.confirmed,
+    )
+    return (
+        GaugeMetricFamily(
+            "podfabric_leased_blocks", "Blocks that this node leases.", value=counted.blocks
+        ),
+        addresses,
+        age,
+        CounterMetricFamily(
+            "podfabric_lease_claims", "Blocks that this node has leased.", counted.claims
+        ),
+        CounterMetricFamily(
+            "podfabric_lease_conflicts", "Claims that other nodes won.", counted.conflicts
+        ),
+        CounterMetricFamily(
+            "podfabric_lease_errors",
+            "Requests that the API server did not answer, or refused.",
+            counted.errors,
+        ),
+    )

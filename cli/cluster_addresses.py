@@ -1,0 +1,291 @@
+"""`podfabric ipam ... --cluster`: pools and blocks of the cluster, as the API server has them.
+
+The controller need not run. What an administrator may free here is what only he can know: that a
+machine is off (docs/controller.md).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cli import output
+from cli.output import Cell, Table
+from ipam.addresses import Interval, parse, parse_interface, text
+from ipam.cluster.api import ApiError, ClusterApi, NotFound
+from ipam.cluster.controller.audit import contradictions
+from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.controller.machines import Machines, Standing
+from ipam.cluster.controller.reclaim import free_powered_off
+from ipam.cluster.geometry import interval
+from ipam.cluster.objects import AddressBlock, AddressPool
+
+ATTEMPTS = 3  # for a block that changes meanwhile
+
+
+class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has an address, or could have it."""
+
+    address: str
+    pool: str
+    block: str
+    node: str
+    state: str
+    pod: str
+
+
+def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `--cluster` to the commands that have such a form, and the command `reclaim`."""
+    forms = {"list": _list, "show": _show, "release": _release, "fsck": _fsck}
+    for name, form in forms.items():
+        parser = commands.choices[name]
+        parser.add_argument(
+            "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
+        )
+        _add_kubeconfig(parser)
+        parser.set_defaults(in_cluster=form)
+    reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
+    reclaim.add_argument("--node", required=True, help="the name of its Node object")
+    reclaim.add_argument(
+        "--powered-off",
+        action="store_true",
+        required=True,
+        help="you have seen that the machine is off: nothing on it uses an address any more",
+    )
+    _add_kubeconfig(reclaim)
+    reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
+
+
+def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="with --cluster: how to reach the API server; default: $KUBECONFIG, or as a pod",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command of the cluster that `arguments` name; the exit code."""
+    try:
+        code: int = arguments.in_cluster(arguments, connect(arguments.kubeconfig))
+    except (ApiError, ValueError) as error:
+        sys.stderr.write(f"podfabric ipam: {error}\n")
+        return 1
+    return code
+
+
+def connect(kubeconfig: Path | None) -> ClusterApi:
+    """The API server. ApiError: there is none."""
+    from ipam.cluster.kubernetes_api import KubernetesApi
+
+    named = os.environ.get("KUBECONFIG")
+    return KubernetesApi(kubeconfig or (Path(named) if named else None), writer="podfabric-ipam")
+
+
+def _list(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    pools, blocks = api.list(AddressPool).items, api.list(AddressBlock).items
+    if arguments.output == "json":
+        output.document({"pools": pools, "blocks": blocks}, "json")
+        return 0
+    machines = Machines(api.nodes(), blocks, api.has_pods)
+    pool_headers = ("POOL", "NETWORK", "RANGE", "BLOCK", "USED", "CAPACITY", "BLOCKS", "LOST")
+    output.show(
+        Table((*pool_headers, "READY"), [_pool_row(pool) for pool in pools]),
+        Table(
+            ("BLOCK", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "ITS NODE"),
+            [_block_row(block, machines) for block in blocks],
+        ),
+    )
+    return 0
+
+
+def _pool_row(pool: AddressPool) -> list[str | Cell]:
+    status = pool.status
+    ready = next((each for each in status.conditions if each.type == "Ready"), None)
+    word = ready.status if ready is not None else "Unknown"
+    return [
+        pool.metadata.name,
+        pool.spec.network_name,
+        pool.spec.range,
+        str(status.block_size),
+        str(status.addresses.used),
+        str(status.addresses.capacity),
+        str(status.blocks.leased),
+        str(status.blocks.quarantined),
+        Cell(word, "" if word == "True" else "red"),
+    ]
+
+
+def _block_row(block: AddressBlock, machines: Machines) -> list[str | Cell]:
+    standing = machines.standing(block.spec.holder)
+    return [
+        block.metadata.name,
+        block.spec.holder.node,
+        block.spec.state,
+        str(block.status.used),
+        str(block.status.free),
+        block.status.confirmed,
+        Cell(standing.value, "" if standing is Standing.WELL else "yellow"),
+    ]
+
+
+def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    address = parse(arguments.address)
+    blocks = _blocks_with(address, api.list(AddressBlock).items)
+    holders = [
+        AddressHolder(
+            address=text(address),
+            pool=block.spec.pool,
+            block=block.metadata.name,
+            node=block.spec.holder.node,
+            state=block.spec.state,
+            pod=block.status.holders.get(str(address - covered.first), ""),
+        )
+        for block, covered in blocks
+    ]
+    if arguments.output == "json":
+        output.document(holders, "json")
+    elif holders:
+        rows = [
+            (each.address, each.pod, each.node, each.block, each.state, each.pool)
+            for each in holders
+        ]
+        output.show(Table(("ADDRESS", "POD", "NODE", "BLOCK", "STATE", "POOL"), rows))
+    if holders:
+        return 0
+    pools = ", ".join(_pools_with(address, api.list(AddressPool).items))
+    sys.stderr.write(
+        f"podfabric ipam: no node leases {text(address)}: "
+        f"{f'it is free in {pools}' if pools else 'no pool has it'}\n"
+    )
+    return 1
+
+
+def _blocks_with(
+    address: int, blocks: Iterable[AddressBlock]
+) -> list[tuple[AddressBlock, Interval]]:
+    found = []
+    for block in blocks:
+        try:
+            covered = interval(block)
+        except ValueError:
+            continue  # fsck names it
+        if covered.first <= address <= covered.last:
+            found.append((block, covered))
+    return found
+
+
+def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
+    return [pool.metadata.name for pool in pools if _has(pool, address)]
+
+
+def _has(pool: AddressPool, address: int) -> bool:
+    try:
+        return address in parse_interface(pool.spec.range)[1]
+    except ValueError:
+        return False
+
+
+def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    address = parse(arguments.address)
+    blocks = [block for block, _ in _blocks_with(address, api.list(AddressBlock).items)]
+    if not blocks:
+        sys.stderr.write(f"podfabric ipam: no node leases {text(address)}\n")
+        return 1
+    node = blocks[0].spec.holder.node
+    if not arguments.force:
+        raise ValueError(
+            f"{text(address)} is in {blocks[0].metadata.name}, which the node {node} leases: run "
+            f"`podfabric ipam release {text(address)}` there; if its machine is off, --force frees "
+            "the whole block"
+        )
+    return _free(blocks, api)
+
+
+def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    blocks = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
+    if not blocks:
+        sys.stdout.write(f"{arguments.node} leases no block\n")
+        return 0
+    return _free(blocks, api)
+
+
+def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
+    """Free the blocks but those of machines that run; the exit code."""
+    # All blocks show which stores run on the machines.
+    machines = Machines(api.nodes(), api.list(AddressBlock).items, api.has_pods)
+    code = 0
+    for block in blocks:
+        name, holder = block.metadata.name, block.spec.holder
+        if machines.standing(holder) is Standing.WELL:
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: the node {holder.node} is Ready, so its machine "
+                "is not off\n"
+            )
+            code = 1
+        elif _free_at_last(block, api):
+            sys.stdout.write(f"freed {name}, which {holder.node} leased\n")
+        else:
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+            )
+            code = 1
+    return code
+
+
+def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:
+    """Free the block. False if it changes again and again, as that of a living holder does."""
+    uid = block.metadata.uid
+    for _ in range(ATTEMPTS):
+        try:
+            if free_powered_off(api, block):
+                return True
+            block = api.get(AddressBlock, block.metadata.name)
+        except NotFound:
+            return True
+        if block.metadata.uid != uid:
+            return True  # it was freed, and another node has claimed it
+    return False
+
+
+def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    pools: Mapping[str, AddressPool] = {
+        pool.metadata.name: pool for pool in api.list(AddressPool).items
+    }
+    blocks = api.list(AddressBlock).items
+    machines = Machines(api.nodes(), blocks, api.has_pods)
+    found = contradictions(pools, blocks, BlockIndex(blocks))
+    for each in found:
+        _say(f"wrong: {each.text}")
+    for line in (*_suspects(blocks, machines), *_unready(pools.values())):
+        _say(f"look: {line}")
+    verdict = f"{len(found)} contradictions" if found else "no contradiction"
+    _say(f"{len(pools)} pools, {len(blocks)} blocks: {verdict}")
+    return 1 if found else 0
+
+
+def _suspects(blocks: Iterable[AddressBlock], machines: Machines) -> Iterable[str]:
+    for block in blocks:
+        standing = machines.standing(block.spec.holder)
+        if standing is not Standing.WELL or block.spec.state in ("Pending", "Reclaiming"):
+            yield (
+                f"{block.metadata.name} is {block.spec.state} and leased by "
+                f"{block.spec.holder.node}: its node {standing.value}"
+            )
+
+
+def _unready(pools: Iterable[AddressPool]) -> Iterable[str]:
+    for pool in pools:
+        ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
+        if ready is None:
+            yield f"{pool.metadata.name} has no status: does the controller run?"
+        elif ready.status != "True":
+            yield f"{pool.metadata.name} is not Ready: {ready.reason}: {ready.message}"
+
+
+def _say(line: str) -> None:
+    output.show(line)

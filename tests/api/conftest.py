@@ -1,0 +1,30 @@
+"""One API server for all tests of a process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ipam.cluster.kubernetes_api import KubernetesApi
+from tests.api.server import ApiServer, api_server
+
+NODE_A, NODE_B = "node-a", "node-b"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ApiServer]:
+    with api_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def node_a(server: ApiServer) -> KubernetesApi:
+    """The agent of a node. The policies are in force."""
+    node = server.node(NODE_A, machineID="m-a", systemUUID="s-a", bootID="b-a")
+    server.await_policy(node, NODE_A)
+    return node
+
+
+@pytest.fixture(scope="session")
+def node_b(server: ApiServer) -> KubernetesApi:
+    """The agent of another node."""
+    return server.node(NODE_B)

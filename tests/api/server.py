@@ -1,0 +1,176 @@
+"""A real API server with podfabric's objects, and clients of the kinds that podfabric has."""
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from ssl import create_default_context
+from typing import Any
+
+from ipam.cluster.api import Refused
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.pace import Pace
+from tests.cluster import programs
+from tests.cluster.control_plane import ControlPlane, control_plane
+from tests.kernel.vm import layout
+from tests.unit.ipam.cluster.contract import block
+from tests.waiting import until
+from tools.manifests import KUSTOMIZE, NAMESPACE
+
+Document = dict[str, Any]
+ACCOUNT = "podfabric"
+OURS = "/apis/ipam.podfabric.io/v1alpha1"
+
+
+class ApiServer:
+    """The server. `admin` may do everything."""
+
+    def __init__(self, plane: ControlPlane, kubectl: Path) -> None:
+        self.plane = plane
+        self._kubectl = kubectl
+        self._kubeconfig = plane.kubeconfig("admin")
+        self._trust = create_default_context(cafile=str(plane.directory / "ca.crt"))
+        user = json.loads(self._kubeconfig.read_text())["users"][0]["user"]
+        self._token: str = user["token"]
+        self.admin = self.client(self._kubeconfig)
+
+    def client(self, kubeconfig: Path) -> KubernetesApi:
+        """A client that waits for no turn."""
+        return KubernetesApi(kubeconfig, timeout=60.0, pace=Pace(rate=10_000, burst=10_000))
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl answers the administrator."""
+        done = subprocess.run(
+            [str(self._kubectl), *words],
+            env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"kubectl {words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def send(self, method: str, path: str, body: object = None) -> tuple[int, Document]:
+        """The status and document of the answer to a request as the administrator writes it."""
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.plane.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, context=self._trust, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def make(self, path: str, body: object) -> Document:
+        """The object, which is made."""
+        status, document = self.send("POST", path, body)
+        assert status == 201, document
+        return document
+
+    def install(self) -> None:
+        """Apply podfabric's manifests, and wait until the kinds are served."""
+        files = (KUSTOMIZE / "base/namespace.yaml", KUSTOMIZE / "base/podfabric.yaml")
+        self.kubectl("apply", *(word for file in files for word in ("-f", str(file))))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+        until(self._serves_the_kinds, what="answer to a list of blocks")
+
+    def await_policy(self, node: KubernetesApi, own: str) -> None:
+        """Wait until the server applies the policies, which it does a while after it has them."""
+        until(lambda: self._is_refused(node, own), what="policy of own blocks", pause=0.2)
+
+    def node(self, name: str, **machine: str) -> KubernetesApi:
+        """The client of an agent on a new node: its token is bound to a pod there."""
+        self.make(
+            "/api/v1/nodes",
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
+        )
+        self._set_machine(name, machine)
+        return self.client(self._pods_kubeconfig(name))
+
+    def _set_machine(self, name: str, machine: dict[str, str]) -> None:
+        _, node = self.send("GET", f"/api/v1/nodes/{name}")
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
+        info = dict.fromkeys(_NODE_INFO, "") | machine
+        node["status"] = {"nodeInfo": info, "conditions": [ready]}
+        status, answer = self.send("PUT", f"/api/v1/nodes/{name}/status", node)
+        assert status == 200, answer
+
+    def _pods_kubeconfig(self, node: str) -> Path:
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        pod = self.make(
+            pods,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"agent-{node}"},
+                "spec": {
+                    "nodeName": node,
+                    "serviceAccountName": ACCOUNT,
+                    "containers": [{"name": "agent", "image": "podfabric"}],
+                },
+            },
+        )
+        meta = pod["metadata"]
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
+        return self.kubeconfig(node, {"boundObjectRef": bound})
+
+    def kubeconfig(self, name: str, request: Document) -> Path:
+        """The configuration of a client with a new token of the agents' service account."""
+        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request}
+        token = self.make(f"{accounts}/token", body)["status"]["token"]
+        document = json.loads(self._kubeconfig.read_text())
+        document["users"][0]["user"] = {"token": token}
+        path = self.plane.directory / f"{name}.kubeconfig"
+        path.write_text(json.dumps(document))
+        return path
+
+    def _serves_the_kinds(self) -> bool:
+        paths = ("addresspools", "addressblocks", "addressrequests", "addressreservations")
+        return all(self.send("GET", f"{OURS}/{path}")[0] == 200 for path in paths)
+
+    def _is_refused(self, node: KubernetesApi, own: str) -> bool:
+        try:
+            node.delete(node.create(block(node=own)))
+            other = node.create(block(node=f"not-{own}"))
+        except Refused as error:
+            return "may not lease for node" in str(error)
+        self.admin.delete(other)
+        return False
+
+
+_NODE_INFO = (
+    *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "operatingSystem"),
+    *("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion", "architecture"),
+)
+
+
+@contextmanager
+def api_server() -> Iterator[ApiServer]:
+    """A server with podfabric's objects, for the block."""
+    version = os.environ.get("KUBERNETES", programs.KUBERNETES)
+    wanted = {one.name: one for one in programs.programs(version)}
+    both = [wanted["etcd"], wanted["kubernetes"]]
+    etcd, kubernetes = programs.build(both)
+    logs = layout.BUILD / "results-api"
+    with control_plane(kubernetes, etcd, logs, controllers=False) as plane:
+        server = ApiServer(plane, kubernetes / "kubectl")
+        server.install()
+        yield server
+
+
+def name(prefix: str) -> str:
+    """A name that nothing else has."""
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"

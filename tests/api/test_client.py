@@ -1,0 +1,173 @@
+"""The client and a real API server: the contract, and what only a real one does."""
+
+import itertools
+import threading
+import uuid
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.cluster import documents, rest_api
+from ipam.cluster.api import AlreadyExists, ClusterApi, NetworkDefinition
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.objects import AddressBlock
+from tests.api.conftest import NODE_A
+from tests.api.server import ApiServer, name
+from tests.unit.ipam.cluster.contract import ApiContract, block, pool, request, reservation
+from tests.waiting import join
+
+
+class TestContract(ApiContract):
+    """The same tests that the stand-in of the API server passes."""
+
+    @pytest.fixture
+    def api(self, server: ApiServer) -> ClusterApi:
+        return server.admin
+
+    @pytest.fixture
+    def expired_version(self) -> str:
+        return "1"  # of an etcd without one of our objects
+
+
+def test_claims_at_once_have_one_winner(server: ApiServer) -> None:
+    new = block()
+    winners: list[str] = []
+    losers: list[str] = []
+    start = threading.Barrier(16)
+
+    def claim(nonce: str) -> None:
+        start.wait()
+        try:
+            server.admin.create(replace(new, spec=replace(new.spec, nonce=nonce)))
+            winners.append(nonce)
+        except AlreadyExists:
+            losers.append(nonce)
+
+    threads = [threading.Thread(target=claim, args=(str(each),)) for each in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        join(thread)
+    assert len(winners) == 1
+    assert len(losers) == 15
+    assert server.admin.get(AddressBlock, new.metadata.name).spec.nonce == winners[0]
+
+
+def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = str(uuid.uuid4())
+    made = {server.admin.create(block(instance)).metadata.name for _ in range(25)}
+    monkeypatch.setattr(documents, "PAGE", 10)
+    found = server.admin.list(AddressBlock, {"spec.holder.instance": instance})
+    assert {each.metadata.name for each in found.items} == made
+    assert len(found.items) == 25
+    # All pages show the moment of the first.
+    everything = server.admin.list(AddressBlock)
+    assert made <= {each.metadata.name for each in everything.items}
+
+
+def test_a_watch_goes_on_from_a_bookmark(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server writes one shortly before it ends a watch."""
+    api = server.client(server.plane.kubeconfig("admin"))
+    fields = {"spec.holder.instance": str(uuid.uuid4())}
+    before = api.list(AddressBlock, fields).resource_version
+    last = api.create(block())  # of another instance: the watch shows nothing of it
+    monkeypatch.setattr(rest_api, "WATCH", (8, 8))
+    assert not list(api.watch(AddressBlock, before, fields))
+    ((start, bookmark),) = api._bookmarks.values()
+    assert start == before
+    assert int(bookmark) >= int(last.metadata.resource_version)
+    mine = api.create(block(fields["spec.holder.instance"]))
+    (change,) = itertools.islice(api.watch(AddressBlock, before, fields), 1)
+    assert change.object == mine
+    api.close()
+
+
+def test_a_client_reads_its_node_and_its_pods(server: ApiServer, node_a: KubernetesApi) -> None:
+    node = node_a.node(NODE_A)
+    assert (node.machine_id, node.system_uuid, node.boot_id) == ("m-a", "s-a", "b-a")
+    assert node.ready
+    assert node.uid
+    assert NODE_A in [each.name for each in server.admin.nodes()]
+    assert server.admin.has_pods(NODE_A)
+    assert not server.admin.has_pods("node-without-pods")
+    server.kubectl("taint", "node", NODE_A, "example.com/test=:NoSchedule")
+    assert server.admin.node(NODE_A).taints == ("example.com/test",)
+    server.kubectl("taint", "node", NODE_A, "example.com/test-")
+
+
+def test_an_event_is_on_the_object(server: ApiServer, node_a: KubernetesApi) -> None:
+    stored = server.admin.create(pool())
+    regarding = {
+        "apiVersion": "ipam.podfabric.io/v1alpha1",
+        "kind": "AddressPool",
+        "name": stored.metadata.name,
+        "uid": stored.metadata.uid,
+    }
+    node_a.report("Exhausted", "no address is free", regarding)
+    shown = server.kubectl("events", "--for", f"addresspool/{stored.metadata.name}")
+    assert "Warning" in shown
+    assert "Exhausted" in shown
+    assert "no address is free" in shown
+
+
+def test_definitions_are_found_when_their_kind_is_installed(server: ApiServer) -> None:
+    assert not server.admin.network_definitions()
+    group, kind = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
+    plural = "network-attachment-definitions"
+    spec = {"type": "object", "properties": {"config": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"spec": spec}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    crd = server.make(
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.{group}"},
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": plural[:-1]},
+                "versions": [version],
+            },
+        },
+    )
+    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural}.{group}")
+    made = server.make(
+        f"/apis/{group}/v1/namespaces/default/{plural}",
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": kind,
+            "metadata": {"name": name("ib")},
+            "spec": {"config": '{"type": "ipoib"}'},
+        },
+    )
+    (found,) = server.admin.network_definitions()
+    meta = made["metadata"]
+    assert found == NetworkDefinition(
+        namespace="default", name=meta["name"], config='{"type": "ipoib"}', uid=meta["uid"]
+    )
+    server.kubectl("delete", "crd", crd["metadata"]["name"])
+
+
+def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
+    server.admin.create(pool("shown"))
+    server.admin.create(block())
+    pools, blocks = (server.kubectl("get", short).splitlines() for short in ("apool", "ablock"))
+    assert pools[0].split() == [
+        *("NAME", "NETWORK", "RANGE", "BLOCK", "USED", "CAPACITY", "BLOCKS", "READY", "AGE")
+    ]
+    assert blocks[0].split() == ["NAME", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "AGE"]
+    wide = server.kubectl("get", "ablock", "-o", "wide").splitlines()[0].split()
+    assert wide[-4:] == ["POOL", "EPOCH", "FOREIGN", "INSTANCE"]
+    assert "addresspool.ipam.podfabric.io/shown-" in server.kubectl(
+        "get", "podfabric", "-o", "name"
+    )
+    server.admin.create(request())
+    server.admin.create(reservation())
+    for short, columns in (
+        ("areq", ["NAME", "POOL", "NODE", "COUNT", "ADDRESS", "AGE"]),
+        ("ares", ["NAME", "POOL", "KIND", "OWNER", "ADDRESSES", "NODE", "AGE"]),
+    ):
+        assert server.kubectl("get", short).splitlines()[0].split() == columns

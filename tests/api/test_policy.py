@@ -1,0 +1,113 @@
+"""What the token of a node's agent may do: with its own blocks everything, with others' nothing."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.cluster.api import NotFound, Refused
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, BlockStatus
+from tests.api.conftest import NODE_A, NODE_B
+from tests.api.server import ApiServer, name
+from tests.unit.ipam.cluster.contract import block, pool, request, reservation
+from tests.waiting import until
+from tools.manifests import NAMESPACE
+
+
+def test_an_agent_leases_uses_and_returns_its_own_blocks(
+    server: ApiServer, node_a: KubernetesApi
+) -> None:
+    stored = node_a.create(block(node=NODE_A))
+    used = node_a.update_status(replace(stored, status=BlockStatus(used=1, free=31)))
+    adopted = replace(used.spec.holder, instance="another", boot="another")
+    adopting = replace(used.spec, holder=adopted, epoch=2, state="Draining")
+    last = node_a.update(replace(used, spec=adopting))
+    fields = {"spec.holder.instance": "another", "spec.holder.node": NODE_A}
+    assert last in node_a.list(AddressBlock, fields).items
+    node_a.delete(last)
+    asked = node_a.create(request(NODE_A))
+    assert node_a.get(AddressRequest, asked.metadata.name) == asked
+    node_a.delete(asked)
+    made = server.admin.create(pool())
+    assert node_a.get(AddressPool, made.metadata.name) == made
+
+
+def refused(act: Callable[[], object], *words: str) -> None:
+    """The server refuses it with these words."""
+    with pytest.raises(Refused) as raised:
+        act()
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_an_agent_cannot_touch_a_block_of_another_node(
+    server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
+) -> None:
+    theirs = node_b.create(block(node=NODE_B))
+    why = f"the agent of node {NODE_A} may not change what is of node {NODE_B}"
+    holder = replace(theirs.spec.holder, node=NODE_A)
+    taken = replace(theirs, spec=replace(theirs.spec, holder=holder, epoch=2))
+    refused(lambda: node_a.update(taken), why)
+    drained = replace(theirs, spec=replace(theirs.spec, state="Draining"))
+    refused(lambda: node_a.update(drained), why)
+    refused(lambda: node_a.update_status(replace(theirs, status=BlockStatus(used=9))), why)
+    refused(lambda: node_a.delete(theirs), why)
+    assert server.admin.get(AddressBlock, theirs.metadata.name) == theirs
+
+
+def test_an_agent_cannot_lease_for_another_node(
+    node_a: KubernetesApi, node_b: KubernetesApi
+) -> None:
+    why = f"the agent of node {NODE_A} may not lease for node {NODE_B}"
+    refused(lambda: node_a.create(block(node=NODE_B)), why)
+    mine = node_a.create(block(node=NODE_A))
+    given = replace(mine.spec, holder=replace(mine.spec.holder, node=NODE_B), epoch=2)
+    refused(lambda: node_a.update(replace(mine, spec=given)), why)
+    refused(lambda: node_a.create(request(NODE_B)), why)
+    asked = node_b.create(request(NODE_B))
+    why = f"the agent of node {NODE_A} may not change what is of node {NODE_B}"
+    refused(lambda: node_a.delete(asked), why)
+
+
+def test_an_agent_writes_no_pool_and_no_reservation(
+    server: ApiServer, node_a: KubernetesApi
+) -> None:
+    stored = server.admin.create(pool())
+    refused(lambda: node_a.create(pool()), "403")
+    drained = replace(stored, spec=replace(stored.spec, state="Draining"))
+    refused(lambda: node_a.update(drained), "403")
+    refused(lambda: node_a.update_status(stored), "403")
+    refused(lambda: node_a.delete(stored), "403")
+    refused(lambda: node_a.create(reservation()), "403")
+    refused(lambda: node_a.nodes(), "403")
+    refused(lambda: node_a.has_pods(NODE_B), "403")
+    refused(lambda: node_a.network_definitions(), "403")
+
+
+def test_a_token_of_no_pod_leases_nothing(server: ApiServer, node_a: KubernetesApi) -> None:
+    unbound = server.client(server.kubeconfig(name("unbound"), {}))
+    why = "the token of the agent names no node"
+    refused(lambda: unbound.create(block(node=NODE_A)), why)
+    mine = node_a.create(block(node=NODE_A))
+    refused(lambda: unbound.delete(mine), why)
+    unbound.close()
+
+
+def test_a_token_ends_with_its_pod(server: ApiServer) -> None:
+    gone = name("gone")
+    node = server.node(gone)
+    node.create(block(node=gone))
+    server.kubectl("delete", "pod", f"agent-{gone}", "-n", NAMESPACE, "--force", "--grace-period=0")
+
+    def is_refused() -> bool:
+        try:
+            node.get(AddressPool, "any")
+        except Refused as error:
+            return "401" in str(error)
+        except NotFound:
+            return False
+        return False
+
+    until(is_refused, what="401", pause=0.2)
+    node.close()

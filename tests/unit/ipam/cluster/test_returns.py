@@ -1,0 +1,263 @@
+"""Empty blocks go back, status is told, and the background thread does it all."""
+
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import CNIError, Code
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.objects import AddressBlock, Condition
+from ipam.plugin import AddressPlugin
+from ipam.resident import Resident
+from ipam.scope import Stores
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.calls import request
+from tests.unit.ipam.cluster.nodes import (
+    RANGE,
+    READY,
+    ClusterNode,
+    blocks_of,
+    put_pool,
+)
+from tests.waiting import join, until
+
+EXHAUSTED = Condition(type="Exhausted", status="True", reason="Full")
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server)
+    return server
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> ClusterNode:
+    return ClusterNode(server, memory_path / "a")
+
+
+def fill(node: ClusterNode, count: int) -> None:
+    for number in range(count):
+        node.add(f"p{number}")
+
+
+def test_empty_blocks_go_back_and_one_is_kept(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 40)
+    assert len(blocks_of(server)) >= 3
+    for number in range(40):
+        node.delete(f"p{number}")
+    node.steps(4)
+    assert len(blocks_of(server)) == len(node.rows()) == 1
+    node.steps(30, 60.0)
+    assert len(blocks_of(server)) == 1
+    server.down = True
+    assert node.add("again")
+
+
+def test_an_empty_block_beside_those_in_use_goes_back_after_ten_minutes(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 20)
+    blocks = {int(address.rpartition(".")[2]) // 16 for address in node.held()}
+    assert len(blocks) == 2
+    for held in node.store.reservations():
+        if int(held.address.rpartition(".")[2]) // 16 == min(blocks):
+            node.delete(held.pod)
+    node.steps(3)
+    assert len(blocks_of(server)) == 2
+    node.steps(11, 60.0)
+    assert len(blocks_of(server)) == 1
+    assert len(node.rows()) == 1
+
+
+def test_an_exhausted_pool_gets_every_empty_block_back(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 2)
+    node.steps(1)
+    put_pool(server, conditions=(READY, EXHAUSTED))
+    for number in range(2):
+        node.delete(f"p{number}")
+    node.steps(40)
+    assert blocks_of(server) == []
+
+
+def test_blocks_of_one_address_go_back_at_once(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, "10.1.0.0/28", size=1)
+    ipam = {"range": "10.1.0.0/28"}
+    for number in range(3):
+        node.add(f"p{number}", ipam)
+    node.steps(3)
+    assert len(blocks_of(server)) == 3  # nothing is leased ahead
+    for number in range(3):
+        node.delete(f"p{number}")
+    node.steps(2)
+    assert blocks_of(server) == []
+
+
+def test_blocks_that_are_held_never_go_back(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 40)
+    before = set(blocks_of(server))
+    node.lessee.leaving = True
+    node.steps(10, 200.0)
+    held = {int(address.rpartition(".")[2]) // 16 * 16 for address in node.held()}
+    kept = {f"default.10.0.0.{first}-28" for first in held}
+    assert set(blocks_of(server)) == kept <= before
+
+
+def test_an_agent_that_leaves_gives_back_what_is_empty(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 1)
+    node.delete("p0")
+    node.lessee.leaving = True
+    node.steps(2)
+    assert blocks_of(server) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
+def test_a_return_that_fails_goes_on_and_nothing_is_handed_out_meanwhile(
+    server: FakeApi, node: ClusterNode, fault: Fault
+) -> None:
+    fill(node, 1)
+    (name,) = node.rows()
+    node.delete("p0")
+    node.lessee.leaving = True
+    node.api.faults = lambda verb, kind, name: fault if verb == "delete" else None
+    node.steps(2)
+    assert node.rows() == {name: "returning"}
+    node.add("p1")
+    assert sorted(node.rows().values()) == ["returning", "usable"]
+    node.api.faults = None
+    node.restart()  # a new agent finds it
+    node.steps(2)
+    assert set(node.rows()) == set(blocks_of(server))
+    assert name not in node.rows()
+
+
+def test_a_block_that_is_another_s_by_now_is_not_deleted(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 1)
+    (name,) = node.rows()
+    node.delete("p0")
+    node.lessee.leaving = True
+    node.api.faults = lambda verb, kind, name: Fault.LOST_ANSWER if verb == "delete" else None
+    node.steps(2)
+    assert blocks_of(server) == []
+    other = ClusterNode(server, node.directory.parent / "b", "node-b")
+    first = int(name.removeprefix("default.10.0.0.").partition("-")[0])
+    other.add("q0", args=f"IP=10.0.0.{first + 5}")
+    node.api.faults = None
+    node.steps(2)
+    assert blocks_of(server, "node-b") == [name]
+    assert node.rows() == {}
+
+
+def test_the_status_tells_who_holds_what_of_one_block_at_a_time(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 3)
+    node.steps(1)
+    (name,) = blocks_of(server)
+    status = server.look(AddressBlock, name).status
+    assert (status.used, len(status.holders), status.seq > 0) == (3, 3, True)
+    assert set(status.holders.values()) == {f"ns/p{number} eth0" for number in range(3)}
+    writes = node.api.calls["update_status", "AddressBlock"]
+    node.steps(100)
+    assert node.api.calls["update_status", "AddressBlock"] == writes
+    node.delete("p0")
+    node.steps(1, 20.0)
+    assert server.look(AddressBlock, name).status.used == 2
+
+
+def test_a_block_is_leased_ahead_before_the_last_address_is_used(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    fill(node, 10)
+    node.steps(1, 1.0)
+    assert len(node.rows()) == 2
+    server.down = True
+    for number in range(10, 24):
+        node.add(f"p{number}")
+
+
+def test_an_idle_node_asks_the_api_server_seldom(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 3)
+    node.steps(20)
+    node.api.calls.clear()
+    node.steps(600, 1.0)
+    assert sum(node.api.calls.values()) <= 6  # two confirmations
+
+
+def test_what_is_counted(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 3)
+    node.steps(1)
+    counted = node.lessee.counted()
+    assert (counted.blocks, counted.used, counted.claims, counted.errors) == (1, 3, 1, 0)
+    assert counted.free == 13
+    server.down = True
+    node.steps(3, 500.0)
+    assert node.lessee.counted().errors > 0
+    assert (node.lessee.counted().confirmed or 0) >= 1500
+
+
+# --- with its thread ---------------------------------------------------------------------------
+
+
+def test_many_adds_at_once_share_claims(server: FakeApi, memory_path: Path) -> None:
+    server.add_node("node-a")
+    api = server.client("node-a")
+    with closing(Resident(memory_path / "ipam")) as files:
+        lessee = Lessee(api, files, "node-a", "boot-1")
+        lessee.start()
+        plugin = AddressPlugin(
+            Stores(files, lambda: "cluster", lessee, patience=60.0), lambda: "boot-1"
+        )
+        answers: list[object] = []
+
+        def add(number: int) -> None:
+            try:
+                asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
+                answers.append(plugin.add(asked))
+            except CNIError as error:
+                answers.append(error)
+
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            join(thread)
+        assert [answer for answer in answers if isinstance(answer, CNIError)] == []
+        assert len(plugin_held(files)) == 30
+        # 30 addresses need 2 or 3 blocks; one more may be leased ahead.
+        until(lambda: len(blocks_of(server)) in (2, 3, 4))
+        assert api.calls["create", "AddressBlock"] <= 4
+        lessee.close()
+
+
+def plugin_held(files: Resident) -> set[str]:
+    with files.transaction() as tables:
+        return {held.address for held in tables.all()}
+
+
+def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
+    server: FakeApi, memory_path: Path
+) -> None:
+    server.add_node("node-a")
+    held_up = threading.Event()
+
+    def wait(verb: str, kind: str, name: str) -> None:
+        held_up.wait()
+
+    with closing(Resident(memory_path / "ipam")) as files:
+        lessee = Lessee(server.client("node-a", wait), files, "node-a", "boot-1")
+        lessee.start()
+        plugin = AddressPlugin(
+            Stores(files, lambda: "cluster", lessee, patience=0.05), lambda: "boot-1"
+        )
+        asked = request("ADD", {"range": RANGE}, "c0", pod="p0")
+        with pytest.raises(CNIError, match="did not answer") as failure:
+            plugin.add(asked)
+        assert failure.value.code == Code.TRY_AGAIN
+        held_up.set()
+        until(lambda: lessee.counted().confirmed is not None)
+        lessee.close()

@@ -1,0 +1,111 @@
+"""Whose addresses a request gets: by config.yaml, and by the definition."""
+
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import Code
+from ipam import scope
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
+from ipam.store_files import PerCall
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import error_of, request
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server)
+    return server
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> ClusterNode:
+    return ClusterNode(server, memory_path / "a")
+
+
+def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    source = scope.on_node(path)
+    assert source() == "node"
+    path.write_text("ipam:\n  scope: cluster\npolicy: {}\n")
+    assert source() == "cluster"
+    path.write_text("ipam: {scope: all}\n")
+    error = error_of(source)
+    assert (error.code, "ipam.scope" in error.message) == (Code.IO_FAILURE, True)
+    path.write_text("ipam: {scop: node}\n")
+    assert "scope" in error_of(source).message
+
+
+def test_a_definition_overrides_the_node(server: FakeApi, node: ClusterNode) -> None:
+    assert node.add("p0", {"range": RANGE, "scope": "node"}) == ["10.0.0.1"]
+    assert blocks_of(server) == []
+    node.add("p1", {"range": RANGE})
+    assert len(blocks_of(server)) == 1
+    error = error_of(lambda: node.add("p2", {"range": RANGE, "scope": "mine"}))
+    assert (error.code, "ipam.scope" in error.message) == (Code.INVALID_CONFIG, True)
+
+
+def test_whereabouts_is_the_cluster_s_too(server: FakeApi, node: ClusterNode) -> None:
+    node.add("p0", {"type": "whereabouts", "range": RANGE})
+    assert len(blocks_of(server)) == 1
+
+
+def test_both_scopes_on_one_node_never_give_one_address_twice(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    own = {"range": RANGE, "scope": "node"}
+    for number in range(40):
+        node.add(f"n{number}", own)
+        node.add(f"c{number}")
+    assert len(node.held()) == 80
+
+
+def test_del_check_and_gc_go_by_the_store_whatever_the_scope(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (address,) = node.add("p0")
+    server.down = True
+    config = {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": f"{address}/24"}]}}
+    own = {"range": RANGE, "scope": "node"}
+    node.plugin.check(request("CHECK", own, "p0-1", pod="p0", config=config))
+    node.plugin.check(request("CHECK", {"range": RANGE}, "p0-1", pod="p0", config=config))
+    node.plugin.gc(request("GC", own, "", config={"cni.dev/valid-attachments": []}))
+    assert node.held() == set()
+
+
+def in_process(node: ClusterNode) -> AddressPlugin:
+    """The plugin of a process without the agent."""
+    stores = Stores(PerCall(node.directory), lambda: "cluster", clock=node.clock, patience=0.0)
+    return AddressPlugin(stores, lambda: node.boot)
+
+
+def test_without_the_agent_warm_adds_and_dels_work_and_cold_adds_are_11(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.add("p0")
+    node.api.calls.clear()
+    plugin = in_process(node)
+    plugin.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1"))
+    plugin.delete(request("DEL", None, "p0-1", pod="p0"))
+    assert len(node.held()) == 1
+    put_pool(server, "10.8.0.0/24")
+    cold = request("ADD", {"range": "10.8.0.0/24"}, "p2-1", pod="p2")
+    error = error_of(lambda: plugin.add(cold))
+    assert (error.code, "only podfabric's agent" in error.message) == (Code.TRY_AGAIN, True)
+    status = error_of(lambda: plugin.status(request("STATUS", {"range": "10.8.0.0/24"}, "")))
+    assert status.code == Code.UNAVAILABLE
+    plugin.status(request("STATUS", {"range": RANGE}, ""))
+    assert not node.api.calls
+
+
+def test_a_second_add_of_an_attachment_is_103_and_leases_nothing(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.add("p0")
+    server.down = True
+    assert error_of(lambda: node.add("p0")).code == Code.ALREADY_ATTACHED
+    node.clock.now += 100_000
+    assert error_of(lambda: node.add("p0")).code == Code.ALREADY_ATTACHED
