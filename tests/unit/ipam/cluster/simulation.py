@@ -238,7 +238,7 @@ class World:
 
     def new_leader(self) -> None:
         self.rounds = Rounds(
-            self.controller_api,  # type: ignore[arg-type]
+            self.controller_api,
             clock=lambda: self.now,
             wall=lambda: self.now,
             counts=ReclaimCounts(),

@@ -56,7 +56,7 @@ EVENTS = {
     "pool_active": 4,
 }
 
-troubles = st.just([]) | st.lists(
+troubles: st.SearchStrategy[list[Trouble]] = st.just([]) | st.lists(
     st.sampled_from([None, None, None, KILL_BEFORE, KILL_AFTER, Fault.LATE, *Fault]),
     min_size=1,
     max_size=8,
