@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -26,8 +26,9 @@ def replacing(path: Path | str, mode: int = 0o600, *, durable: bool = True) -> I
 
     A reader sees the old file or the new one, never a part. A `durable` file survives a power cut
     once the block has ended. Otherwise a power cut may bring back the old file or none; this saves
-    one of two waits for the disk (the directory's fsync). A failure leaves no temporary file,
-    because a full disk needs the room.
+    one of two waits for the disk (the directory's fsync). The new content is on disk even so, under
+    the temporary file's name: see `recover`. A failure leaves no temporary file, because a full
+    disk needs the room.
 
     The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
     writer overwrites what a killed one left. Raises OSError, which names the file.
@@ -54,6 +55,30 @@ def replacing(path: Path | str, mode: int = 0o600, *, durable: bool = True) -> I
         for opened in (descriptor, directory):
             if opened >= 0:
                 os.close(opened)
+
+
+def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
+    """Finish what a kill or a power cut left of `replacing`, before the next writer begins.
+
+    A temporary file that `is_whole` is the newest content, and becomes the file; a part of one is
+    removed. This is exact on file systems that keep the order of creations and renames, and whose
+    fsync of a new file keeps its name (ext4, XFS, btrfs). Raises OSError.
+    """
+    temporary = _temporary(path)
+    try:
+        content = read(temporary)
+    except FileNotFoundError:
+        return
+    if not is_whole(content):
+        os.unlink(temporary)  # noqa: PTH108
+        return
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)  # a killed writer may not have come to it
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)  # noqa: PTH105
+    sync_directory(Path(path).parent)
 
 
 def create(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -5,7 +5,7 @@ is also given as a multiple of an empty call of the same server, which shows wha
 on a virtual machine, CPUs that wake up late or are taken away slow down every row. Such phases last
 seconds, so the methods take turns in rounds, and each target says in how many rounds it was met.
 
-Allocate waits for the disk twice. The row below it writes a file of the same size in the same way,
+Allocate waits for the disk once. The row below it writes a file of the same size in the same way,
 without the plugin: a disk that is busy with others shows there, too.
 Run as root: `python -m bench.devices`.
 """
@@ -160,7 +160,7 @@ def _writes(paths: Paths) -> list[float]:
     """The seconds of writing a file like the checkpoint beside it, until it is on disk."""
     content = paths.checkpoint.read_bytes()
     file = paths.devices / "bench"
-    seconds = _times(WRITES, lambda _: files.write_atomically(file, content))
+    seconds = _times(WRITES, lambda _: files.write_atomically(file, content, durable=False))
     files.remove(file)
     return seconds
 

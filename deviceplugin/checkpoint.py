@@ -28,7 +28,7 @@ class CheckpointDamaged(Exception):
 
 
 class CheckpointUnreadable(CheckpointDamaged):
-    """The reading process lacks file descriptors or memory; the file may be intact."""
+    """The process lacks descriptors or memory, or cannot write; the file may be intact."""
 
 
 class AllocatedNode(msgspec.Struct, frozen=True):
@@ -191,11 +191,10 @@ def write(
     allocations: Sequence[EncodedAllocation],
     offered: Mapping[str, Sequence[str]] = NOTHING,
 ) -> None:
-    """Replace the file. It is on disk, under its name, when this returns.
+    """Replace the file. Its content is on disk when this returns, and `recover` finds it there.
 
     `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
-    this. Raises OSError: then a reader finds the old file, or the new one if only the last step,
-    the fsync of the directory, failed.
+    this. Raises OSError: then a reader finds the old file.
     """
     hcas: dict[str, msgspec.Raw] = {}
     for allocation in allocations:
@@ -209,7 +208,28 @@ def write(
             offered=offered,
         )
     )
-    files.write_atomically(paths.checkpoint, content)
+    # A wait for the directory, too, would be a third of an Allocate.
+    files.write_atomically(paths.checkpoint, content, durable=False)
+
+
+def recover(paths: Paths) -> None:
+    """Finish the last `write`, if a kill or a power cut interrupted it.
+
+    Only the node's one device plugin may call this, before it reads. Raises CheckpointUnreadable.
+    """
+    try:
+        files.recover(paths.checkpoint, _is_whole)
+    except OSError as error:
+        raise CheckpointUnreadable(
+            f"{paths.checkpoint}: its last change cannot be finished: {error.strerror}"
+        ) from None
+
+
+def _is_whole(content: bytes) -> bool:
+    try:
+        return msgspec.json.decode(content, type=CheckpointFile).version == VERSION
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
 
 
 def _resolved(file: CheckpointFile) -> Checkpoint:

@@ -56,6 +56,7 @@ class Ledger:
         self._has_file = False  # this process wrote the file
         self._failed = False  # the last write did
         try:
+            checkpoint.recover(paths)
             allocations = checkpoint.read(paths).allocations
         except CheckpointUnreadable:
             raise  # to set an intact file aside would forget who holds what

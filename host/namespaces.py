@@ -125,7 +125,7 @@ class NetworkNamespace:
         """
         seen = set()
         hidden = ""
-        for entry in procfs.path().glob("[0-9]*/ns/net"):
+        for entry in _of_processes():
             try:
                 link = entry.readlink()
                 if link in seen:
@@ -135,7 +135,8 @@ class NetworkNamespace:
             except (FileNotFoundError, ProcessLookupError, NamespaceGone):
                 continue  # the process has ended
             except (OSError, HostError) as error:
-                hidden = hidden or f"{entry}: {error}"
+                if _exists(entry):  # else the process has ended, which may be told as EACCES
+                    hidden = hidden or f"{entry}: {error}"
                 continue
             if namespace.identity == identity:
                 return namespace
@@ -151,7 +152,7 @@ class NetworkNamespace:
         Runtimes and ip-netns(8) keep names there. The caller closes the namespaces.
         """
         seen = set()
-        for path in (*Path("/run/netns").glob("*"), *procfs.path().glob("[0-9]*/ns/net")):
+        for path in (*Path("/run/netns").glob("*"), *_of_processes()):
             try:
                 status = path.stat()
                 if (status.st_dev, status.st_ino) in seen:
@@ -197,6 +198,19 @@ class _Visit:
             setns(self._own, "cannot return to the host's network namespace")
         finally:
             os.close(self._own)
+
+
+def _of_processes() -> Iterator[Path]:
+    """The namespaces of processes, any of which may end at any moment: Path.glob would raise."""
+    for name in os.listdir(procfs.path()):  # noqa: PTH208
+        path = procfs.path(name) / "ns/net"
+        if name.isdecimal() and _exists(path):
+            yield path
+
+
+def _exists(path: Path) -> bool:
+    """Unlike Path.exists it raises nothing, also not for ESRCH."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def setns(descriptor: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ipam.addresses import Interval
 from ipam.blocks import Instance, LeasedBlock
@@ -32,7 +33,7 @@ class BlockTables:
             f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? ORDER BY first",
             (key_of(interval.last), key_of(interval.first)),
         )
-        return [block for block in map(block_of, rows) if domain in block.domains]
+        return [block for block in map(_seen, rows) if domain in block.domains]
 
     def block(self, name: str) -> LeasedBlock | None:
         """The block of that name."""
@@ -57,3 +58,7 @@ class BlockTables:
     def put_instance(self, instance: Instance) -> None:
         """Lease under this identity from here on."""
         self.connection.execute("REPLACE INTO lessee VALUES (?, ?, ?, ?)", lessee_row(instance))
+
+
+# A row of the same content has the same checksum: an ADD does not work it out again.
+_seen = lru_cache(512)(block_of)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ipam.addresses import Interval
+from ipam.ranges import outside
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
 """`draining`: the pool is, so there are no new hand-outs. `unconfirmed`: the API server shows that
@@ -26,8 +27,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
-    the pools in `space`. It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and
-    hands out addresses for `max_offline` seconds from then.
+    the pools in `space`. What is `kept_out` (sorted) nobody may hand out. It was last `confirmed`
+    at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for `max_offline` seconds
+    from then.
     """
 
     name: str
@@ -37,6 +39,7 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...]
     first: int
     last: int
+    kept_out: tuple[Interval, ...] = ()
     state: State = "usable"
     max_offline: float = 0.0
     boot: str = ""
@@ -46,6 +49,11 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     def interval(self) -> Interval:
         """Its addresses."""
         return Interval(self.first, self.last)
+
+    @property
+    def parts(self) -> tuple[Interval, ...]:
+        """Those of its addresses that may be handed out."""
+        return tuple(outside(self.interval, self.kept_out))
 
     @property
     def size(self) -> int:

@@ -5,7 +5,7 @@ docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from operator import attrgetter
 
@@ -82,16 +82,21 @@ def _parts(range_: Range) -> Iterator[Interval]:
     holes = range_.excluded
     if range_.gateway is not None and range_.first <= range_.gateway <= range_.last:
         holes = merged((*holes, Interval(range_.gateway, range_.gateway)))
-    cursor = range_.first
-    for index in range(bisect_left(holes, range_.first, key=_last), len(holes)):
+    return outside(Interval(range_.first, range_.last), holes)
+
+
+def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]:
+    """What of the interval is in none of the holes, which are sorted and do not overlap."""
+    cursor = interval.first
+    for index in range(bisect_left(holes, interval.first, key=_last), len(holes)):
         hole = holes[index]
-        if hole.first > range_.last:
+        if hole.first > interval.last:
             break
         if hole.first > cursor:
             yield Interval(cursor, hole.first - 1)
         cursor = hole.last + 1
-    if cursor <= range_.last:
-        yield Interval(cursor, range_.last)
+    if cursor <= interval.last:
+        yield Interval(cursor, interval.last)
 
 
 class RangeSet(msgspec.Struct, frozen=True):

@@ -19,7 +19,9 @@ COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"
 )
-BLOCK_COLUMNS = "name, uid, space, pool, domains, first, last, state, max_offline, boot, confirmed"
+BLOCK_COLUMNS = (
+    "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed"
+)
 BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
 
@@ -39,7 +41,8 @@ INDEXES = (
 )
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
 BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
-    first BLOB, last BLOB, state TEXT, max_offline REAL, boot TEXT, confirmed REAL, crc INTEGER)
+    first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
+    crc INTEGER)
     WITHOUT ROWID"""
 LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
     crc INTEGER)"""
@@ -159,6 +162,7 @@ def block_row(block: LeasedBlock) -> tuple[object, ...]:
         json.dumps(block.domains),
         key_of(block.first),
         key_of(block.last),
+        json.dumps([[str(first), str(last)] for first, last in block.kept_out]),
         block.state,
         block.max_offline,
         block.boot,
@@ -179,10 +183,11 @@ def block_of(row: tuple[Any, ...]) -> LeasedBlock:
         domains=tuple(json.loads(content[4])),
         first=address_of(content[5]),
         last=address_of(content[6]),
-        state=content[7],
-        max_offline=content[8],
-        boot=content[9],
-        confirmed=content[10],
+        kept_out=tuple(Interval(int(first), int(last)) for first, last in json.loads(content[7])),
+        state=content[8],
+        max_offline=content[9],
+        boot=content[10],
+        confirmed=content[11],
     )
 
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -79,8 +79,7 @@ def on_node(path: Path) -> Source:
 class Stores:
     """The stores of a node, for a boot or a request; `files` are the node's.
 
-    `claims` leases blocks for this node; None if another process does. `clock` and `patience` are
-    ClusterStore's, None for its own.
+    `claims` leases blocks for this node; None if another process does. `timing` is ClusterStore's.
     """
 
     def __init__(
@@ -88,14 +87,12 @@ class Stores:
         files: Path | StoreFiles,
         scope: Source = node_only,
         claims: "Claims | None" = None,
-        *,
-        clock: Callable[[], float] | None = None,
-        patience: float | None = None,
+        **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
         self._of_boot = partial(SqliteStore, files)
         self._scope = scope
         self._claims = claims
-        self._timing = {"clock": clock, "patience": patience}
+        self._timing = timing
 
     def of_node(self, boot: str) -> SqliteStore:
         """The store of this node."""
@@ -113,7 +110,4 @@ class Stores:
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        timing: typing.Any = {
-            key: value for key, value in self._timing.items() if value is not None
-        }
-        return ClusterStore(local, self._claims or NoClaims(), leased, **timing)
+        return ClusterStore(local, self._claims or NoClaims(), leased, **self._timing)

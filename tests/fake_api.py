@@ -120,6 +120,22 @@ class FakeClient:
         definitions = self.server.definitions
         return self._call("list", "NetworkAttachmentDefinition", "", lambda: tuple(definitions))
 
+    def definition_changes(self) -> Iterator[None]:
+        server, ended = self.server, self.server.watches_ended
+
+        def changes() -> Iterator[None]:
+            seen: tuple[NetworkDefinition, ...] | None = None
+            while not (self.down or server.down) and server.watches_ended == ended:
+                with server.changed:
+                    now = tuple(server.definitions)
+                    if now == seen:
+                        server.changed.wait(0.02)  # a test appends to the list
+                        continue
+                seen = now
+                yield None
+
+        return self._call("watch", "NetworkAttachmentDefinition", "", changes)
+
     def lease(self, namespace: str, name: str) -> Lease:
         return self._call("get", "Lease", name, lambda: self.server.look_at_lease(namespace, name))
 
@@ -201,7 +217,7 @@ class FakeApi(FakeClient):
         self._version = 0
         self._oldest = 0  # a watch from an earlier version has expired
         self._shown: int | None = None
-        self._watches_ended = 0
+        self.watches_ended = 0
 
     def client(self, name: str, faults: Faults | None = None) -> FakeClient:
         """A client of its own."""
@@ -258,7 +274,7 @@ class FakeApi(FakeClient):
     def end_watches(self) -> None:
         """End all watches that are open now, as a server does every few minutes."""
         with self.changed:
-            self._watches_ended += 1
+            self.watches_ended += 1
             self.changed.notify_all()
 
     def expire_watches(self) -> None:
@@ -357,7 +373,7 @@ class FakeApi(FakeClient):
     ) -> Iterator[Change[AnyResource]]:
         """A watch. It ends when the server ends it, or when the client is cut off."""
         check_selector(kind, fields)
-        seen, ended = int(resource_version), self._watches_ended
+        seen, ended = int(resource_version), self.watches_ended
 
         def changes() -> Iterator[Change[AnyResource]]:
             nonlocal seen
@@ -367,7 +383,7 @@ class FakeApi(FakeClient):
                         raise WatchExpired(f"watch {kind.KIND} from {seen}: too old")
                     past = self._first_after(seen)
                     if past is None:
-                        if self._watches_ended != ended or self.down or client.down:
+                        if self.watches_ended != ended or self.down or client.down:
                             return
                         self.changed.wait(0.1)
                         continue

@@ -143,6 +143,10 @@ class ClusterApi(Protocol):
     def network_definitions(self) -> Sequence[NetworkDefinition]:
         """All NetworkAttachmentDefinitions; none if their kind is not installed."""
 
+    def definition_changes(self) -> Iterator[None]:
+        """An item whenever a NetworkAttachmentDefinition may have changed since the call, until the
+        server ends the watch (minutes). NotFound: their kind is not installed."""
+
     def lease(self, namespace: str, name: str) -> Lease:
         """A Lease. NotFound."""
 

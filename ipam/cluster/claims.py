@@ -19,8 +19,9 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unav
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
-from ipam.cluster.pools import Pools, max_offline, pool_of, require_usable
+from ipam.cluster.pools import Pools, kept_out, max_offline, pool_of, require_usable
 from ipam.cluster.store import Want
+from ipam.ranges import outside
 from ipam.store import AddressTaken
 
 LOSSES = 8  # claims that others won, before the pool is read again
@@ -115,6 +116,7 @@ class Claimant:
             domains=(want.range.domain,),
             first=interval.first,
             last=interval.last,
+            kept_out=kept_out(fresh),
             max_offline=min(max_offline(pool), max_offline(fresh)),
             boot=self.holder.boot,
             confirmed=at,
@@ -165,8 +167,11 @@ class Claimant:
         self, pool: AddressPool, blocks: Geometry, want: Want, *, use_map: bool
     ) -> Iterator[int]:
         """Blocks with an address that is wanted: in this node's own order, or from the top."""
+        holes = kept_out(pool)
         stretches = [
-            range(blocks.index(part.first), blocks.index(part.last) + 1) for part in want.parts
+            range(blocks.index(part.first), blocks.index(part.last) + 1)
+            for wanted in want.parts
+            for part in outside(wanted, holes)
         ]
         if sum(map(len, stretches)) > MOST_MAPPED:
             end = 2 * pool.status.high_water + _AHEAD

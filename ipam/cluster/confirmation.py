@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipam.addresses import Network, text
+from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
@@ -27,7 +27,7 @@ from ipam.cluster.objects import (
     Holder,
     Meta,
 )
-from ipam.cluster.pools import Pools, Unusable, max_offline, require_usable
+from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
 from ipam.store import Reservation
 
 Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
@@ -98,18 +98,18 @@ class Confirmation:
         return Confirmed(objects, bool(again))
 
     def _read_pool(self, name: str) -> None:
-        with suppress(NotFound):  # its blocks are confirmed for as long as before
+        with suppress(NotReadyYet):  # its blocks are confirmed for as long as before
             self._pools.read(name)
 
     def _revision(self, found: AddressBlock, at: float) -> Revision:
         pool = self._pools.known(found.spec.pool)
         state: State = "usable" if pool is None or pool.spec.state == "Active" else "draining"
-        limit = None
+        limit, holes = None, None
         if pool is not None:
             try:
-                limit = max_offline(pool)
+                limit, holes = max_offline(pool), kept_out(pool, found.spec.foreign)
             except Unusable:
-                limit = 0.0
+                limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
         lacks = found.spec.holder.boot == self._holder.boot and found.status.seq > self._store.seq()
         return partial(
@@ -118,6 +118,7 @@ class Confirmation:
             boot=self._holder.boot,
             at=at,
             limit=limit,
+            holes=holes,
         )
 
     def _asserted(
@@ -167,7 +168,7 @@ class Confirmation:
             pool = self._pools.read(found.spec.pool)
             blocks = require_usable(pool)
             fits = (pool.status.space, blocks.prefix) == (found.spec.space, found.spec.prefix)
-        except (NotFound, Unusable):
+        except Unusable:
             fits = False
         if not fits:
             if not (same_boot and found.status.used):
@@ -237,7 +238,9 @@ class Confirmation:
             when = at
         renewed = _renewed(row, stored.metadata.uid)
         self._store.put(
-            _confirmed(renewed, state="usable", boot=self._holder.boot, at=when, limit=None)
+            _confirmed(
+                renewed, state="usable", boot=self._holder.boot, at=when, limit=None, holes=None
+            )
         )
         objects[row.name] = stored
         return True
@@ -286,7 +289,13 @@ def _renewed(row: LeasedBlock, uid: str) -> LeasedBlock:
 
 
 def _confirmed(
-    row: LeasedBlock, *, state: State, boot: str, at: float, limit: float | None
+    row: LeasedBlock,
+    *,
+    state: State,
+    boot: str,
+    at: float,
+    limit: float | None,
+    holes: tuple[Interval, ...] | None,
 ) -> LeasedBlock:
     """The row as this confirmation leaves it. What lacks changes does so until the next boot."""
     if row.state == "lost":
@@ -299,4 +308,5 @@ def _confirmed(
         boot=boot,
         confirmed=max(at, row.confirmed) if row.boot == boot else at,
         max_offline=row.max_offline if limit is None else limit,
+        kept_out=row.kept_out if holes is None else holes,
     )

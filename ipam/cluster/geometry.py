@@ -6,10 +6,11 @@ addresses.
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse, parse_interface
+from ipam.addresses import Interval, Network, parse_interface
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -56,10 +57,15 @@ def of_pool(pool: AddressPool) -> Geometry | None:
 
 def interval(block: AddressBlock) -> Interval:
     """The addresses of a block. ValueError if its first address is none, or is not aligned."""
-    address, network = parse_interface(f"{block.spec.first}/{block.spec.prefix}")
+    return _interval(block.spec.first, block.spec.prefix)
+
+
+@lru_cache(1 << 16)  # the controller asks for all blocks, again and again
+def _interval(first: str, prefix: int) -> Interval:
+    address, network = parse_interface(f"{first}/{prefix}")
     if address != network.address:
-        raise ValueError(f"{block.spec.first} is not the first address of a /{block.spec.prefix}")
-    return Interval(parse(block.spec.first), network.last)
+        raise ValueError(f"{first} is not the first address of a /{prefix}")
+    return Interval(address, network.last)
 
 
 def free_map(leased: Iterable[int], total: int) -> str:

@@ -8,7 +8,6 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,15 +17,16 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
 from ipam.cluster import events
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
+from ipam.cluster.attempts import Attempt, Attempts, Lease, LowRanges
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.objects import AddressBlock, Holder
-from ipam.cluster.pools import Pools, Unusable, is_exhausted, pool_of
+from ipam.cluster.pools import NotReadyYet, Pools, Unusable, is_exhausted, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
-from ipam.cluster.store import PATIENCE, Want, boottime
+from ipam.cluster.store import PATIENCE, PoolPending, Want, boottime
 from ipam.ranges import Range
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
@@ -35,7 +35,6 @@ CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is belo
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
-_RECENT = 30.0  # seconds: as much as was used in them should be free
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 10.0  # seconds; a call to the API server takes at most 7
 
@@ -54,23 +53,6 @@ class Counted(NamedTuple):
     confirmed: float | None = None  # seconds ago
 
 
-class _Attempt:
-    """A claim that one or more ADDs wait for."""
-
-    def __init__(self, want: Want) -> None:
-        self.want = want
-        self.over = threading.Event()
-        self.error: CNIError | None = None
-        self.until = 0.0
-
-    def is_late(self) -> bool:
-        """Whether nobody waits any more."""
-        return time.monotonic() > self.until
-
-
-_Key = tuple[str, object, object, bool]
-
-
 class Lessee:
     """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
 
@@ -86,6 +68,7 @@ class Lessee:
         boot: str,
         *,
         clock: Callable[[], float] = boottime,
+        attempts: Callable[[Lease], Attempts] = Attempts,
     ) -> None:
         self._api = api
         self._store = BlockStore(files)
@@ -100,11 +83,8 @@ class Lessee:
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
         self._working = threading.Lock()  # one thread at a time leases
-        self._wake = threading.Condition()
-        self._attempts: OrderedDict[_Key, _Attempt] = OrderedDict()
-        self._low: dict[_Key, Want] = {}
-        self._uses: dict[_Key, deque[float]] = {}
-        self._refusals: dict[str, tuple[float, str]] = {}
+        self._attempts = attempts(self._lease)
+        self._low = LowRanges(clock)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
@@ -128,22 +108,22 @@ class Lessee:
     def close(self) -> None:
         """Begin nothing more. Waits for the call that is under way."""
         self._closed = True
-        with self._wake:
-            self._wake.notify_all()
+        with self._attempts.changed:
+            self._attempts.changed.notify_all()
         if self._thread is not None:
             self._thread.join(_JOIN)
 
     def step(self) -> float:
         """Do what is due, ADDs first; for how many seconds nothing is due then."""
         with self._working:
-            self._serve_attempts()
+            self._attempts.serve()
             if self._is_due(self._confirm_at):
                 self._guarded("confirm the leases", self._confirm)
-            self._serve_attempts()
+            self._attempts.serve()
             if self._is_due(self._look_at):
                 self._look_at = self._clock() + LOOK_EVERY
                 self._guarded("keep the leases", self._keep)
-        with self._wake:
+        with self._attempts.changed:
             if self._attempts:
                 return 0.0
         return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
@@ -170,9 +150,9 @@ class Lessee:
             except Exception:  # noqa: BLE001 - a defect in one step must not end the leases
                 _log.exception("leases: a step failed")
                 wait = _FIRST_RETRY
-            with self._wake:
+            with self._attempts.changed:
                 if not self._closed and not self._attempts:
-                    self._wake.wait(wait)
+                    self._attempts.changed.wait(wait)
 
     def _is_due(self, at: float) -> bool:
         return not self._closed and self._clock() >= at
@@ -195,10 +175,10 @@ class Lessee:
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """See Claims.claim. All that wait for the same addresses wait for one claim."""
         until = deadline if self._thread is not None else math.inf
-        attempts = [self._attempt(want, until) for want in wants]
+        attempts = [self._attempts.add(want, until) for want in wants]
         if self._thread is None:
             with self._working:
-                self._serve_attempts()
+                self._attempts.serve()
         for attempt in attempts:
             if not attempt.over.wait(max(0.0, deadline - time.monotonic())):
                 raise _no_address(
@@ -209,12 +189,7 @@ class Lessee:
 
     def used(self, range_: Range, free: int) -> None:
         """See Claims.used: more is leased in time, by what was used lately."""
-        want = Want(range_)
-        key, now = _key(want), self._clock()
-        uses = self._uses.setdefault(key, deque(maxlen=256))
-        uses.append(now)
-        if free < max(2, sum(now - use < _RECENT for use in list(uses))):
-            self._low[key] = want
+        self._low.used(range_, free)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -222,41 +197,14 @@ class Lessee:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """See Claims.unable: the last failure of each, while it is recent."""
-        since = self._clock() - _RECENT
-        told = (self._refusals.get(pool_of(want.range)) for want in wants)
-        return next((each[1] for each in told if each is not None and each[0] > since), None)
-
-    def _attempt(self, want: Want, until: float) -> _Attempt:
-        with self._wake:
-            attempt = self._attempts.get(_key(want))
-            if attempt is None:
-                attempt = self._attempts[_key(want)] = _Attempt(want)
-                self._wake.notify_all()
-            attempt.until = max(attempt.until, until)
-            return attempt
-
-    def _serve_attempts(self) -> None:
-        while not self._closed:
-            with self._wake:
-                key, attempt = next(iter(self._attempts.items()), (None, None))
-            if key is None or attempt is None:
-                return
-            try:
-                self._lease(attempt.want, attempt.is_late)
-            except CNIError as error:
-                attempt.error = error
-                self._refusals[pool_of(attempt.want.range)] = self._clock(), error.message
-            else:
-                self._refusals.pop(pool_of(attempt.want.range), None)
-            finally:
-                with self._wake:  # who asks from here on makes a new attempt
-                    del self._attempts[key]
-                attempt.over.set()
+        """See Claims.unable."""
+        return self._attempts.unable(wants)
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
         """Claim a block; every failure is a CNIError."""
         try:
+            if is_late() or self._closed:
+                raise Late
             if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
             if self._clock() < self._quiet_until:
@@ -267,17 +215,17 @@ class Lessee:
             assert self._claimant is not None
             block = self._claimant.claim(want, is_late)
         except Late:
-            raise _no_address(want, "other nodes were quicker with each block") from None
+            raise _no_address(want, "the time for it was over") from None
+        except NotReadyYet as error:
+            raise PoolPending(_no_address(want, str(error)).message) from None
         except Unusable as error:
             raise _no_address(want, str(error)) from None
-        except NotFound as error:
-            raise _no_address(want, f"{error}; podfabric's controller makes pools") from None
-        except Refused as error:
-            self._errors += 1
-            raise _no_address(want, f"the API server refuses: {error}") from None
         except ApiError as error:
             self._errors += 1
-            raise _no_address(want, f"the API server is away: {error}") from None
+            # What had an effect all the same is found by a confirmation.
+            self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
+            what = "refuses" if isinstance(error, Refused) else "is away"
+            raise _no_address(want, f"the API server {what}: {error}") from None
         if block is not None:
             self._objects[block.metadata.name] = block
             _log.info("leases: leased %s", block.metadata.name)
@@ -316,8 +264,11 @@ class Lessee:
         self._confirm_at = at + self._interval()
 
     def _identified(self) -> Holder:
-        """Who this node is by its Node object. Raises ApiError: NotFound without one."""
-        node = self._api.node(self._node)
+        """Who this node is by its Node object. Raises ApiError, and Unusable without one."""
+        try:
+            node = self._api.node(self._node)
+        except NotFound:
+            raise Unusable(f"there is no Node object {self._node}") from None
         machine = f"{node.machine_id} {node.system_uuid} {node.name}"
         return Holder(
             instance=self._store.identify(machine).id,
@@ -377,21 +328,15 @@ class Lessee:
         return pool is not None and pool.spec.state == "Active" and not is_exhausted(pool)
 
     def _lease_ahead(self) -> None:
-        low, self._low = self._low, {}
-        for want in low.values():
+        for want in self._low.take():
             pool = self._pools.known(pool_of(want.range))
             if pool is None or pool.status.block_size <= SMALL or self.leaving:
                 continue
             total, leased = pool.status.blocks.total, pool.status.blocks.leased
             if is_exhausted(pool) or (total and leased >= 0.9 * total):
                 continue
-            attempt = _Attempt(want)
-            attempt.until = time.monotonic() + PATIENCE
+            attempt = Attempt(want, time.monotonic() + PATIENCE)
             self._guarded("lease a block ahead", partial(self._lease, want, attempt.is_late))
-
-
-def _key(want: Want) -> _Key:
-    return want.range.domain, want.range.network, want.parts, want.fixed
 
 
 def _no_address(want: Want, why: str) -> CNIError:

@@ -1,17 +1,23 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 
+from ipam.addresses import Interval, parse_interval
 from ipam.cluster import durations, geometry
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
-from ipam.ranges import Range
+from ipam.ranges import Range, merged
 
 
 class Unusable(Exception):
     """A pool from which nothing may be leased now. The text names the pool and says why."""
+
+
+class NotReadyYet(Unusable):
+    """A pool that the controller has just heard of, most likely."""
 
 
 def pool_of(range_: Range) -> str:
@@ -27,12 +33,12 @@ def require_usable(pool: AddressPool) -> Geometry:
         raise Unusable(f"AddressPool {name} is being drained: its spec.state is {pool.spec.state}")
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
     if ready is None or blocks is None or not pool.status.space:
-        raise Unusable(
+        raise NotReadyYet(
             f"podfabric's controller has not made AddressPool {name} ready yet: see that it runs "
             "(kubectl -n podfabric get deploy)"
         )
     if ready.status != "True":
-        raise Unusable(f"AddressPool {name} is not ready: {ready.reason}: {ready.message}")
+        raise NotReadyYet(f"AddressPool {name} is not ready: {ready.reason}: {ready.message}")
     max_offline(pool)
     return blocks
 
@@ -45,6 +51,14 @@ def max_offline(pool: AddressPool) -> float:
         raise Unusable(
             f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline: {error}"
         ) from None
+
+
+def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, ...]:
+    """What nobody may hand out of a pool or, with its `foreign` addresses, of a block. Unusable."""
+    try:
+        return merged(parse_interval(written) for written in (*pool.spec.exclude, *foreign))
+    except ValueError as error:
+        raise Unusable(f"AddressPool {pool.metadata.name}: spec.exclude: {error}") from None
 
 
 def is_exhausted(pool: AddressPool) -> bool:
@@ -62,9 +76,15 @@ class Pools:
         self._known: dict[str, AddressPool] = {}
 
     def read(self, name: str) -> AddressPool:
-        """The pool as it is now. Raises ApiError."""
+        """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
         self._known.pop(name, None)
-        self._known[name] = pool = self._api.get(AddressPool, name)
+        try:
+            self._known[name] = pool = self._api.get(AddressPool, name)
+        except NotFound:
+            raise NotReadyYet(
+                f"there is no AddressPool {name}: podfabric's controller makes it from the "
+                "definition: see that it runs (kubectl -n podfabric get deploy)"
+            ) from None
         return pool
 
     def known(self, name: str) -> AddressPool | None:
@@ -72,7 +92,7 @@ class Pools:
         return self._known.get(name)
 
     def recent(self, name: str) -> AddressPool:
-        """The same, read now if it is not known, or could not be used then. Raises ApiError."""
+        """The same, read now if it is not known, or could not be used then."""
         known = self._known.get(name)
         if known is not None:
             with suppress(Unusable):

@@ -178,6 +178,21 @@ class RestApi:
             return ()
         return tuple(each.definition() for each in found)
 
+    def definition_changes(self) -> Iterator[None]:
+        what = "watch NetworkAttachmentDefinition"
+        query = [
+            ("watch", "true"),  # without a version: it shows what is there, and then the changes
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(random.randint(*WATCH))),
+        ]
+        self._take_turn(what, self._deadline())
+        answer = self._transport.follow(documents.DEFINITIONS, query)
+        if answer.status != HTTPStatus.OK:
+            raise self._error(what, Response(answer.status, b"".join(answer.lines)))
+        for line in answer.lines:
+            if _decoded(what, line, documents.WatchEvent).type != "BOOKMARK":
+                yield None
+
     def lease(self, namespace: str, name: str) -> Lease:
         what = f"get Lease {namespace}/{name}"
         found = self._read(what, f"{documents.leases(namespace)}/{name}")

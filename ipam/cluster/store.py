@@ -19,7 +19,11 @@ from ipam.store import Grant, Owner, Reservation, Usage
 from ipam.tables import Tables
 
 PATIENCE = 3.0  # seconds that an ADD waits for a block
-_AGAIN = 0.2  # seconds between two attempts of an ADD to get one
+POOL_PATIENCE = 15.0  # seconds that it waits for a pool: its definition may be as new as the pod
+_AGAIN = 0.2  # seconds between two attempts of an ADD to get a block
+_POOL_AGAIN = 0.5  # seconds between two looks at a pool
+
+_MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
 
 PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
@@ -42,14 +46,21 @@ class Want(NamedTuple):
         return self.range.parts
 
 
+class PoolPending(CNIError):
+    """There is no pool for a range yet, or it is not ready."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.TRY_AGAIN, message)
+
+
 class Claims(Protocol):
     """Who leases blocks for this node."""
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """Wait until there may be an address of each, at most until then (`time.monotonic`).
 
-        CNIError 11 if that may succeed later, 110 if the pool has no address left, AddressTaken if
-        another node has leased the one that is wanted.
+        CNIError 11 if that may succeed later (PoolPending: soon), 110 if the pool has no address
+        left, AddressTaken if another node has leased the one that is wanted.
         """
 
     def used(self, range_: Range, free: int) -> None:
@@ -87,7 +98,8 @@ class ClusterStore:
     """Implements `ipam.store.Store` over the store of this node.
 
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
-    range) are the node's own. `clock` is CLOCK_BOOTTIME.
+    range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
+    many seconds an ADD waits for a block and for a pool.
     """
 
     def __init__(
@@ -98,12 +110,14 @@ class ClusterStore:
         *,
         clock: Callable[[], float] = boottime,
         patience: float = PATIENCE,
+        pool_patience: float = POOL_PATIENCE,
     ) -> None:
         self._local = local
         self._claims = claims
         self._leased = frozenset(leased)
         self._clock = clock
         self._patience = patience
+        self._pool_patience = pool_patience
 
     def reserve(
         self,
@@ -114,14 +128,19 @@ class ClusterStore:
         alone: Sequence[Range] = (),
     ) -> Grant:
         """See Store.reserve. Waits for a block where this node has no free address of a set."""
-        deadline = time.monotonic() + self._patience
+        pool_deadline = time.monotonic() + self._pool_patience
+        in_vain = 0
         try:
             while True:
                 view = self._view(owner, sets)
                 grant = self._attempt(view, segment, alone)
                 if grant is not None:
                     break
-                self._wait(view.wants, deadline)
+                if view.is_passed_over:
+                    in_vain += 1
+                    if in_vain > _MOST_IN_VAIN:
+                        raise _passed_over(view.wants)
+                self._wait(view.wants, pool_deadline)
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
@@ -152,14 +171,20 @@ class ClusterStore:
             return None
         return None if view.wants else grant
 
-    def _wait(self, wants: Sequence[Want], deadline: float) -> None:
+    def _wait(self, wants: Sequence[Want], pool_deadline: float) -> None:
+        deadline = time.monotonic() + self._patience
         while True:
             try:
                 return self._claims.claim(wants, deadline)
+            except PoolPending:
+                if time.monotonic() + _POOL_AGAIN > pool_deadline:
+                    raise
+                time.sleep(_POOL_AGAIN)
+                deadline = time.monotonic() + self._patience
             except CNIError as error:
                 if error.code != Code.TRY_AGAIN or time.monotonic() + _AGAIN > deadline:
                     raise
-            time.sleep(_AGAIN)
+                time.sleep(_AGAIN)
 
     # --- what the node's own store does ------------------------------------------------------
 
@@ -200,7 +225,8 @@ class _View:
     """What a request may have of this node's blocks: its sets, restricted within a transaction.
 
     `wants` are the sets without a free address here, `free` is how many addresses the blocks have
-    left, this request's not counted. Both are of the last call of `narrowed`.
+    left, this request's not counted. Both are of the last call of `narrowed`. `is_passed_over`: the
+    blocks have some, and none may be used on this link.
     """
 
     def __init__(
@@ -218,6 +244,7 @@ class _View:
         self._clock = clock
         self.wants: list[Want] = []
         self.free: list[tuple[Range, int]] = []
+        self.is_passed_over = False
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
         """The sets within confirmed blocks, the fullest first. None if a set has no address there.
@@ -238,7 +265,8 @@ class _View:
             for range_ in range_set.ranges[:1]
             if not range_set.fixed and _key(range_) in self._leased
         ]
-        return bool(self.wants)
+        self.is_passed_over = bool(self.wants)
+        return self.is_passed_over
 
     def _narrowed(
         self, tables: Tables, range_set: RangeSet, now: float, held: "_HeldBefore"
@@ -253,7 +281,8 @@ class _View:
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
             ranges += [room.range for room in by_room]
-            former = held.within(range_, blocks)
+            # In a confirmed block a former address is found as any other is.
+            former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
             free = sum(room.free for room in by_room)
@@ -284,7 +313,7 @@ class _Remaining(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
-        within = range_.restricted((block.interval,))
+        within = range_.restricted(block.parts)
         size = sum(part.last - part.first + 1 for part in within.parts)
         return cls(size - allocation.held_in(tables, within), block.first, within)
 
@@ -296,16 +325,27 @@ class _HeldBefore:
     """
 
     def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
-        held = [] if owner is None else tables.of_pod(owner)
-        self._held = [each for each in held if each.boot == boot]
-        self.is_attached = owner is not None and any(
-            each.boot == boot for each in tables.of_attachment(owner.attachment)
-        )
+        self._tables = tables
+        self._owner = owner
+        self._boot = boot
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is no new attachment: the allocation says so."""
+        if self._owner is None:
+            return False
+        held = self._tables.of_attachment(self._owner.attachment)
+        return any(each.boot == self._boot for each in held)
 
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
         """Its addresses of the range, but for those in blocks that were lost."""
         ours = [block.interval for block in blocks if block.state != "lost"]
-        addresses = (parse(each.address) for each in self._held if each.domain == range_.domain)
+        held = [] if self._owner is None else self._tables.of_pod(self._owner)
+        addresses = (
+            parse(each.address)
+            for each in held
+            if each.boot == self._boot and each.domain == range_.domain
+        )
         kept = [
             Interval(address, address)
             for address in addresses
@@ -313,6 +353,16 @@ class _HeldBefore:
         ]
         narrower = range_.restricted(kept)
         return narrower if narrower.parts else None
+
+
+def _passed_over(wants: Sequence[Want]) -> CNIError:
+    listed = ", ".join(str(want.range) for want in wants)
+    return CNIError(
+        Code.NO_FREE_ADDRESS,
+        f"the blocks that this node leases have no address of {listed} that is free on this link, "
+        "or not enough for all that the network asks for: other networks use the others: nothing "
+        "was reserved; delete pods that no longer need one, or widen the range",
+    )
 
 
 def _key(range_: Range) -> PoolRange:

@@ -126,9 +126,9 @@ class ApiServer:
         bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
         return self.kubeconfig(node, {"boundObjectRef": bound})
 
-    def kubeconfig(self, name: str, request: Document) -> Path:
-        """The configuration of a client with a new token of the agents' service account."""
-        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
+    def kubeconfig(self, name: str, request: Document, account: str = ACCOUNT) -> Path:
+        """The configuration of a client with a new token of the service account, the agents'."""
+        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request}
         token = self.make(f"{accounts}/token", body)["status"]["token"]
         document = json.loads(self._kubeconfig.read_text())

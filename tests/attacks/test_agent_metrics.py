@@ -59,16 +59,18 @@ def scrape(connection: http.client.HTTPConnection) -> str:
     return ask()
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port on which the agent can listen, and which nobody else gets meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port
 
 
 def test_loopback_tells_no_name_and_no_range_of_a_tenant(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, f"127.0.0.1:{port}") as caller:
+    with free_port() as port, running(tmp_path, f"127.0.0.1:{port}") as caller:
         attach_tenants(caller)
         text = scrape(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
     assert "secret" not in text

@@ -106,7 +106,11 @@ def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> N
 def test_log_names_a_call_that_hangs(node: Node) -> None:
     with node.hang("c1"):
         node.until_stuck(1)
-    (line,) = [line for line in node.service.log.read_text().splitlines() if "cannot be" in line]
+
+    def told() -> list[str]:
+        return [line for line in node.service.log.read_text().splitlines() if "cannot be" in line]
+
+    (line,) = until(told)  # a moment after the worker counts as stuck
     assert re.search(r"ERROR the call is still running after \d+ s and cannot be ended", line)
     assert re.search(r"  request=\d+ plugin=noop verb=ADD attachment=blue/c1/net1$", line)
     assert node.get("/readyz")[0] == 200  # of four workers one: that is not half of them

@@ -8,7 +8,15 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.host.agent.nodes import environ_of, host, ip, left, links, pod_and_device, service
+from tests.host.agent.nodes import (
+    environ_of,
+    host,
+    ip,
+    links,
+    pod_and_device,
+    require_nothing_left,
+    service,
+)
 from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Kills, Seen, kill_launchers
 
@@ -33,7 +41,7 @@ def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> 
     kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
     assert seen.wrong == []
     assert kills.enough
-    assert left(service.root) == []
+    require_nothing_left(service.root)
 
 
 def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_path: Path) -> None:
@@ -67,4 +75,4 @@ def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_pa
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
-    assert left(service.root) == []
+    require_nothing_left(service.root)

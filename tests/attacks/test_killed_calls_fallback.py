@@ -21,7 +21,12 @@ from cni.spec.dispatch import answer
 from ipam.executable import IpamExecutable
 from ipam.plugin import AddressPlugin
 from ipam.sqlite_store import SqliteStore
-from tests.host.agent.nodes import environ_of, host, left, service
+from tests.host.agent.nodes import (
+    environ_of,
+    host,
+    require_nothing_left,
+    service,
+)
 from tests.host.launcher.fake import Agent, Outcome, Peer
 from tests.plugins.service import LAUNCHER, Service
 from tests.storm import Client, Kills, Seen, kill_launchers
@@ -307,5 +312,5 @@ def test_launchers_and_agents_are_killed_and_fallbacks_take_over(
     kill_launchers(service.root / "run/agent.pid", 10, clients, DEADLINE)
     assert seen.wrong == []
     assert kills.enough
-    assert left(service.root) == []
+    require_nothing_left(service.root)
     assert not (tmp_path / "other").exists()

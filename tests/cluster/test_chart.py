@@ -18,6 +18,10 @@ OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
 ADDRESSES = ("addressblocks", "addresspools", "addressrequests", "addressreservations")
+CONTROLLERS = (
+    *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
+    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+)
 POLICIES = ("podfabric-own-blocks", "podfabric-own-requests")
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),

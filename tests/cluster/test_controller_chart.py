@@ -57,7 +57,7 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
         f"{resource}: {' '.join(rule['verbs'])}" for rule in rules for resource in rule["resources"]
     }
     assert rights == {
-        "network-attachment-definitions: list",
+        "network-attachment-definitions: list watch",
         "addresspools: list watch create",
         "addresspools/status: update",
         "addressblocks: get list watch update delete",

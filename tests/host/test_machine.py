@@ -25,8 +25,14 @@ class Program(qemu.Machine):
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(layout, "BUILD", tmp_path)
     monkeypatch.setattr(layout, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(qemu, "UP_WITHIN", 4.0)
+    monkeypatch.setattr(qemu, "UP_WITHIN", PATIENCE)
     return tmp_path
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does not boot is given up soon."""
+    monkeypatch.setattr(qemu, "UP_WITHIN", 4.0)
 
 
 def boots(build: Path) -> int:
@@ -46,7 +52,7 @@ def test_status_and_output_are_the_commands(build: Path, capfd: pytest.CaptureFi
     assert (build / "results/output.log").read_text() == "output\n"
 
 
-def test_machine_that_does_not_boot_is_started_again(build: Path) -> None:
+def test_machine_that_does_not_boot_is_started_again(build: Path, impatient: None) -> None:
     hanging = f"if [ $(wc -l < {build}/boots) -lt 3 ]; then exec sleep 600; fi; "
     assert run(hanging + UP + "echo 0 > {share}/status") == 0
     assert boots(build) == 3
@@ -64,7 +70,7 @@ def test_emulator_that_fails_after_the_command_began_is_not_restarted(build: Pat
 
 
 def test_machine_that_never_boots_is_an_error(
-    build: Path, capfd: pytest.CaptureFixture[str]
+    build: Path, impatient: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run("exec sleep 600") == 125
     assert boots(build) == qemu.BOOTS

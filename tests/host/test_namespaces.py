@@ -1,12 +1,14 @@
 """Network namespaces of this machine: open, identify, enter and leave."""
 
+import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from host import links
+from host import links, procfs
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace, where
 from host.netlink import netlink
@@ -63,6 +65,64 @@ def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> No
     finally:
         inside.kill()
         inside.wait()
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A proc(5) with one process, which ends while the walk over the processes is at it."""
+    process = subprocess.Popen(["sleep", "600"])
+    directory = os.open(f"/proc/{process.pid}", os.O_PATH)
+    process.kill()
+    process.wait()
+    (tmp_path / str(process.pid)).symlink_to(f"/proc/self/fd/{directory}")
+    monkeypatch.setattr(procfs, "_root", tmp_path)
+    yield tmp_path
+    os.close(directory)
+
+
+def test_process_that_ends_during_a_walk_hides_no_other(processes: Path) -> None:
+    (ended,) = processes.iterdir()
+    with pytest.raises(ProcessLookupError):
+        (ended / "ns/net").stat()
+    with NetworkNamespace.own() as own:
+        identity, inode = own.identity, own.inode
+    assert NetworkNamespace.find(identity) is None
+    (processes / "1").symlink_to("/proc/self")
+    found = NetworkNamespace.find(identity)
+    assert found is not None
+    with found:
+        assert found.identity == identity
+    seen = []
+    for each in NetworkNamespace.every():
+        with each:
+            seen.append(each.inode)
+    assert inode in seen
+
+
+def test_process_that_ends_as_it_is_examined_is_not_one_that_may_not_be(
+    processes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (processes / "1").symlink_to("/proc/self")
+
+    def ended(path: Path) -> Path:
+        path.parent.parent.unlink()
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "readlink", ended)
+    assert NetworkNamespace.find("cookie:0") is None
+
+
+def test_process_that_may_not_be_examined_is_told(
+    processes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (processes / "1").symlink_to("/proc/self")
+
+    def refused(path: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "readlink", refused)
+    with pytest.raises(HostError, match=r"cannot tell .*1/ns/net.*Permission denied"):
+        NetworkNamespace.find("cookie:0")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The kubelet's connection to a device plugin."""
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import grpc
@@ -35,6 +35,8 @@ class Endpoint:
             self._channel.close()
             raise
         record("GetDevicePluginOptions", resource)
+        self._beginning = threading.Lock()  # `watch` and `close` come from different threads
+        self._closed = False
         self._thread: threading.Thread | None = None
         self._watching: grpc.Call | None = None
 
@@ -45,10 +47,7 @@ class Endpoint:
     ) -> None:
         """Read the list in a thread: `update` for each message, `lost` at the end."""
 
-        self._record("ListAndWatch", self.resource)
-        watching = self._watching = self._stub.ListAndWatch(v1beta1_pb2.Empty())
-
-        def read() -> None:
+        def read(watching: Iterable[v1beta1_pb2.ListAndWatchResponse]) -> None:
             try:
                 for message in watching:
                     devices = {
@@ -64,8 +63,16 @@ class Endpoint:
                 pass
             lost(self)
 
-        self._thread = threading.Thread(target=read, name="kubelet-stand-in", daemon=True)
-        self._thread.start()
+        with self._beginning:
+            if not self._closed:
+                self._record("ListAndWatch", self.resource)
+                watching = self._watching = self._stub.ListAndWatch(v1beta1_pb2.Empty())
+                self._thread = threading.Thread(
+                    target=read, args=(watching,), name="kubelet-stand-in", daemon=True
+                )
+                self._thread.start()
+                return
+        lost(self)
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int
@@ -111,6 +118,8 @@ class Endpoint:
 
     def close(self) -> None:
         """Close the connection, after its calls: gRPC 1.85 may crash otherwise."""
+        with self._beginning:
+            self._closed = True
         if self._watching is not None:
             self._watching.cancel()
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -87,6 +87,7 @@ class Kubelet:
         self._pod_resources = PodResources(self, init_containers_listed)
         self._registry = Registry(self)
         self._up = False
+        self._starts = 0
 
     def __enter__(self) -> "Kubelet":
         self.start()
@@ -103,8 +104,9 @@ class Kubelet:
         (self.root / "pod-resources").mkdir(exist_ok=True)
         (self.root / "plugins_registry").mkdir(exist_ok=True)
         for path in self.directory.iterdir():
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            with suppress(FileNotFoundError):  # a plugin has renamed or removed its own
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
         with self.changed:
             self._manager = Manager(self._choice, self._old)
             self._manager.held, registered = checkpoint.read(self.checkpoint)
@@ -112,6 +114,7 @@ class Kubelet:
                 self._manager.endpoints[resource] = None
                 self._manager.devices[resource] = {}
             self._up = True
+            self._starts += 1
         self._serve(self.root / "pod-resources/kubelet.sock", self._add_pod_resources)
         self._serve(self.socket, self._add_registration)
         self._registry.start()
@@ -254,12 +257,16 @@ class Kubelet:
             raise ValueError(f'the ResourceName "{resource}" is invalid')
         if resource in self.refuse:
             raise ValueError(self.refuse[resource])
+        starts = self._starts
         endpoint = Endpoint(resource, socket, self.record, self._connect)
         with self.changed:
-            if not self._up:
-                raise ValueError("the kubelet ends")
-            self._manager.connected(endpoint)
-            self._endpoints.append(endpoint)
+            same = self._up and self._starts == starts
+            if same:
+                self._manager.connected(endpoint)
+                self._endpoints.append(endpoint)
+        if not same:  # the next kubelet knows nothing of a call to this one
+            endpoint.close()
+            raise ValueError("the kubelet ends")
         if self.before_watch(endpoint):
             endpoint.watch(self._updated, self._lost)
 

@@ -1,5 +1,6 @@
 """The kubelet's plugin watcher, on plugins_registry/."""
 
+import os
 import stat
 import threading
 from contextlib import suppress
@@ -50,14 +51,14 @@ class Registry:
                 known[path] = found[path], self._register(path)
 
     def _sockets(self) -> dict[Path, int]:
+        """All that are there. What vanishes during the look hides none of the others."""
         found = {}
-        try:
-            for path in self._directory.rglob("*"):
-                mode = path.lstat()
-                if stat.S_ISSOCK(mode.st_mode) and not path.name.startswith("."):
-                    found[path] = mode.st_ino
-        except OSError:  # vanished meanwhile
-            pass
+        for directory, _, names in os.walk(self._directory):
+            for path in (Path(directory, name) for name in names if not name.startswith(".")):
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if stat.S_ISSOCK(status.st_mode):
+                        found[path] = status.st_ino
         return found
 
     def _register(self, path: Path) -> Path:

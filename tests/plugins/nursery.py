@@ -31,15 +31,18 @@ def main() -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
 
+    # SIGTERM comes only while there is a child that it ends. Else one between the look at
+    # `stopping` and the fork would end none, and the next child would live on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, stop)
     while not stopping:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         child = os.fork()
         if child == 0:
             os._exit(_run(paths))
         _write(pid_file, child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.waitpid(child, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     return 0
 
 

@@ -42,6 +42,7 @@ class Service:
             **(environ or {}),
         }
         self._stopping = False
+        self._starting = threading.Lock()  # `stop` and the keeper are different threads
         self.process = self._start()
         self._keeper: threading.Thread | None = None
 
@@ -64,8 +65,9 @@ class Service:
     def _keep(self) -> None:
         while not self._stopping:
             self.process.wait()
-            if not self._stopping:
-                self.process = self._start()
+            with self._starting:
+                if not self._stopping:
+                    self.process = self._start()
 
     def wait_until_ready(self) -> None:
         """Return when it accepts connections."""
@@ -83,7 +85,8 @@ class Service:
 
     def stop(self) -> int:
         """End it with SIGTERM and return its exit code."""
-        self._stopping = True
+        with self._starting:
+            self._stopping = True
         self.process.terminate()
         try:
             return self.process.wait(PATIENCE)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from ipam.addresses import Interval, parse, parse_interface
+from ipam.addresses import Interval, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
+from ipam.cluster.geometry import interval
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -57,13 +58,11 @@ def _of_block(
 ) -> Iterator[Contradiction]:
     name, spec = block.metadata.name, block.spec
     try:
-        address, network = parse_interface(f"{spec.first}/{spec.prefix}")
-        right = block_name(spec.space, parse(spec.first), spec.prefix)
+        first, last = interval(block)
     except ValueError as error:
         yield Contradiction(spec.pool, f"{name}: {error}")
         return
-    if address != network.address:
-        yield Contradiction(spec.pool, f"{name}: {spec.first} is not the first address of a block")
+    right = block_name(spec.space, first, spec.prefix)
     if name != right:
         yield Contradiction(spec.pool, f"{name}: a block of these addresses is named {right}")
     pool = pools.get(spec.pool)
@@ -71,11 +70,11 @@ def _of_block(
         yield Contradiction("", f"{name}: there is no pool {spec.pool}")
         return
     range_ = ranges.get(spec.pool)
-    if range_ is not None and not (range_.first <= address and network.last <= range_.last):
+    if range_ is not None and not (range_.first <= first and last <= range_.last):
         yield Contradiction(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
     if pool.status.space and spec.space != pool.status.space:
         yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
-    size = network.last - network.address + 1
+    size = last - first + 1
     if pool.status.block_size and size != pool.status.block_size:
         yield Contradiction(
             spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"

@@ -87,6 +87,10 @@ class GuardedApi:
         with self._counted("list"):
             return self._api.network_definitions()
 
+    def definition_changes(self) -> Iterator[None]:
+        with self._counted("watch"):
+            yield from self._api.definition_changes()
+
     def lease(self, namespace: str, name: str) -> Lease:
         with self._counted("get"):
             return self._api.lease(namespace, name)

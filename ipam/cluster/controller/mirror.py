@@ -1,26 +1,63 @@
-"""A copy of all objects of a kind, kept by one list and a watch.
+"""Follows the API server: a copy of all objects of a kind, and a signal that others changed.
 
-What it shows may be late. Whoever acts on it names the resource version, which the API server
+What a copy shows may be late. Whoever acts on it names the resource version, which the API server
 compares.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic
 
-from ipam.cluster.api import ApiError, ClusterApi, WatchExpired
+from ipam.cluster.api import ApiError, ClusterApi, NotFound, WatchExpired
 from ipam.cluster.objects import AnyResource
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
-LONGEST_PAUSE = 30.0
+LEAST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between two watches
+KIND_EVERY = 10.0  # seconds between two looks for a kind that is not installed
 
 _log = logging.getLogger(__name__)
 
 
-class Mirror(Generic[AnyResource]):
-    """Follows a kind in a thread of its own until `close`. `changed` is called after a change."""
+class Follower:
+    """Follows something in a thread of its own, until `close`."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Follow no more. The thread ends when its request does."""
+        self._closed.set()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name=f"follow-{self._what}", daemon=True).start()
+
+    def _run(self) -> None:
+        pause = 1.0
+        while not self._closed.is_set():
+            try:
+                self._follow()
+                pause = 1.0
+                self._closed.wait(LEAST_PAUSE)
+            except WatchExpired:
+                self._closed.wait(LEAST_PAUSE)
+            except ApiError as error:
+                _log.warning("following %s: %s", self._what, error)
+                self._closed.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
+                _log.exception("following %s", self._what)
+                self._closed.wait(LONGEST_PAUSE)
+
+    def _follow(self) -> None:
+        """One watch, from its beginning to its end. ApiError."""
+        raise NotImplementedError
+
+
+class Mirror(Follower, Generic[AnyResource]):
+    """All objects of a kind. `changed` is called after a change."""
 
     def __init__(
         self,
@@ -29,42 +66,22 @@ class Mirror(Generic[AnyResource]):
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(kind.PLURAL)
         self._api = api
         self._kind = kind
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
         self._objects: dict[tuple[str, str], AnyResource] | None = None
-        self._closed = threading.Event()
-        threading.Thread(target=self._follow, name=f"mirror-{kind.PLURAL}", daemon=True).start()
+        self._start()
 
     def items(self) -> tuple[AnyResource, ...] | None:
         """All objects; None before the first list."""
         with self._lock:
             return None if self._objects is None else tuple(self._objects.values())
 
-    def close(self) -> None:
-        """Follow no more. The thread ends when its request does."""
-        self._closed.set()
-
     def _follow(self) -> None:
-        pause = 1.0
-        while not self._closed.is_set():
-            try:
-                self._list_and_watch()
-                pause = 1.0
-            except WatchExpired:
-                continue
-            except ApiError as error:
-                _log.warning("following %s: %s", self._kind.PLURAL, error)
-                self._closed.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the thread
-                _log.exception("following %s", self._kind.PLURAL)
-                self._closed.wait(LONGEST_PAUSE)
-
-    def _list_and_watch(self) -> None:
-        """List, and then follow the changes until it is time to list again. ApiError."""
+        """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
         listing = self._api.list(self._kind)
         with self._lock:
@@ -86,3 +103,31 @@ class Mirror(Generic[AnyResource]):
 
 def _key(resource: AnyResource) -> tuple[str, str]:
     return resource.metadata.namespace, resource.metadata.name
+
+
+class Signal(Follower):
+    """Notices that definitions may have changed. `changed` is called then."""
+
+    def __init__(self, changes: Callable[[], Iterator[None]], changed: Callable[[], None]) -> None:
+        super().__init__("definitions")
+        self._changes = changes
+        self._changed = changed
+        self._is_set = threading.Event()
+        self._start()
+
+    def taken(self) -> bool:
+        """Whether something may have changed since the last call."""
+        was_set = self._is_set.is_set()
+        self._is_set.clear()
+        return was_set
+
+    def _follow(self) -> None:
+        try:
+            for _ in self._changes():
+                if self._closed.is_set():
+                    return
+                self._is_set.set()
+                self._changed()
+        except NotFound:
+            self._closed.wait(KIND_EVERY)
+            self._is_set.set()  # it may have been installed with its first definitions

@@ -87,6 +87,15 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
     return old != new and replace(old, addresses=used) == new
 
 
+def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
+    """Whether nobody decides otherwise by the new status: only counts and hints may differ."""
+    return (old.space, old.block_size, old.conditions) == (
+        new.space,
+        new.block_size,
+        new.conditions,
+    )
+
+
 def _inside(inner: Interval, outer: Interval) -> bool:
     return outer.first <= inner.first and inner.last <= outer.last
 

@@ -26,10 +26,11 @@ from ipam.cluster.api import (
 )
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.definitions import UnusableDefinition, demand
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.plans import Plan, plans
-from ipam.cluster.controller.pool_status import differs_in_use_only, is_ready, status
+from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, is_ready, status
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.objects import (
@@ -44,6 +45,7 @@ from ipam.cluster.objects import (
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
+COUNTS_EVERY = 2.0  # seconds between two writes of which blocks are leased
 MOST_EVENTS = 1000  # remembered, so that each is reported once
 
 _log = logging.getLogger(__name__)
@@ -106,8 +108,9 @@ class Rounds:
         self._wall = wall
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
+        self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
-        self._used_written: dict[str, float] = {}  # by the pool's uid
+        self._written: dict[str, float] = {}  # when a status was, by the pool's uid
         self._reported: dict[tuple[str, ...], None] = {}
 
     def round(self, world: World) -> Seen:
@@ -119,13 +122,16 @@ class Rounds:
         for name, spec in demanded.pools.items():
             if name not in pools:
                 self._create(AddressPool(metadata=Meta(name=name), spec=spec), pools)
-        machines = Machines(world.nodes, world.blocks, self._api.has_pods)
+        self._bound_pods.begin()
+        machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
         requests = self._requests.collect(world.requests, pools, machines)
         index = BlockIndex(world.blocks)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
         quiet = self._quiet(pools.values())
+        uids = {pool.metadata.uid for pool in pools.values()}
+        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
@@ -165,10 +171,11 @@ class Rounds:
         uid, now = pool.metadata.uid, self._clock()
         if pool.status == wanted:
             return pool
-        if differs_in_use_only(pool.status, wanted):
-            if now - self._used_written.get(uid, now - USED_EVERY) < USED_EVERY:
+        if decides_alike(pool.status, wanted):
+            pause = USED_EVERY if differs_in_use_only(pool.status, wanted) else COUNTS_EVERY
+            if uid in self._written and now - self._written[uid] < pause:
                 return pool
-            self._used_written[uid] = now
+        self._written[uid] = now
         try:
             return self._api.update_status(replace(pool, status=wanted))
         except (Conflict, NotFound, Refused) as error:

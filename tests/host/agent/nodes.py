@@ -11,7 +11,9 @@ from uuid import uuid4
 
 import pytest
 
+from base.waiting import wait_until
 from tests.plugins.service import Service
+from tests.waiting import PATIENCE
 
 IP = "/usr/sbin/ip"
 
@@ -68,6 +70,12 @@ def left(root: Path) -> list[str]:
         capture_output=True,
     )
     return found + [str(link) for link in json.loads(listed.stdout)]
+
+
+def require_nothing_left(root: Path) -> None:
+    """Soon nothing is left there: a call whose launcher was killed may still hold its lock."""
+    wait_until(lambda: left(root) == [], PATIENCE)
+    assert left(root) == []
 
 
 def environ_of(root: Path) -> dict[str, str]:

@@ -1,12 +1,15 @@
 """A server in a thread of the test, and clients that behave or do not."""
 
+import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from os.path import samestat
 from pathlib import Path
+from typing import IO
 
 from agent import framing
 from agent.framing import HEADER, LauncherRequest
@@ -23,8 +26,8 @@ Does = Callable[[LauncherRequest, int | None], bytes]
 class Limits:
     """The server's settings."""
 
-    deadline: float = 20.0
-    grace: float = 10.0
+    deadline: float = PATIENCE
+    grace: float = PATIENCE
     connections: int = 64
     max_config_bytes: int = 1 << 20
 
@@ -141,9 +144,16 @@ def server(
         assert not thread.is_alive()
 
 
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+def descriptors(of: IO[bytes] | None = None) -> int:
+    """How many this process has open, of the same file as that one if it is given.
+
+    Those that tests before this one left are closed at any time.
+    """
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # closed meanwhile
+            found.append(os.fstat(int(name)))
+    return len(found) if of is None else sum(samestat(os.fstat(of.fileno()), one) for one in found)
 
 
 def reset(client: socket.socket) -> None:

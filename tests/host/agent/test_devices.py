@@ -81,8 +81,14 @@ def test_next_agent_offers_the_pools_at_once_and_keeps_every_allocation(server: 
             waiting = stack.enter_context(running(server, "agent"))
             until(lambda: "waiting until it ends" in waiting.log)  # noqa: B023
             kubelet.admit(f"before-{number}", [{"name": "main", "limits": {resource: 1}}])
+            before = kubelet.endpoint(resource)
             assert serving.end() == 0
-            kubelet.wait(lambda: kubelet.allocatable(resource) == 8)
+            kubelet.wait(
+                lambda: (
+                    kubelet.endpoint(resource) is not before  # noqa: B023
+                    and kubelet.allocatable(resource) == 8
+                )
+            )
             kubelet.admit(f"after-{number}", [{"name": "main", "limits": {resource: 1}}])
             until(lambda: devices(server).get((resource, "registered")) == 1)
             serving = waiting
@@ -98,7 +104,7 @@ def test_agent_without_a_kubelet_offers_nothing_and_serves(server: Paths) -> Non
         until(lambda: server.agent_socket.is_socket())
         until((server.kubelet.parent / "http").is_socket)
         assert devices(server) == {}
-        assert "waiting for a kubelet" in agent.log
+        until(lambda: "waiting for a kubelet" in agent.log)
         assert agent.end() == 0
 
 
@@ -120,7 +126,7 @@ def test_choices_of_pods_that_the_kubelet_forgot_are_removed(server: Paths, comm
     (old,) = (path for path in (server.devices / "pods").iterdir() if b"uid-7" in path.read_bytes())
     os.utime(old, (time.time() - YOUNG - 1,) * 2)
     with running(server, command), Kubelet(server.kubelet) as kubelet:
-        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8, 30.0)
+        kubelet.wait(lambda: kubelet.allocatable("rdma/hca") == 8)
         kubelet.admit("worker-0", [{"name": "main", "limits": {"rdma/hca": 1}}])
         until(lambda: not old.exists())
     assert [choices.uid for choices in every(server)] == ["uid-8"]

@@ -8,7 +8,15 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.host.agent.nodes import environ_of, host, ip, left, links, pod_and_device, service
+from tests.host.agent.nodes import (
+    environ_of,
+    host,
+    ip,
+    links,
+    pod_and_device,
+    require_nothing_left,
+    service,
+)
 from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Seen, kill_often
 
@@ -30,7 +38,7 @@ def test_killed_agent_loses_and_doubles_no_address(service: Service, tmp_path: P
     kill_often(service.root / "run/agent.pid", KILLS, clients, (0.05, 0.4))
     assert seen.wrong == []
     assert seen.results >= KILLS
-    assert left(service.root) == []
+    require_nothing_left(service.root)
 
 
 def test_killed_agent_leaves_no_interface_behind(
@@ -67,4 +75,4 @@ def test_killed_agent_leaves_no_interface_behind(
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
-    assert left(service.root) == []
+    require_nothing_left(service.root)

@@ -159,7 +159,7 @@ def test_agent_that_leaves_may_be_killed_at_any_time(node: Node) -> None:
         agent.wait(PATIENCE)
     agent = node.agent("--until-empty", "0")
     if not detached:
-        node.call("DEL")
+        until(lambda: node.call("DEL")[0] == 0, what="detachment")
     node.await_state(agent, GONE)
     agent.terminate()
     assert agent.wait(PATIENCE) == 0

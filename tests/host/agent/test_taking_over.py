@@ -7,6 +7,7 @@ one call.
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.agent.nodes import environ_of, host, ip, left, links, pod_and_device
+from tests.host.agent.nodes import (
+    environ_of,
+    host,
+    ip,
+    links,
+    pod_and_device,
+    require_nothing_left,
+)
 from tests.plugins import CHECKOUT
 from tests.plugins.service import install_launchers
 from tests.storm import Client, Seen, run_beside
@@ -31,7 +39,10 @@ IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/24"}
 
 
 class Relay:
-    """Agents of one node. `agents` are the pids of those that were started, oldest first."""
+    """Agents of one node. `agents` has those that were started, oldest first: pid and pidfd.
+
+    Hundreds of processes start in a second, so the pid of one that has ended may be another's.
+    """
 
     def __init__(self, root: Path, host: str) -> None:
         self.root = root
@@ -39,7 +50,7 @@ class Relay:
         (root / "etc").mkdir(parents=True)
         (root / "etc/config.yaml").write_text('agent:\n  listen: ""\n')
         self.log = root / "agent.log"
-        self.agents: list[int] = []
+        self.agents: dict[int, int] = {}
         roots = {f"PODFABRIC_{name.upper()}": str(root / name) for name in ("run", "state", "etc")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -62,12 +73,12 @@ class Relay:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         pid = int(self.process.stdout.readline())
-        self.agents.append(pid)
+        self.agents[pid] = os.pidfd_open(pid)
         self.await_state(pid, state)
         return pid
 
     def await_state(self, pid: int, state: str) -> None:
-        until(lambda: self._state(pid) == state or not lives(pid), what=f"{state} {pid}")
+        until(lambda: self._state(pid) == state or not self.lives(pid), what=f"{state} {pid}")
         assert self._state(pid) == state, self.log.read_text()
 
     def _state(self, pid: int) -> str:
@@ -78,23 +89,22 @@ class Relay:
     def end(self) -> None:
         """End every agent and the process that forks them."""
         for pid in self.agents:
-            signalled(pid, signal.SIGTERM)
-        for pid in self.agents:
-            until(lambda pid=pid: not lives(pid), what=f"end of {pid}")  # type: ignore[misc]
+            self.signal(pid, signal.SIGTERM)
+        for pid, descriptor in self.agents.items():
+            until(lambda pid=pid: not self.lives(pid), what=f"end of {pid}")  # type: ignore[misc]
+            os.close(descriptor)
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(PATIENCE)
 
+    def lives(self, pid: int) -> bool:
+        """Whether the agent has not ended yet."""
+        return not select.select([self.agents[pid]], [], [], 0)[0]
 
-def lives(pid: int) -> bool:
-    return signalled(pid, 0)
-
-
-def signalled(pid: int, number: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-        return True
-    return False
+    def signal(self, pid: int, number: int) -> None:
+        """Send the agent a signal, if it has not ended yet."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.agents[pid], number)
 
 
 @contextmanager
@@ -108,22 +118,22 @@ def relay_in(root: Path, host: str) -> Iterator[Relay]:
 
 def _ends(relay: Relay, old: int, new: int) -> int:
     """SIGTERM, as a DaemonSet's controller does it; the old one finishes what it has begun."""
-    signalled(old, signal.SIGTERM)
+    relay.signal(old, signal.SIGTERM)
     return new
 
 
 def _is_killed_while_it_hands_over(relay: Relay, old: int, new: int) -> int:
-    signalled(old, signal.SIGTERM)
+    relay.signal(old, signal.SIGTERM)
     time.sleep(random.uniform(0, 0.03))
-    signalled(old, signal.SIGKILL)
+    relay.signal(old, signal.SIGKILL)
     return new
 
 
 def _waits_for_another(relay: Relay, old: int, new: int) -> int:
     """The new one is killed while it waits, and a newer one waits meanwhile."""
     newer = relay.start("standing by")
-    signalled(new, signal.SIGKILL)
-    signalled(old, signal.SIGTERM)
+    relay.signal(new, signal.SIGKILL)
+    relay.signal(old, signal.SIGTERM)
     return newer
 
 
@@ -177,7 +187,7 @@ def test_agents_that_take_over_fail_no_call_and_leave_nothing(
         assert links(host) == before
         inside = [json.loads(ip("-n", pod, "-json", "link")) for pod, _ in places]
         assert [[one["ifname"] for one in shown] for shown in inside] == [["lo"]] * CLIENTS
-        assert left(relay.root) == []
+        require_nothing_left(relay.root)
 
 
 def test_agent_that_stands_by_ends_on_sigterm_and_changes_nothing(
@@ -186,8 +196,8 @@ def test_agent_that_stands_by_ends_on_sigterm_and_changes_nothing(
     with relay_in(tmp_path / "agent", host) as relay:
         serving = relay.start("serving")
         waiting = relay.start("standing by")
-        signalled(waiting, signal.SIGTERM)
-        until(lambda: not lives(waiting), what="end")
+        relay.signal(waiting, signal.SIGTERM)
+        until(lambda: not relay.lives(waiting), what="end")
         assert [path.name for path in relay.run.glob("agent-*.state")] == [
             next(relay.run.glob(f"agent-*-{serving}.state")).name
         ]

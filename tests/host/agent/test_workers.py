@@ -171,7 +171,7 @@ def test_worker_that_is_stuck_is_replaced_and_counted_until_it_ends(
     let_go.set()
     until(lambda: workers.stuck == 0)
     until(lambda: workers.threads == 2)
-    assert caplog.text.count("has ended after") == 2
+    until(lambda: caplog.text.count("has ended after") == 2)
     assert workers.close(PATIENCE)
 
 

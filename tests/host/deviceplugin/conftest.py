@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
+from deviceplugin import pod_devices, pool_service, reconcile
 from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import RegistrationMode
 from deviceplugin.kubelet.server import PluginServer, Resource
@@ -17,6 +18,11 @@ from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
 
 Serve = Callable[..., PluginServer]
+ASKING = (
+    (pool_service, "ASK_KUBELET"),
+    (reconcile, "ASK_KUBELET"),
+    (pod_devices, "KUBELET_TIMEOUT"),
+)
 
 
 @pytest.fixture
@@ -31,6 +37,13 @@ def server() -> Iterator[Paths]:
     """A made-up server of eight HCAs, with all of its roots."""
     with tempfile.TemporaryDirectory(prefix="pf-") as directory:
         yield made_server(Path(directory))
+
+
+@pytest.fixture(autouse=True)
+def kubelet_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plugin asks of a kubelet on a busy machine it is told, however late."""
+    for module, name in ASKING:
+        monkeypatch.setattr(module, name, PATIENCE)
 
 
 @pytest.fixture

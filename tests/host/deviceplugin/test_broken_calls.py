@@ -121,7 +121,7 @@ def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
 
 @pytest.mark.parametrize("lists", [0, 1])
 def test_a_kubelet_whose_stream_breaks_has_the_list_again(
-    kubelet: Kubelet, serve: Serve, impatient: None, lists: int
+    kubelet: Kubelet, serve: Serve, lists: int
 ) -> None:
     """Before the first list was read, or after it."""
     pool = Pool()

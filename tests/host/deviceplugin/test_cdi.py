@@ -116,7 +116,7 @@ def test_a_holders_id_stays_well_after_a_reload(node: Node, kubelet: Kubelet) ->
     reload_driver(node.paths, given.env["PCIDEVICE_RDMA_HCA"], 40)
     # In between the HCA has no uverbs device, and the file no HCA, if the plugin looks then.
     kubelet.wait(lambda: described(node.paths).get(given.cdi[0]) == ["rdma_cm", "uverbs40"])
-    assert kubelet.devices(HCA)[given.ids[HCA][0]][0]
+    kubelet.wait(lambda: kubelet.devices(HCA)[given.ids[HCA][0]][0])  # the list comes later
 
 
 def test_the_file_goes_with_its_pool(node: Node, kubelet: Kubelet) -> None:

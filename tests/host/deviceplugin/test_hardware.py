@@ -165,7 +165,10 @@ def test_one_port_of_two_is_enough(serve: Serve) -> None:
     at = "class/infiniband/mlx5_0/ports"
     served.tree.write(f"{at}/1/state", "1: DOWN")
     names = (f"worker-{number}" for number in itertools.count())
-    until(lambda: served.give(HCA, name=next(names)).env["NCCL_IB_HCA"] == "=mlx5_0:2")
+    until(
+        lambda: served.give(HCA, name=next(names)).env["NCCL_IB_HCA"] == "=mlx5_0:2",
+        pause=0.5,  # each look takes one of the 64 ids
+    )
     served.tree.write(f"{at}/2/state", "1: DOWN")
     served.offers({HCA: 0})  # the sibling's port is ACTIVE still, and carries no data
     with pytest.raises(PodRejected):

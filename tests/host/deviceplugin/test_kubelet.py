@@ -72,6 +72,11 @@ def answer(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - the message's fiel
     return {"answer": ContainerAllocateResponse(**given)}
 
 
+def of_pod(paths: Paths, name: str, uid: str) -> list[PodDevices]:
+    """The rows of a pod, however long a busy machine takes for them."""
+    return reader.of_pod(paths, "default", name, uid, PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("name", "taken"),
     [
@@ -244,7 +249,7 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
         assert [len(container.devices) for container in listed.containers] == [3, 0]
         whole = stub.GetAllocatableResources(podresources_pb2.AllocatableResourcesRequest())
         assert len(whole.devices) == 4
-    assert reader.from_pod_resources(paths) == [
+    assert reader.from_pod_resources(paths, PATIENCE) == [
         PodDevices(
             namespace="ns",
             name="pod",
@@ -255,7 +260,7 @@ def test_pod_resources_are_told_device_by_device_and_read_as_one(
         )
     ]
     kubelet.remove(pod)
-    assert reader.from_pod_resources(paths) == []
+    assert reader.from_pod_resources(paths, PATIENCE) == []
 
 
 def test_the_rows_of_a_pod_have_its_init_containers_though_pod_resources_does_not(
@@ -264,14 +269,14 @@ def test_the_rows_of_a_pod_have_its_init_containers_though_pod_resources_does_no
     others()
     given = kubelet.admit("pod", [wants("z"), wants("a"), wants("init", 2, init=True)], uid="u-1")
     kubelet.admit("other", [wants()], uid="u-2")
-    rows = reader.of_pod(paths, "default", "pod", "u-1")
+    rows = of_pod(paths, "pod", "u-1")
     assert [row.container for row in rows] == ["z", "a", "init"]
     assert all((row.namespace, row.name, row.uid) == ("default", "pod", "u-1") for row in rows)
     assert [list(row.ids) for row in rows] == [
         given.containers[n].ids[FOO] for n in ("z", "a", "init")
     ]
-    assert [row.container for row in reader.of_pod(paths, "default", "pod", "")] == ["z", "a"]
-    assert reader.of_pod(paths, "default", "third", "u-3") == []
+    assert [row.container for row in of_pod(paths, "pod", "")] == ["z", "a"]
+    assert of_pod(paths, "third", "u-3") == []
 
 
 def test_a_former_pod_of_the_name_gives_no_devices_to_its_successor(
@@ -280,7 +285,7 @@ def test_a_former_pod_of_the_name_gives_no_devices_to_its_successor(
     others()
     kubelet.admit("pod", [wants(), wants("another")], uid="u-1")
     second = kubelet.admit("pod", [wants()], uid="u-2")
-    (row,) = reader.of_pod(paths, "default", "pod", "u-2")
+    (row,) = of_pod(paths, "pod", "u-2")
     assert list(row.ids) == second.containers["main"].ids[FOO]
 
 
@@ -290,9 +295,9 @@ def test_a_successor_without_devices_gets_none_of_its_predecessors(
     """PodResources shows the pod of that name which ends, the checkpoint that it is another."""
     others()
     former = kubelet.admit("pod", [wants()], uid="u-1")
-    assert reader.of_pod(paths, "default", "pod", "u-2") == []
+    assert of_pod(paths, "pod", "u-2") == []
     kubelet.checkpoint.unlink()
-    (row,) = reader.of_pod(paths, "default", "pod", "u-2")
+    (row,) = of_pod(paths, "pod", "u-2")
     assert list(row.ids) == former.containers["main"].ids[FOO]
 
 
@@ -303,7 +308,7 @@ def test_without_a_uid_the_checkpoint_is_no_answer(
     kubelet.admit("pod", [wants()], uid="u-1")
     kubelet.stop()
     with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*has only pod UIDs"):
-        reader.of_pod(paths, "default", "pod", "")
+        of_pod(paths, "pod", "")
 
 
 def claimed(device: str, *cdi: str) -> dict[str, Any]:
@@ -354,8 +359,8 @@ def test_what_a_claim_gave_is_known_by_names_and_addresses(
 ) -> None:
     main = {"name": "main", "dynamic_resources": [{"claim_resources": [device]}]}
     with telling(paths, main):
-        assert reader.from_pod_resources(paths) == []  # no device plugin's
-        (row,) = reader.of_pod(paths, "default", "pod", "u-1")
+        assert reader.from_pod_resources(paths, PATIENCE) == []  # no device plugin's
+        (row,) = of_pod(paths, "pod", "u-1")
     assert (row.resource, row.ids, row.claimed) == ("dra.net/node-1", ids, True)
     assert (row.uid, row.container) == ("u-1", "main")
 
@@ -373,7 +378,7 @@ def test_what_a_claim_gave_stands_beside_the_checkpoints_rows(paths: Paths) -> N
         for uid, ids in (("u-1", [("5",), ("vf",)]), ("u-0", [])):
             data = {"PodDeviceEntries": [{"PodUID": uid, **row}], "RegisteredDevices": {}}
             checkpoint.write_text(json.dumps({"Data": data, "Checksum": 0}))
-            assert [row.ids for row in reader.of_pod(paths, "default", "pod", "u-1")] == ids
+            assert [row.ids for row in of_pod(paths, "pod", "u-1")] == ids
 
 
 def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
@@ -383,17 +388,17 @@ def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
     kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
     kubelet.stop()
     with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
-        reader.from_pod_resources(paths)
-    rows = reader.of_pod(paths, "default", "pod", "u-1")
+        reader.from_pod_resources(paths, PATIENCE)
+    rows = of_pod(paths, "pod", "u-1")
     assert [row.container for row in rows] == ["a", "b"]
     kubelet.checkpoint.write_text("{")
     with pytest.raises(
         KubeletUnreadable, match=r"does not exist.*; .*is not a valid checkpoint of the kubelet"
     ):
-        reader.of_pod(paths, "default", "pod", "u-1")
+        of_pod(paths, "pod", "u-1")
     kubelet.checkpoint.unlink()
     with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*checkpoint: does not exist"):
-        reader.of_pod(paths, "default", "pod", "u-1")
+        of_pod(paths, "pod", "u-1")
 
 
 def test_pod_resources_is_enough_where_the_checkpoint_is_damaged(
@@ -402,7 +407,7 @@ def test_pod_resources_is_enough_where_the_checkpoint_is_damaged(
     others()
     kubelet.admit("pod", [wants()], uid="u-1")
     kubelet.checkpoint.write_text("{")
-    assert [row.container for row in reader.of_pod(paths, "default", "pod", "u-1")] == ["main"]
+    assert [row.container for row in of_pod(paths, "pod", "u-1")] == ["main"]
 
 
 @pytest.mark.parametrize("listening", [True, False])
@@ -419,7 +424,10 @@ def test_a_kubelet_that_does_not_answer_is_given_up(paths: Paths, listening: boo
 def test_the_command_asks_a_plugin_for_a_pod(root: Path, serve: Serve) -> None:
     serve(Pool(name=FOO))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kubelet", str(root), "--ask", f"{FOO}=2"],
+        [
+            *(sys.executable, "-m", "tests.kubelet", str(root)),
+            *("--ask", f"{FOO}=2", "--wait", str(PATIENCE)),
+        ],
         stdout=subprocess.PIPE,
         check=True,
         timeout=PATIENCE,

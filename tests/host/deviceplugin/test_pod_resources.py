@@ -42,7 +42,7 @@ def test_is_kept_while_the_kubelet_stays(
 ) -> None:
     kubelet.start()
     for _ in range(3):
-        assert not connection.list(2.0).pod_resources
+        assert not connection.list(PATIENCE).pod_resources
     assert len(channels) == 1
 
 
@@ -51,7 +51,7 @@ def test_new_kubelet_is_asked_at_once(
 ) -> None:
     for _ in range(3):
         kubelet.start()
-        assert not connection.list(2.0).pod_resources
+        assert not connection.list(PATIENCE).pod_resources
         kubelet.stop()
     assert len(channels) == 3
 
@@ -70,9 +70,9 @@ def test_connects_again_after_it_was_closed(
     kubelet: Kubelet, connection: PodResourcesClient
 ) -> None:
     kubelet.start()
-    connection.list(2.0)
+    connection.list(PATIENCE)
     connection.close()
-    assert not connection.list(2.0).pod_resources
+    assert not connection.list(PATIENCE).pod_resources
 
 
 def test_many_threads_ask_while_kubelets_come_and_go(
@@ -101,7 +101,7 @@ def test_many_threads_ask_while_kubelets_come_and_go(
             ended.set()
         for thread in asking:
             thread.result(PATIENCE)
-    assert not connection.list(2.0).pod_resources
+    assert not connection.list(PATIENCE).pod_resources
 
 
 def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
@@ -112,9 +112,11 @@ def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
     with socket.socket(socket.AF_UNIX) as silent, ThreadPoolExecutor(1) as threads:
         silent.bind(str(socket_path))
         silent.listen()
-        first = threads.submit(connection.list, 5.0)
+        first = threads.submit(connection.list, PATIENCE)
         until(lambda: select.select([silent], [], [], 0)[0])
         with pytest.raises(KubeletUnreadable, match="another call is still waiting"):
             connection.list(0.2)
+        silent.accept()[0].close()
+        silent.close()
         with pytest.raises(KubeletUnreadable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             first.result()

@@ -154,7 +154,7 @@ def test_a_socket_that_vanished_is_made_again_under_another_name(
     all_healthy(kubelet)
     (before,) = own_sockets(root)
     before.unlink()
-    kubelet.wait(lambda: kubelet.count("Register", NAME) == 2)
+    kubelet.wait(lambda: kubelet.count("ListAndWatch", NAME) == 2)
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 4 and own_sockets(root))
     assert own_sockets(root) != [before]
     assert kubelet.admit("pod", ONE).containers["main"].ids
@@ -219,9 +219,15 @@ def test_a_pool_registers_again_when_the_kubelet_stops_reading_its_list(
 
 
 def test_a_registration_after_which_the_list_is_not_asked_for_is_repeated(
-    kubelet: Kubelet, serve: Serve, impatient: None
+    kubelet: Kubelet, serve: Serve, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kubelet.before_watch = lambda endpoint: kubelet.count("Register", NAME) > 2
+    def third(endpoint: Endpoint) -> bool:
+        if kubelet.count("Register", NAME) < 3:
+            return False
+        monkeypatch.setattr(registration, "WATCHDOG", 10 * PATIENCE)  # the list may take its time
+        return True
+
+    kubelet.before_watch = third
     kubelet.start()
     server = serve(Pool())
     all_healthy(kubelet)
@@ -325,8 +331,9 @@ def test_a_server_that_never_started_can_be_closed(root: Path) -> None:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_an_instance_that_ends_after_its_successor_began_takes_nothing_with_it(
-    root: Path, serve: Serve, old: bool
+    root: Path, serve: Serve, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(registration, "SETTLE", 2.0)  # for the kubelet to notice the end
     with Kubelet(root, old=old) as kubelet:
         first = serve(Pool())
         all_healthy(kubelet)
@@ -355,7 +362,9 @@ def test_an_instance_that_is_killed_beside_its_successor_takes_nothing_with_it(
     serve: Serve,
     processes: Callable[[], subprocess.Popen[bytes]],
     impatient: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(registration, "SETTLE", 2.0)  # for the kubelet to notice the end
     with Kubelet(root, old=True) as kubelet:
         first = processes()
         all_healthy(kubelet)
@@ -432,7 +441,7 @@ def test_only_sockets_of_the_same_resource_are_siblings(tmp_path: Path) -> None:
 
 
 def test_a_watched_pool_is_found_and_found_again_by_the_next_kubelet(
-    kubelet: Kubelet, serve: Serve, root: Path
+    kubelet: Kubelet, serve: Serve, root: Path, patient: None
 ) -> None:
     kubelet.start()
     server = serve(Pool(), "watcher")

@@ -110,9 +110,9 @@ def test_many_changes_are_few_lists_and_the_last_is_the_newest(plugin: Plugin) -
 def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
     stream = plugin.watch()
     next(stream)
-    plugin.server.changed()
     plugin.pool.set("1", False)
     plugin.pool.set("1", True)
+    plugin.server.changed()  # only now: it is compared from here on
     plugin.server.changed()
     time.sleep(streams.COALESCE * 2)  # it would have been sent by then
     plugin.pool.set("3", False)

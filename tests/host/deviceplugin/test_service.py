@@ -178,7 +178,9 @@ def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
     client.start()
     moments = random.Random(2)
     try:
-        for _ in range(KILLS):
+        kills = 0
+        while kills < KILLS or len(admitted) <= KILLS:  # a busy machine admits few between two
+            kills += 1
             registered = kubelet.count("Register", HCA)
             with running(server) as service:
                 if moments.random() < 0.8:  # else while it begins

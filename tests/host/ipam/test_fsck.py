@@ -13,6 +13,7 @@ from ipam.fsck import LivingAddress
 from ipam.recovery import BACKUP, DATABASE, back_up
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
+from tests.netns import namespace
 from tests.unit.ipam.calls import BOOT, owner, range_of, sets_of
 
 IP = "/usr/sbin/ip"
@@ -26,17 +27,14 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def pod() -> Iterator[str]:
     """A namespace whose interface has addresses that another plugin configured."""
-    name = f"pfb-fsck-{os.getpid()}"
-    ip("netns", "add", name)
-    try:
+    with namespace() as path:
+        name = path.name
         ip("-n", name, "link", "set", "lo", "up")
         ip("-n", name, "link", "add", "net1", "type", "veth", "peer", "name", "other")
         ip("-n", name, "address", "add", "10.99.0.2/24", "dev", "net1")
         ip("-n", name, "address", "add", "fd99::7/64", "dev", "net1", "nodad")
         ip("-n", name, "link", "set", "net1", "up")
         yield name
-    finally:
-        ip("netns", "delete", name)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ class Outcome:
         assert self.exit_code == 1
         assert not any(phrase in document["msg"].lower() for phrase in MISREAD)
         return document
+
+
+@contextmanager
+def file_of(config: bytes) -> Iterator[int]:
+    """A configuration as a file, which comes as soon as it is read, other than from a pipe."""
+    with os.fdopen(os.memfd_create("config"), "w+b", buffering=0) as file:
+        file.write(config)
+        file.seek(0)
+        yield file.fileno()
 
 
 @dataclass(frozen=True)

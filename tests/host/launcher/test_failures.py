@@ -20,6 +20,7 @@ from tests.host.launcher.fake import (
     Launcher,
     Peer,
     answering,
+    file_of,
 )
 from tests.waiting import PATIENCE
 
@@ -188,8 +189,8 @@ def test_answer_in_drops_has_the_same_deadline(launcher: Launcher) -> None:
 
 def test_agent_that_does_not_read_has_the_same_deadline(launcher: Launcher) -> None:
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
-        outcome = launcher.run(launcher.environ(**SOON), b"x" * (8 << 20))
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)), file_of(b"x" * (8 << 20)) as stdin:
+        outcome = launcher.run(launcher.environ(**SOON), stdin=stdin)
         ended.set()
     assert "does not take the request (ETIMEDOUT, errno 110)" in outcome.error["msg"]
 

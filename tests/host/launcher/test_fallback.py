@@ -21,6 +21,7 @@ from tests.host.launcher.fake import (
     Launcher,
     Peer,
     answering,
+    file_of,
 )
 from tests.waiting import PATIENCE
 
@@ -110,8 +111,8 @@ def test_fallback_serves_if_the_agent_did_not_take_the_request(launcher: Launche
     _install(launcher)
     config = b"x" * (8 << 20)
     ended = threading.Event()
-    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)):
-        outcome = launcher.run(launcher.environ(PODFABRIC_TIMEOUT="1"), config)
+    with Agent(launcher.socket, lambda _: ended.wait(PATIENCE)), file_of(config) as stdin:
+        outcome = launcher.run(launcher.environ(PODFABRIC_TIMEOUT="1"), stdin=stdin)
         ended.set()
     assert outcome.stdout == b"fallback\n" + config
 

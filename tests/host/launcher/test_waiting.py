@@ -152,7 +152,8 @@ def test_next_agent_learns_since_when_one_that_died_may_have_done_the_call(
     with Agent(launcher.socket, lambda peer: next(calls)(peer)):
         assert launcher.run().stdout == RESULT
     assert recorder.request is not None
-    assert before <= int(recorder.request.environ[UNANSWERED_SINCE]) <= time.time()
+    # The launcher's time(2) is behind by up to a tick.
+    assert before - 1 <= int(recorder.request.environ[UNANSWERED_SINCE]) <= time.time()
 
 
 def test_call_that_may_have_ended_two_agents_is_not_tried_on_a_third(launcher: Launcher) -> None:

@@ -142,7 +142,7 @@ def test_no_descriptor_is_left_open(inside: Path) -> None:
                 opened(inside, name)
             except (UnsafeFile, OSError):
                 continue
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # others' may have been closed
 
 
 @pytest.fixture

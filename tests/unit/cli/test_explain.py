@@ -20,6 +20,7 @@ from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
+from tests.waiting import PATIENCE
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 CONFIG = DevicePluginConfig(pools=(PoolConfig(resource="rdma/hca", mode="exclusive"),))
@@ -63,6 +64,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fleet]:
+    monkeypatch.setattr("deviceplugin.pool_service.ASK_KUBELET", PATIENCE)
     with short_path() as directory:
         paths = servers.dgx(directory, nodes=True)
         yield from _running(paths, Shell(paths, monkeypatch, capsys))

@@ -154,11 +154,15 @@ def test_reader_sees_the_old_file_or_the_new_one(
     assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"]
 
 
-def test_file_is_on_disk_when_write_returns(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    named: list[bool] = []
-    monkeypatch.setattr("os.fsync", lambda _: named.append(paths.checkpoint.exists()))
+def test_content_is_on_disk_when_write_returns(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bytes] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda descriptor: synced.append(Path(f"/dev/fd/{descriptor}").read_bytes())
+    )
     write(paths, allocation())
-    assert named == [False, True], "the content first, then the directory with the name"
+    assert synced == [paths.checkpoint.read_bytes()], "one wait for the disk"
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: str(struct.__name__))

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import AllocatedHCA, AllocationKey, CheckpointDamaged
+from deviceplugin.checkpoint import (
+    AllocatedHCA,
+    AllocationKey,
+    CheckpointDamaged,
+    CheckpointUnreadable,
+)
 from deviceplugin.ledger import YOUNG, Ledger
 from tests.waiting import PATIENCE
 
@@ -93,7 +98,7 @@ def test_allocation_is_on_disk_when_it_returns(
     for number in range(3):
         steps.clear()
         recording.record(RESOURCE, {f"{FIRST}-{number}": devices(FIRST)})
-        assert steps == ["content", "name", "directory"]
+        assert steps == ["content", "name"]
         assert len(on_disk(paths)) == number + 1
 
 
@@ -108,7 +113,7 @@ def test_readers_do_not_wait_for_the_disk(paths: Paths, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("os.fsync", synced)
     recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
-    assert seen == [2, 2]
+    assert seen == [2]
     assert len(recording.allocations()) == 3
 
 
@@ -131,24 +136,39 @@ def test_disk_that_takes_nothing_is_an_error_until_it_takes_all(
     assert len(on_disk(paths)) == 2
 
 
-def test_file_whose_name_may_not_be_on_disk_is_written_again(
+@pytest.mark.parametrize(
+    ("kept", "expected"), [(1.0, [0, 1, 2]), (0.99, [0, 1]), (0.0, [0, 1])], ids=str
+)
+def test_change_whose_name_was_lost_is_finished_if_it_is_whole(
+    paths: Paths, kept: float, expected: list[int]
+) -> None:
+    """A power cut brought the old file back, and left the temporary one, or a part of it."""
+    recording = with_two(paths)
+    before = paths.checkpoint.read_bytes()
+    recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
+    content = paths.checkpoint.read_bytes()
+    temporary = paths.checkpoint.with_name(f".{paths.checkpoint.name}.tmp")
+    temporary.write_bytes(content[: int(len(content) * kept)])
+    paths.checkpoint.write_bytes(before)
+    assert ledger(paths).keys() == {(RESOURCE, f"{FIRST}-{number}") for number in expected}
+    assert on_disk(paths) == ledger(paths).keys()
+    assert not temporary.exists()
+
+
+def test_change_that_cannot_be_finished_is_an_error(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step fails: the file has an allocation that was never answered."""
-    recording = with_two(paths)
-    fsync = os.fsync
+    with_two(paths)
+    paths.checkpoint.rename(paths.checkpoint.with_name(f".{paths.checkpoint.name}.tmp"))
 
-    def broken(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(5, "Input/output error")
-        fsync(descriptor)
+    def refused(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="error"):
-        patched.setattr("os.fsync", broken)
-        recording.record(RESOURCE, {f"{FIRST}-2": devices(FIRST)})
-    assert len(recording.keys()) == 2
-    recording.settle()
-    assert on_disk(paths) == recording.keys()
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", refused)
+        with pytest.raises(CheckpointUnreadable, match="cannot be finished: Read-only"):
+            ledger(paths)
+    assert len(ledger(paths).keys()) == 2
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -449,6 +469,8 @@ def test_killed_before_any_system_call_nothing_is_lost(tmp_path: Path) -> None:
         assert {f"{FIRST}-{number}" for number in range(returned)} <= found, at
         assert len(found) <= returned + 1, at
         again = ledger(paths)
+        found |= {device_id for _, device_id in again.keys()}  # noqa: SIM118
+        assert len(found) <= returned + 1, at
         again.record(RESOURCE, {f"{SECOND}-0": devices(SECOND)})
         assert {known for _, known in on_disk(paths)} == {*found, f"{SECOND}-0"}, at
         assert [path.name for path in paths.devices.iterdir()] == ["checkpoint.json"], at

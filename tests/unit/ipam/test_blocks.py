@@ -36,6 +36,7 @@ def block(index: int = 0) -> LeasedBlock:
         domains=("blue", "blue 10.0.0.0/24"),
         first=first,
         last=first + 15,
+        kept_out=(Interval(first, first), Interval(first + 5, first + 9)),
         max_offline=1800.0,
         boot=BOOT,
         confirmed=12.5,

@@ -78,7 +78,13 @@ def test_del_check_and_gc_go_by_the_store_whatever_the_scope(
 
 def in_process(node: ClusterNode) -> AddressPlugin:
     """The plugin of a process without the agent."""
-    stores = Stores(PerCall(node.directory), lambda: "cluster", clock=node.clock, patience=0.0)
+    stores = Stores(
+        PerCall(node.directory),
+        lambda: "cluster",
+        clock=node.clock,
+        patience=0.0,
+        pool_patience=0.0,
+    )
     return AddressPlugin(stores, lambda: node.boot)
 
 

@@ -1,12 +1,14 @@
 """A cluster of nodes in one process: real stores, a stand-in for the API server, and one clock."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from cni.spec.result import Result
 from ipam.cluster import geometry
+from ipam.cluster.attempts import Attempts
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name, space_name
 from ipam.cluster.objects import (
@@ -18,6 +20,7 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.plugin import AddressPlugin
+from ipam.resident import Resident
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
@@ -93,7 +96,10 @@ class ClusterNode:
         faults: Faults | None = None,
         boot: str = "boot-1",
         machine: str = "",
+        kept: bool = False,
     ) -> None:
+        self.kept = kept  # keep the store's files open, as an agent does: many times as fast
+        self.files: PerCall | Resident = PerCall(directory)
         self.server = server
         self.directory = directory
         self.name = name
@@ -103,13 +109,28 @@ class ClusterNode:
         self.api = server.client(name, faults)
         if name not in server.machines:
             server.add_node(name, self.machine, f"uuid-of-{self.machine}", boot)
+        self.forced: set[str] = set()  # blocks that the test deleted by force
         self.restart()
 
     def restart(self, boot: str = "") -> None:
         """A new agent process, in a new boot if one is given."""
         self.boot = boot or self.boot
-        self.files = PerCall(self.directory, report=lambda text: None)
-        self.lessee = Lessee(self.api, self.files, self.name, self.boot, clock=self.clock)
+        self.close()
+        form = Resident if self.kept else PerCall
+        self.files = form(self.directory, report=lambda text: None)
+        self.lessee = Lessee(
+            self.api,
+            self.files,
+            self.name,
+            self.boot,
+            clock=self.clock,
+            attempts=partial(Attempts, look_at_pool=0.0),
+        )
+
+    def close(self) -> None:
+        """Close the store's files."""
+        if isinstance(self.files, Resident):
+            self.files.close()
 
     @property
     def store(self) -> SqliteStore:
@@ -117,7 +138,14 @@ class ClusterNode:
 
     @property
     def plugin(self) -> AddressPlugin:
-        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock, patience=0.0)
+        stores = Stores(
+            self.files,
+            lambda: "cluster",
+            self.lessee,
+            clock=self.clock,
+            patience=0.0,
+            pool_patience=0.0,
+        )
         return AddressPlugin(stores, lambda: self.boot)
 
     def add(self, pod: str, ipam: Json | None = None, **how: str) -> list[str]:

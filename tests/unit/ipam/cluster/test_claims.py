@@ -4,10 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from cni.policy.rules import Policy
 from cni.spec.errors import Code
+from ipam.addresses import parse, text
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.store import boottime
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.cluster.nodes import (
@@ -306,6 +311,50 @@ def test_a_private_range_beside_a_shared_one_uses_the_same_blocks(
     assert node.add("p1", private)[0] not in node.add("p2")
     assert len(blocks_of(server)) == 1
     assert len(node.held()) == 3
+
+
+def test_what_a_pool_excludes_nobody_hands_out(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, "10.5.0.0/27", size=8, exclude=("10.5.0.0/28", "10.5.0.20-10.5.0.30"))
+    ipam = {"range": "10.5.0.0/27"}
+    got = {node.add(f"p{number}", ipam)[0] for number in range(4)}
+    assert got == {f"10.5.0.{number}" for number in range(16, 20)}
+    assert error_of(lambda: node.add("p4", ipam)).code == Code.NO_FREE_ADDRESS
+    assert blocks_of(server) == ["default.10.5.0.16-29"]
+
+
+def test_foreign_addresses_of_a_block_are_not_handed_out(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (address,) = node.add("p0")
+    (name,) = blocks_of(server)
+    block = server.look(AddressBlock, name)
+    first = parse(block.spec.first)
+    free = [text(first + number) for number in range(1, 15) if text(first + number) != address]
+    server.put(replace(block, spec=replace(block.spec, foreign=tuple(free[:10]))))
+    node.steps(1, 500.0)
+    server.down = True
+    got = {node.add(f"p{number}")[0] for number in range(1, 4)}
+    assert got <= set(free[10:]) | {text(first + 15), text(first)}
+
+
+def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """Another network holds the whole range on the same link."""
+    link = {"type": "macvlan", "master": "eth9"}
+    for number in range(254):
+        other = {"range": RANGE, "scope": "node", "network_name": "theirs"}
+        node.plugin.add(request("ADD", other, f"o{number}", config=link, network="theirs"))
+    policy = Policy(private_ranges=True)
+    plugin = AddressPlugin(
+        Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=60.0),
+        lambda: node.boot,
+        lambda: policy,
+    )
+    error = error_of(lambda: plugin.add(request("ADD", {"range": RANGE}, "c", config=link)))
+    assert error.code == Code.NO_FREE_ADDRESS
+    assert "on this link" in error.message
+    assert len(blocks_of(server)) <= 4
 
 
 def test_the_clock_does_not_stand_still_in_suspend() -> None:

@@ -261,3 +261,31 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
         held_up.set()
         until(lambda: lessee.counted().confirmed is not None)
         lessee.close()
+
+
+def test_an_add_waits_for_a_pool_that_is_not_there_yet(memory_path: Path) -> None:
+    """A definition and its first pod come in one file."""
+    server = FakeApi()
+    server.add_node("node-a")
+    api = server.client("node-a")
+    with closing(Resident(memory_path / "ipam")) as files:
+        lessee = Lessee(api, files, "node-a", "boot-1")
+        lessee.start()
+        stores = Stores(files, lambda: "cluster", lessee, patience=60.0, pool_patience=60.0)
+        plugin = AddressPlugin(stores, lambda: "boot-1")
+        answers: list[object] = []
+
+        def add(number: int) -> None:
+            asked = request("ADD", {"range": RANGE}, f"c{number}", pod=f"p{number}")
+            answers.append(plugin.add(asked))
+
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda: api.calls["get", "AddressPool"] >= 2)
+        put_pool(server, conditions=())
+        put_pool(server)
+        for thread in threads:
+            join(thread)
+        assert len(plugin_held(files)) == len(answers) == 4
+        lessee.close()

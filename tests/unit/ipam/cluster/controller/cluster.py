@@ -22,6 +22,7 @@ from ipam.cluster.objects import (
     ReclaimSpec,
 )
 from tests.fake_api import FakeApi, Faults
+from tests.unit.ipam.cluster.nodes import Clock
 
 GONE_AFTER = 10.0
 OFFLINE = 30.0
@@ -32,12 +33,20 @@ class Cluster:
     """The API server, the time, and one controller at a time."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self.now = 1000.0
+        self.clock = Clock()
         self.api = FakeApi(clock=lambda: self.now)
         self.client = self.api.client("controller", faults)
         self.counts = ReclaimCounts()
         self.seen = Seen()
         self.rounds = self.new_leader()
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.clock.now = now
 
     def new_leader(self) -> Rounds:
         """Another process leads now: it remembers nothing."""

@@ -25,8 +25,8 @@ from tests.waiting import join, until
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pause is short."""
-    for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2), ("DEFINITIONS_EVERY", 0.2)):
+    """Every pause is short, and definitions are read only when they have changed."""
+    for name, seconds in (("SETTLE", 0.05), ("ROUND_EVERY", 0.2), ("DEFINITIONS_EVERY", 1e6)):
         monkeypatch.setattr(process_module, name, seconds)
     monkeypatch.setattr(mirror_module, "LONGEST_PAUSE", 0.2)
 
@@ -208,3 +208,26 @@ def test_a_mirror_of_nothing_is_empty_and_not_unknown() -> None:
     mirror = Mirror(FakeApi().client("only"), AddressRequest, lambda: None)
     until(lambda: mirror.items() == ())
     mirror.close()
+
+
+def test_a_new_definition_is_seen_and_one_whose_kind_is_not_installed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mirror_module, "KIND_EVERY", 0.1)
+    installed = threading.Event()
+
+    def missing(verb: str, kind: str, name: str) -> Fault | None:
+        if (verb, kind) == ("watch", "NetworkAttachmentDefinition") and not installed.is_set():
+            raise NotFound("the kind is not installed")
+        return None
+
+    cluster = Cluster()
+    client = cluster.api.client("only", missing)
+    leadership = Leadership(client, "podfabric", "controller", "only")
+    with _running(ControllerProcess(client, leadership)) as process:
+        until(lambda: process.rounds > 0)
+        cluster.define({"type": "whereabouts", "range": "10.70.0.0/24"}, "first")
+        until(lambda: _is_ready(cluster, "10.70.0.0-24"))
+        installed.set()
+        cluster.define({"type": "whereabouts", "range": "10.71.0.0/24"}, "second")
+        until(lambda: _is_ready(cluster, "10.71.0.0-24"))

@@ -1,0 +1,96 @@
+"""`python -m bench.api`: what the API server can do, and what its client costs a process.
+
+Row A0 of the table is the ceiling: leases that are made and given back by many clients at once,
+with no address management. All other rates are relative to it. The API server and etcd are real,
+on this machine's CPUs.
+"""
+
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ipam.addresses import MAPPED_FIRST, text
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.names import block_name
+from ipam.cluster.objects import AddressBlock, BlockSpec, Holder, Meta
+from tests.api.server import api_server
+
+SECONDS = 15.0
+CLIENTS = (1, 16)
+
+_MEMORY = """
+import sys
+from pathlib import Path
+import {module}
+print(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line))
+"""
+
+
+def main() -> None:
+    """Print the tables."""
+    print("a process that imports           memory")
+    for module in ("agent.main", "agent.main, ipam.cluster.kubernetes_api"):
+        print(f"{module:<50} {_memory(module):6.1f} MB")
+    print("\nleases made and given back, for 15 s")
+    print("clients   leases/s    p50      p99")
+    with api_server() as server:
+        for clients in CLIENTS:
+            rate, took = _ceiling([server.client(server.plane.kubeconfig("admin"))] * clients)
+            p50, p99 = statistics.median(took), statistics.quantiles(took, n=100)[98]
+            print(f"{clients:7} {rate:10.0f} {p50 * 1e3:6.1f} ms {p99 * 1e3:6.1f} ms")
+
+
+def _memory(modules: str) -> float:
+    """MB of a process that has imported the modules."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY.format(module=modules)],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout.split()[1]) * 1024 / 1e6
+
+
+def _ceiling(clients: list[KubernetesApi]) -> tuple[float, list[float]]:
+    """Leases a second of all clients together, and how long each POST took."""
+    took: list[float] = []
+    end = time.monotonic() + SECONDS
+
+    def lease(client: KubernetesApi, number: int) -> None:
+        first = MAPPED_FIRST | 10 << 24 | number << 8
+        while time.monotonic() < end:
+            began = time.monotonic()
+            made = client.create(_block(first))
+            took.append(time.monotonic() - began)
+            client.delete(made)
+
+    threads = [
+        threading.Thread(target=lease, args=(client, number))
+        for number, client in enumerate(clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(took) / SECONDS, took
+
+
+def _block(first: int) -> AddressBlock:
+    return AddressBlock(
+        metadata=Meta(name=block_name("bench", first, 27)),
+        spec=BlockSpec(
+            pool="bench-10.0.0.0-8",
+            space="bench",
+            first=text(first),
+            prefix=27,
+            holder=Holder(instance="bench", node="bench"),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

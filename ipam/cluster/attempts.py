@@ -1,0 +1,131 @@
+"""The claims that ADDs wait for: all that want the same addresses wait for one."""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from cni.spec.errors import CNIError
+from ipam.cluster.pools import pool_of
+from ipam.cluster.store import PoolPending, Want
+from ipam.ranges import Range
+
+RECENT = 30.0  # seconds
+MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
+_LOOK_AT_POOL = 0.4  # seconds between two looks at a pool that is not ready, however many ask
+
+WantKey = tuple[str, object, object, bool]
+Lease = Callable[[Want, Callable[[], bool]], None]
+"""Leases a block with an address that is wanted, unless it is late. CNIError."""
+
+
+def key_of(want: Want) -> WantKey:
+    """What is equal of two wants that one block fulfils."""
+    return want.range.domain, want.range.network, want.parts, want.fixed
+
+
+class Attempt:
+    """A claim, until `until` (`time.monotonic`). `error` is there when it is `over` in vain."""
+
+    def __init__(self, want: Want, until: float = 0.0) -> None:
+        self.want = want
+        self.until = until
+        self.over = threading.Event()
+        self.error: CNIError | None = None
+
+    def is_late(self) -> bool:
+        """Whether nobody waits any more."""
+        return time.monotonic() > self.until
+
+
+class Attempts:
+    """Claims that are to be made, for any thread, and why the last ones failed."""
+
+    def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
+        self.changed = threading.Condition()
+        self._lease = lease
+        self._look_at_pool = look_at_pool
+        self._open: OrderedDict[WantKey, Attempt] = OrderedDict()
+        self._refusals: OrderedDict[str, tuple[float, CNIError]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, want: Want, until: float) -> Attempt:
+        """The attempt at what is wanted: one that others wait for already, or a new one."""
+        with self.changed:
+            attempt = self._open.get(key_of(want))
+            if attempt is None:
+                attempt = self._open[key_of(want)] = Attempt(want)
+                self.changed.notify_all()
+            attempt.until = max(attempt.until, until)
+            return attempt
+
+    def serve(self) -> None:
+        """Make all claims that are open. One thread at a time calls this."""
+        while True:
+            with self.changed:
+                if not self._open:
+                    return
+                key, attempt = next(iter(self._open.items()))
+            pool = pool_of(attempt.want.range)
+            try:
+                self._require_look(pool)
+                self._lease(attempt.want, attempt.is_late)
+            except CNIError as error:
+                attempt.error = error
+                self._remember(pool, error)
+            else:
+                self._refusals.pop(pool, None)
+            finally:
+                with self.changed:  # who asks from here on makes a new attempt
+                    del self._open[key]
+                attempt.over.set()
+
+    def unable(self, wants: Sequence[Want]) -> str | None:
+        """Why the last claim of one of them failed, if that was a short time ago."""
+        told = (self._refusals.get(pool_of(want.range)) for want in wants)
+        since = time.monotonic() - RECENT
+        return next((each[1].message for each in told if each and each[0] > since), None)
+
+    def _require_look(self, pool: str) -> None:
+        at, error = self._refusals.get(pool, (0.0, None))
+        if isinstance(error, PoolPending) and time.monotonic() - at < self._look_at_pool:
+            raise error
+
+    def _remember(self, pool: str, error: CNIError) -> None:
+        if self._refusals.get(pool, (0.0, None))[1] is not error:
+            self._refusals[pool] = time.monotonic(), error
+        while len(self._refusals) > MOST_KNOWN:
+            self._refusals.popitem(last=False)
+
+
+class LowRanges:
+    """Ranges of which less is free than was used lately. `clock` is CLOCK_BOOTTIME."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._uses: OrderedDict[WantKey, deque[float]] = OrderedDict()
+        self._low: dict[WantKey, Want] = {}
+
+    def used(self, range_: Range, free: int) -> None:
+        """An address of the range was handed out, and so many more are left."""
+        want, now = Want(range_), self._clock()
+        key = key_of(want)
+        with self._lock:
+            uses = self._uses.setdefault(key, deque(maxlen=MOST_KNOWN))
+            self._uses.move_to_end(key)
+            uses.append(now)
+            while now - uses[0] >= RECENT:
+                uses.popleft()
+            if free < max(2, len(uses)):
+                self._low[key] = want
+            while len(self._uses) > MOST_KNOWN:
+                self._uses.popitem(last=False)
+
+    def take(self) -> list[Want]:
+        """Those of which more should be leased: each once."""
+        with self._lock:
+            low, self._low = self._low, {}
+            return list(low.values())

@@ -1,0 +1,285 @@
+"""The controller on a real API server, with the rights that the chart gives it and no other."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from ipam.addresses import parse
+from ipam.cluster.api import NotFound, Refused
+from ipam.cluster.controller import process as process_module
+from ipam.cluster.controller.leadership import Leadership
+from ipam.cluster.controller.process import ControllerProcess
+from ipam.cluster.controller.reclaim import ReclaimCounts
+from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.names import block_name, pool_name
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressRequest,
+    BlockSpec,
+    Holder,
+    Meta,
+    PoolSpec,
+    ReclaimSpec,
+    RequestSpec,
+)
+from tests.api.server import ApiServer, name
+from tests.unit.cli.commands import short_path
+from tests.waiting import PATIENCE, join, until
+from tools.manifests import CHECKOUT, NAMESPACE
+
+DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
+_KIND = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+    "spec": {
+        "group": "k8s.cni.cncf.io",
+        "scope": "Namespaced",
+        "names": {
+            "plural": "network-attachment-definitions",
+            "singular": "network-attachment-definition",
+            "kind": "NetworkAttachmentDefinition",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "properties": {"config": {"type": "string"}},
+                            }
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(server: ApiServer) -> Path:
+    """Of a client with the controller's token."""
+    request = {"expirationSeconds": 7200}
+    return server.kubeconfig("controller", request, account="podfabric-controller")
+
+
+@pytest.fixture
+def controller(kubeconfig: Path) -> Iterator[KubernetesApi]:
+    client = KubernetesApi(kubeconfig, writer="podfabric-controller", timeout=60.0)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def definitions(server: ApiServer) -> str:
+    """Where definitions are made; their kind is installed."""
+    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _KIND)
+    until(lambda: _is_served(server), what="the kind of definitions")
+    return DEFINITIONS
+
+
+def _is_served(server: ApiServer) -> bool:
+    try:
+        return server.send("GET", DEFINITIONS)[0] == 200
+    except ValueError:  # "404 page not found", while the server does not know the group
+        return False
+
+
+def _define(server: ApiServer, definitions: str, ipam: dict[str, object]) -> str:
+    config = {"cniVersion": "1.0.0", "type": "ipoib", "name": "fabric", "ipam": ipam}
+    named = name("fabric")
+    server.make(
+        definitions,
+        {
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": named},
+            "spec": {"config": json.dumps(config)},
+        },
+    )
+    return named
+
+
+def _pool(server: ApiServer, range_: str, network: str) -> AddressPool:
+    """A pool whose lost nodes are fenced at once and freed after a second."""
+    reclaim = ReclaimSpec(node_gone_after="0s", max_offline="1s")
+    spec = PoolSpec(range=range_, network_name=network, reclaim=reclaim)
+    meta = Meta(name=pool_name(network, range_))
+    return server.admin.create(AddressPool(metadata=meta, spec=spec))
+
+
+def _block(server: ApiServer, pool: AddressPool, first: str, node: str) -> AddressBlock:
+    space = pool.spec.network_name
+    spec = BlockSpec(
+        pool=pool.metadata.name,
+        space=space,
+        first=first,
+        prefix=29,
+        holder=Holder(instance=name("store"), node=node),
+        nonce=name("nonce"),
+    )
+    named = block_name(space, parse(first), 29)
+    return server.admin.create(AddressBlock(metadata=Meta(name=named), spec=spec))
+
+
+def _conditions(pool: AddressPool) -> dict[str, str]:
+    return {each.type: each.status for each in pool.status.conditions}
+
+
+def test_a_definition_becomes_a_pool_that_is_ready(
+    server: ApiServer, definitions: str, controller: KubernetesApi
+) -> None:
+    _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.9/24"})
+    _define(server, definitions, {"type": "podfabric-ipam", "range": "fd00:90::/64"})
+    wrong = _define(server, definitions, {"type": "whereabouts", "range": "10.90.0.0/99"})
+    rounds = Rounds(controller)
+    rounds.round(read_world(controller, lambda: 0.0))
+    for range_, size in (("10.90.0.0/24", 8), ("fd00:90::/64", 128)):
+        pool = server.admin.get(AddressPool, pool_name("", range_))
+        assert pool.status.block_size == size
+        assert _conditions(pool) == {"Ready": "True", "Exhausted": "False", "Conflict": "False"}
+    _, events = server.send("GET", "/api/v1/namespaces/default/events")
+    (event,) = [each for each in events["items"] if each["involvedObject"]["name"] == wrong]
+    assert event["reason"] == "NoAddressPool"
+    assert "10.90.0.0/99" in event["message"]
+
+
+def test_a_round_without_news_changes_nothing(
+    server: ApiServer, definitions: str, controller: KubernetesApi
+) -> None:
+    _pool(server, "10.91.0.0/24", name("net"))
+    rounds = Rounds(controller)
+    for _ in range(2):
+        rounds.round(read_world(controller, lambda: 0.0))
+    before = {pool.metadata.resource_version for pool in server.admin.list(AddressPool).items}
+    rounds.round(read_world(controller, lambda: 0.0))
+    after = {pool.metadata.resource_version for pool in server.admin.list(AddressPool).items}
+    assert before == after
+
+
+def test_the_block_of_a_node_that_is_gone_is_fenced_and_freed(
+    server: ApiServer, definitions: str, controller: KubernetesApi
+) -> None:
+    pool = _pool(server, "10.92.0.0/24", name("net"))
+    server.node(name("well"))
+    block = _block(server, pool, "10.92.0.8", name("gone"))
+    now, counts = [100.0], ReclaimCounts()
+    rounds = Rounds(controller, clock=lambda: now[0], counts=counts, margin=1.0)
+    states: list[str] = []
+    for _ in range(5):
+        rounds.round(read_world(controller, lambda: now[0]))
+        now[0] += 1
+        try:
+            states.append(server.admin.get(AddressBlock, block.metadata.name).spec.state)
+        except NotFound:
+            states.append("")
+    assert states == ["Reclaiming", "Reclaiming", "", "", ""]
+    assert (counts.fenced, counts.freed) == (1, 1)
+
+
+def test_a_request_of_a_node_that_is_gone_is_deleted(
+    server: ApiServer, definitions: str, controller: KubernetesApi
+) -> None:
+    pool = _pool(server, "10.93.0.0/24", name("net"))
+    spec = RequestSpec(pool=pool.metadata.name, node=name("gone"), instance=name("store"))
+    request = server.admin.create(AddressRequest(metadata=Meta(name=name("ask")), spec=spec))
+    Rounds(controller).round(read_world(controller, lambda: 0.0))
+    with pytest.raises(NotFound):
+        server.admin.get(AddressRequest, request.metadata.name)
+
+
+def test_it_may_not_do_what_it_does_not_need(server: ApiServer, controller: KubernetesApi) -> None:
+    pool = _pool(server, "10.94.0.0/24", name("net"))
+    with pytest.raises(Refused):
+        controller.delete(pool)
+    with pytest.raises(Refused):
+        controller.update(replace(pool, spec=replace(pool.spec, block_size=16)))
+    with pytest.raises(Refused):
+        controller.create(_unmade(_block(server, pool, "10.94.0.8", name("node"))))
+    with pytest.raises(Refused):
+        controller.lease(NAMESPACE, "another")
+
+
+def _unmade(block: AddressBlock) -> AddressBlock:
+    spec = replace(block.spec, first="10.94.0.16")
+    named = block_name(spec.space, parse(spec.first), spec.prefix)
+    return AddressBlock(metadata=Meta(name=named), spec=spec)
+
+
+def test_the_process_leads_follows_and_gives_its_lease_back(
+    server: ApiServer, definitions: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "DEFINITIONS_EVERY", 1e6)  # only when one has changed
+    clients = [KubernetesApi(kubeconfig, writer="podfabric-controller") for _ in range(2)]
+    leadership = Leadership(clients[1], NAMESPACE, "podfabric-controller", "only")
+    process = ControllerProcess(clients[0], leadership)
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    try:
+        until(lambda: process.rounds > 0)
+        assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == "only"
+        pool = _pool(server, "10.95.0.0/24", name("net"))
+        until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
+        _define(server, definitions, {"type": "whereabouts", "range": "10.97.0.0/24"})
+        until(lambda: pool_name("", "10.97.0.0/24") in _ready(server), pause=0.1)
+    finally:
+        process.stop()
+        join(thread)
+    assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
+    assert not process.errors
+
+
+def _ready(server: ApiServer) -> set[str]:
+    pools = server.admin.list(AddressPool).items
+    return {pool.metadata.name for pool in pools if _conditions(pool).get("Ready") == "True"}
+
+
+def test_podfabric_controller_serves_until_sigterm(
+    server: ApiServer, definitions: str, kubeconfig: Path
+) -> None:
+    with short_path() as directory:
+        health = directory / "health"
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from cli.main import main; main()", "controller"),
+                *("--kubeconfig", str(kubeconfig), "--metrics", "", "--health", f"unix:{health}"),
+            ],
+            cwd=CHECKOUT,
+        )
+        try:
+            until(lambda: b"leads" in _asked(health))
+            pool = _pool(server, "10.96.0.0/24", name("net"))
+            until(lambda: server.admin.get(AddressPool, pool.metadata.name).status.block_size == 8)
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert server.admin.lease(NAMESPACE, "podfabric-controller").holder == ""
+
+
+def _asked(path: Path) -> bytes:
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            return b"".join(iter(lambda: client.recv(4096), b""))
+    except OSError:
+        return b""
