@@ -18,7 +18,7 @@ from host.netlink import (
     NLM_F_APPEND,
     NLM_F_CREATE,
     NLM_F_EXCL,
-    Change,
+    ChangeRequest,
     Rtnetlink,
     attribute,
     fields,
@@ -76,7 +76,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     advmss: int = 0
 
 
-def addition(link: Link, cidr: str, *, if_possible: bool = False) -> Change:
+def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
     """Add an address; with `if_possible` only if the interface has the address' family.
 
     IPv6 without duplicate detection: whoever assigned it knows it is unique, and detection would
@@ -92,7 +92,7 @@ def addition(link: Link, cidr: str, *, if_possible: bool = False) -> Change:
     what = f'adding address {cidr} to "{link.name}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     accepted = (errno.EEXIST, *(_WITHOUT_FAMILY if if_possible else ()))
-    return Change(what, RTM_NEWADDR, request, flags, accepted)
+    return ChangeRequest(what, RTM_NEWADDR, request, flags, accepted)
 
 
 def of(route: Rtnetlink, link: Link) -> set[str]:
@@ -127,7 +127,7 @@ def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
     route.change(*(_route(link, hop, networks) for hop in hops))
 
 
-def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> Change:
+def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> ChangeRequest:
     destination = ipaddress.ip_network(hop.destination, strict=False)
     table = RT_TABLE_MAIN if hop.table is None else hop.table
     request = number(RTA_OIF, link.index) + number(RTA_TABLE, table)
@@ -161,7 +161,7 @@ def _route(link: Link, hop: Hop, networks: Sequence[Network]) -> Change:
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
     # Appended: a pod with a default route of another network gets ours behind it.
-    return Change(what, RTM_NEWROUTE, head + request, NLM_F_CREATE | NLM_F_APPEND)
+    return ChangeRequest(what, RTM_NEWROUTE, head + request, NLM_F_CREATE | NLM_F_APPEND)
 
 
 class Routes:

@@ -16,7 +16,7 @@ from host.netlink import (
     NLA_F_NESTED,
     NLM_F_CREATE,
     NLM_F_EXCL,
-    Change,
+    ChangeRequest,
     Rtnetlink,
     attribute,
     number,
@@ -71,7 +71,7 @@ def make_ipoib_child(
     request = IFINFOMSG.pack(0, 0, 0, 0, 0) + string(IFLA_IFNAME, name)
     request += number(IFLA_LINK, parent.index) + attribute(IFLA_LINKINFO, info)
     what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
-    route.change(Change(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
+    route.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
     child = links.require(route, name)
     made = (child.pkey, child.mode, child.umcast)
     if made != (pkey, mode, umcast):
@@ -86,7 +86,7 @@ def make_ipoib_child(
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
     """Set the MTU, in bytes."""
     request = _settings(link, number(IFLA_MTU, mtu))
-    route.change(Change(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
+    route.change(ChangeRequest(f'setting mtu {mtu} on "{link.name}"', RTM_SETLINK, request))
 
 
 def move(
@@ -123,61 +123,63 @@ def move(
         change=IFF_UP if up else 0,
     )
     what = f'moving "{link.name}" into netns "{target.path}" as "{name}"'
-    route.change(Change(what, RTM_SETLINK, request))
+    route.change(ChangeRequest(what, RTM_SETLINK, request))
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
     """Give an interface another name. Before Linux 6.2 it must be down."""
     request = _settings(link, string(IFLA_IFNAME, name))
-    route.change(Change(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
+    route.change(ChangeRequest(f'renaming "{link.name}" to "{name}"', RTM_SETLINK, request))
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
     """Set the alias; an empty one is none."""
     request = _settings(link, string(IFLA_IFALIAS, alias[: IFALIASZ - 1]))
-    route.change(Change(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
+    route.change(ChangeRequest(f'setting the alias of "{link.name}"', RTM_SETLINK, request))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
-    route.change(Change(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac)))))
+    route.change(
+        ChangeRequest(what, RTM_SETLINK, _settings(link, attribute(IFLA_ADDRESS, _packed(mac))))
+    )
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
     """Add an alternative name to an interface."""
     what = f'giving "{link.name}" the alternative name "{altname}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
-    route.change(Change(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
+    route.change(ChangeRequest(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
 
 
 def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
     """Remove an alternative name from an interface."""
     what = f'removing the alternative name "{altname}" of "{link.name}"'
-    route.change(Change(what, RTM_DELLINKPROP, _altname(link, altname)))
+    route.change(ChangeRequest(what, RTM_DELLINKPROP, _altname(link, altname)))
 
 
-def no_generated_address(link: Link) -> Change:
+def no_generated_address(link: Link) -> ChangeRequest:
     """Keep the kernel from making an IPv6 link-local address when the interface comes up."""
     mode = attribute(IFLA_INET6_ADDR_GEN_MODE, bytes((IN6_ADDR_GEN_MODE_NONE,)))
     request = _settings(link, attribute(IFLA_AF_SPEC, attribute(socket.AF_INET6, mode)))
     what = f'setting the address generation mode of "{link.name}"'
-    return Change(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
+    return ChangeRequest(what, RTM_SETLINK, request, accepted=(errno.EAFNOSUPPORT,))
 
 
-def up(link: Link) -> Change:
+def up(link: Link) -> ChangeRequest:
     """Set an interface up."""
     request = _settings(link, flags=IFF_UP, change=IFF_UP)
-    return Change(f'setting "{link.name}" up', RTM_SETLINK, request)
+    return ChangeRequest(f'setting "{link.name}" up', RTM_SETLINK, request)
 
 
-def down(link: Link) -> Change:
+def down(link: Link) -> ChangeRequest:
     """Set an interface down."""
     request = _settings(link, change=IFF_UP)
-    return Change(f'setting "{link.name}" down', RTM_SETLINK, request)
+    return ChangeRequest(f'setting "{link.name}" down', RTM_SETLINK, request)
 
 
-def flagged(link: Link, flags: int, among: int) -> Change:
+def flagged(link: Link, flags: int, among: int) -> ChangeRequest:
     """Set those of the IFF_* in `among` that are in `flags`, and clear the others of them."""
     request = _settings(link, flags=flags, change=among)
     what = " and ".join(
@@ -185,10 +187,10 @@ def flagged(link: Link, flags: int, among: int) -> Change:
         for word, flag in links.FLAGS.items()
         if among & flag
     )
-    return Change(f'setting {what} of "{link.name}"', RTM_SETLINK, request)
+    return ChangeRequest(f'setting {what} of "{link.name}"', RTM_SETLINK, request)
 
 
-def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") -> Change:
+def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") -> ChangeRequest:
     """Set these of `links.SETTINGS` and, unless it is "", the broadcast address."""
     request = _settings(
         link,
@@ -203,21 +205,21 @@ def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") 
     )
     words = [f"{name} {number}" for name, number in settings.items()]
     words += [f"broadcast {broadcast}"] if broadcast else []
-    return Change(f'setting {", ".join(words)} of "{link.name}"', RTM_SETLINK, request)
+    return ChangeRequest(f'setting {", ".join(words)} of "{link.name}"', RTM_SETLINK, request)
 
 
-def without_xdp(link: Link, mode: str) -> Change:
+def without_xdp(link: Link, mode: str) -> ChangeRequest:
     """Detach the XDP program of that mode ("generic", "driver", "hardware")."""
     flag = XDP_MODES[mode][1]
     detached = attribute(IFLA_XDP_FD, _S32.pack(-1)) + number(IFLA_XDP_FLAGS, flag)
     request = _settings(link, attribute(IFLA_XDP | NLA_F_NESTED, detached))
-    return Change(f'detaching the XDP program of "{link.name}"', RTM_SETLINK, request)
+    return ChangeRequest(f'detaching the XDP program of "{link.name}"', RTM_SETLINK, request)
 
 
 def delete(route: Rtnetlink, link: Link) -> None:
     """Delete an interface, if it still exists."""
     what = f'deleting "{link.name}"'
-    route.change(Change(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
+    route.change(ChangeRequest(what, RTM_DELLINK, _settings(link), accepted=(errno.ENODEV,)))
 
 
 def _settings(link: Link, attributes: bytes = b"", *, flags: int = 0, change: int = 0) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 from host.errors import HostError, LinkMissing, explained
 from host.netlink import (
     HEADER,
-    Change,
+    ChangeRequest,
     NetlinkError,
     Rtnetlink,
     attribute,
@@ -227,7 +227,7 @@ def is_running(route: Rtnetlink, name: str) -> bool:
         return True
 
 
-def by_index(route: Rtnetlink, index: int, after: Sequence[Change] = ()) -> Link | None:
+def by_index(route: Rtnetlink, index: int, after: Sequence[ChangeRequest] = ()) -> Link | None:
     """The interface of that index in the socket's namespace, after these changes."""
     part = _get(route, f"looking up interface {index}", _question(index), after)
     return None if part is None else of_message(part)
@@ -266,7 +266,7 @@ def _question(index: int = 0, attributes: bytes = b"", more: int = 0) -> bytes:
 
 
 def _get(
-    route: Rtnetlink, what: str, question: bytes, after: Sequence[Change] = ()
+    route: Rtnetlink, what: str, question: bytes, after: Sequence[ChangeRequest] = ()
 ) -> bytes | None:
     try:
         return route.ask(RTM_GETLINK, question, after=after)[1]

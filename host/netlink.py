@@ -51,7 +51,7 @@ class NetlinkError(Exception):
         self.words = words
 
 
-class Change(NamedTuple):
+class ChangeRequest(NamedTuple):
     """A request that changes something in the kernel."""
 
     what: str  # for errors: 'setting "ib0" up'
@@ -98,7 +98,7 @@ class NetlinkSocket:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def change(self, *changes: Change) -> None:
+    def change(self, *changes: ChangeRequest) -> None:
         """Make these changes, in this order. Raises HostError for the first refused one.
 
         All are sent at once, and the kernel makes those after a refused one too. Only the last is
@@ -113,7 +113,7 @@ class NetlinkSocket:
             raise explained(changes[-1].what, refused.code, refused.words) from None
 
     def ask(
-        self, kind: int, message: bytes, flags: int = 0, after: Sequence[Change] = ()
+        self, kind: int, message: bytes, flags: int = 0, after: Sequence[ChangeRequest] = ()
     ) -> tuple[int, bytes]:
         """Send a request that has one answer. Returns that message's type and bytes.
 
@@ -128,7 +128,7 @@ class NetlinkSocket:
             _raise_refusal(part)
         return reply, part
 
-    def _answer(self, changes: Sequence[Change]) -> tuple[int, bytes]:
+    def _answer(self, changes: Sequence[ChangeRequest]) -> tuple[int, bytes]:
         """The answer to the last request. Raises HostError if a change before it was refused."""
         failure: HostError | None = None
         first = self._first

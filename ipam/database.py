@@ -19,7 +19,7 @@ _BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock
 _GENERATION_AT = 60  # the offset of user_version in the file (sqlite.org/fileformat2.html)
 
 
-class Meta(NamedTuple):
+class StoreMeta(NamedTuple):
     """The store's identity, how many transactions it has had, and how many reservations it has."""
 
     store: str
@@ -93,7 +93,7 @@ class Database:
             schema = {sql for (sql,) in self._execute("SELECT sql FROM sqlite_schema") if sql}
             if schema != set(SCHEMA):
                 raise Damage("its tables are not those of an address store")
-            self.meta = Meta(*meta_of(self.connection)[1:])
+            self.meta = StoreMeta(*meta_of(self.connection)[1:])
             self._look_at_wal()
         except BaseException:
             self._disconnect()  # a damaged file is not written to
@@ -132,7 +132,7 @@ class Database:
 
     def refresh(self) -> None:
         """Read `meta` again, since another process may have used the store."""
-        before, self.meta = self.meta, Meta(*meta_of(self.connection)[1:])
+        before, self.meta = self.meta, StoreMeta(*meta_of(self.connection)[1:])
         if self.meta != before:
             self._look_at_wal()
 
@@ -158,7 +158,7 @@ class Database:
 
     def record(self, seq: int) -> None:
         """Set the number of transactions, within one."""
-        self.meta = Meta(self.meta.store, seq, self.meta.held)
+        self.meta = StoreMeta(self.meta.store, seq, self.meta.held)
         content = (VERSION, *self.meta)
         self._execute(
             "UPDATE meta SET version = ?, store = ?, seq = ?, count = ?, crc = ? WHERE id = 1",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipam.database import Meta
+from ipam.database import StoreMeta
 
 NAME = "reservations.log"
 
@@ -46,7 +46,7 @@ def reach_of(path: Path) -> Reach | None:
     return Reach(first.store, max(first.base, last))
 
 
-def missing_from(meta: Meta | None, path: Path) -> str | None:
+def missing_from(meta: StoreMeta | None, path: Path) -> str | None:
     """Which changes of the log at `path` a database lacks; None if it has all, or without a log.
 
     `meta` is None for a missing database. Raises OSError.

@@ -37,7 +37,7 @@ class _ImportedAddress(msgspec.Struct, frozen=True):
     ifname: str = ""
 
 
-class _PoolSpec(msgspec.Struct, frozen=True):
+class _IPPoolSpec(msgspec.Struct, frozen=True):
     range: str
     allocations: dict[str, _ImportedAddress] | None = None
 
@@ -47,7 +47,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _IPPool(msgspec.Struct, frozen=True):
-    spec: _PoolSpec
+    spec: _IPPoolSpec
     metadata: _Metadata = _Metadata()
 
 

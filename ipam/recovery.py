@@ -18,7 +18,7 @@ from cni.spec.errors import CNIError, Code
 from ipam import former_log
 from ipam.addresses import parse
 from ipam.blocks import NO_LEASES, Leases
-from ipam.database import BESIDE, Meta, remove
+from ipam.database import BESIDE, StoreMeta, remove
 from ipam.schema import UNREADABLE, Damage, Newer, runs_of
 from ipam.store import Reservation
 from ipam.tables import Tables
@@ -79,7 +79,7 @@ def open_store(directory: Path, report: Report, *, kept: bool = False) -> Tables
     return tables
 
 
-def missing_changes(meta: Meta, mark: Progress | None) -> str | None:
+def missing_changes(meta: StoreMeta, mark: Progress | None) -> str | None:
     """Why the database does not have all changes that the mark counts, None if it has them."""
     if mark is None:
         return None
@@ -238,7 +238,7 @@ def _create(directory: Path) -> None:
     build(database, uuid.uuid4().hex if mark is None else mark.store, 0, ())
 
 
-def _reach(meta: Meta, watermark: Watermark) -> None:
+def _reach(meta: StoreMeta, watermark: Watermark) -> None:
     """Compare database and mark, and bring the mark up to the database."""
     mark = watermark.mark
     problem = missing_changes(meta, mark)

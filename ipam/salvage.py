@@ -11,7 +11,7 @@ import msgspec
 from ipam import upgrade
 from ipam.addresses import parse, text
 from ipam.blocks import NO_LEASES, Leases
-from ipam.database import Meta, connect
+from ipam.database import StoreMeta, connect
 from ipam.recovery import has_content, verify
 from ipam.schema import (
     BLOCK_COLUMNS,
@@ -46,7 +46,7 @@ class Contents(msgspec.Struct):
     """
 
     problem: str | None = None
-    meta: Meta | None = None
+    meta: StoreMeta | None = None
     rows: dict[Key, Reservation] = msgspec.field(default_factory=dict)
     taken: set[Key] = msgspec.field(default_factory=set)
     leases: Leases = NO_LEASES
@@ -79,7 +79,7 @@ def _salvaged(path: Path, problem: str) -> Contents:
         return contents
     with closing(connection):
         with suppress(*UNREADABLE):
-            contents.meta = Meta(*meta_of(connection)[1:])
+            contents.meta = StoreMeta(*meta_of(connection)[1:])
         salvage = _Salvage(connection)
         contents.rows = _by_key(salvage.rows())
         keys = salvage.taken()

@@ -1,6 +1,6 @@
 """Serves one pool to the kubelet: the device plugin API v1beta1 on a socket, registered.
 
-A `Resource` has the pool's devices and makes allocations; this module has the protocol. Lists are
+A `ServedPool` has the pool's devices and makes allocations; this module has the protocol. Lists are
 sent whole, at once and after each change. Preferences never fail. An allocation has one response
 per container request, in the same order.
 """
@@ -36,7 +36,7 @@ class Rejected(Exception):
         self.code = code
 
 
-class Resource(Protocol):
+class ServedPool(Protocol):
     """A pool as the kubelet sees it. Several threads call its methods at a time."""
 
     @property
@@ -75,7 +75,9 @@ class PluginServer:
     It waits for a kubelet that does not run yet.
     """
 
-    def __init__(self, paths: Paths, resource: Resource, mode: RegistrationMode = "legacy") -> None:
+    def __init__(
+        self, paths: Paths, resource: ServedPool, mode: RegistrationMode = "legacy"
+    ) -> None:
         self._resource = resource
         self._mode = mode
         self._streams = Streams()
@@ -122,7 +124,7 @@ class PluginServer:
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     """/v1beta1.DevicePlugin. The server survives any failing call."""
 
-    def __init__(self, resource: Resource, streams: Streams) -> None:
+    def __init__(self, resource: ServedPool, streams: Streams) -> None:
         self._resource = resource
         self._streams = streams
         self._last: tuple[Listing, v1beta1_pb2.ListAndWatchResponse] | None = None

@@ -1,20 +1,23 @@
 """The client and a real API server: the contract, and what only a real one does."""
 
 import itertools
+import json
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
+from kubernetes.config import incluster_config
 from msgspec.structs import replace
 
 from ipam.cluster import documents, rest_api
-from ipam.cluster.api import AlreadyExists, Change, ClusterApi, NetworkDefinition
+from ipam.cluster.api import AlreadyExists, Change, ClusterApi, NetworkDefinition, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.contract import ApiContract, block, pool, request, reservation
-from tests.waiting import join
+from tests.waiting import PATIENCE, join
 
 
 class TestContract(ApiContract):
@@ -177,3 +180,23 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
         ("ares", ["NAME", "POOL", "KIND", "OWNER", "ADDRESSES", "NODE", "AGE"]),
     ):
         assert server.kubectl("get", short).splitlines()[0].split() == columns
+
+
+def test_a_pods_client_reads_its_token_again(
+    server: ApiServer, node_a: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet replaces the token before it ends; one that ended too early is read anew."""
+    token, ca = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("no-longer-valid")
+    ca.write_text(server.plane.ca())
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(ca))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.plane.port))
+    api = KubernetesApi(timeout=PATIENCE)
+    with pytest.raises(Refused, match="401"):
+        api.node(NODE_A)
+    kubeconfig = json.loads(server.kubeconfig(name("pod"), {}).read_text())
+    token.write_text(kubeconfig["users"][0]["user"]["token"])
+    assert api.node(NODE_A) == node_a.node(NODE_A)
+    api.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from host import ethtool, links
 from host.namespaces import NetworkNamespace
-from host.netlink import NLA_F_NESTED, Change, attribute, netlink, number
+from host.netlink import NLA_F_NESTED, ChangeRequest, attribute, netlink, number
 from host.rtnetlink import IFINFOMSG, IFLA_XDP, IFLA_XDP_FD, IFLA_XDP_FLAGS, RTM_SETLINK
 from tests.kernel import cards
 from tests.kernel.cards import Card
@@ -128,7 +128,7 @@ def _attach_a_program(netns: str) -> None:
         attached += number(IFLA_XDP_FLAGS, _GENERIC)
         request = IFINFOMSG.pack(0, 0, link.index, 0, 0)
         request += attribute(IFLA_XDP | NLA_F_NESTED, attached)
-        route.change(Change("attaching a program", RTM_SETLINK, request))
+        route.change(ChangeRequest("attaching a program", RTM_SETLINK, request))
         now = links.require(route, "net1")
     assert now.xdp == ("generic",)
 

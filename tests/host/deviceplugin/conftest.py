@@ -12,7 +12,7 @@ from base.paths import Paths
 from deviceplugin import pod_devices, pool_service, reconcile
 from deviceplugin.kubelet import registration
 from deviceplugin.kubelet.registration import RegistrationMode
-from deviceplugin.kubelet.server import PluginServer, Resource
+from deviceplugin.kubelet.server import PluginServer, ServedPool
 from tests.host.deviceplugin.processes import made_server
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
@@ -59,7 +59,7 @@ def serve(root: Path) -> Iterator[Serve]:
     """Starts a plugin of a resource."""
     with ExitStack() as stack:
 
-        def start(resource: Resource, mode: RegistrationMode = "legacy") -> PluginServer:
+        def start(resource: ServedPool, mode: RegistrationMode = "legacy") -> PluginServer:
             server = PluginServer(Paths(kubelet=root), resource, mode)
             stack.callback(server.close)
             server.start()

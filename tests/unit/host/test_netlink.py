@@ -10,7 +10,7 @@ import pytest
 from host import link_changes, links, netlink
 from host.errors import HostError
 from host.links import Link
-from host.netlink import Change, NetlinkError, Rtnetlink
+from host.netlink import ChangeRequest, NetlinkError, Rtnetlink
 from host.rtnetlink import IFINFOMSG, RTM_GETLINK, RTM_NEWLINK
 from tests.unit.host.kernel import MULTI, Kernel, done, message, refusal
 
@@ -35,8 +35,8 @@ def _link_message(address: bytes, number: int = 1, flags: int = 0) -> bytes:
     return message(RTM_NEWLINK, body, number, flags)
 
 
-def _change(what: str, *accepted: int) -> Change:
-    return Change(what, RTM_NEWLINK, QUESTION, accepted=accepted)
+def _change(what: str, *accepted: int) -> ChangeRequest:
+    return ChangeRequest(what, RTM_NEWLINK, QUESTION, accepted=accepted)
 
 
 def test_hardware_address_of_20_bytes_is_read_whole(kernel: Kernel) -> None:

@@ -14,7 +14,7 @@ from host import addresses, link_changes, links
 from host.addresses import Hop
 from host.links import Link
 from host.namespaces import NetworkNamespace
-from host.netlink import HEADER, Change, Rtnetlink
+from host.netlink import HEADER, ChangeRequest, Rtnetlink
 from host.rtnetlink import RTM_NEWADDR, RTM_NEWLINK, RTM_NEWROUTE
 
 MAC = "02:00:00:00:00:07"
@@ -25,7 +25,7 @@ class Recorder:
     """Stands in for a socket: keeps what is sent, and answers one link."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[ChangeRequest] = []
         self.questions: list[bytes] = []
         self.link = b""
 
@@ -34,7 +34,7 @@ class Recorder:
         """Itself, as what it stands in for."""
         return cast("Rtnetlink", self)
 
-    def change(self, *changes: Change) -> None:
+    def change(self, *changes: ChangeRequest) -> None:
         self.changes += changes
 
     def ask(self, kind: int, message: bytes, **more: Any) -> tuple[int, bytes]:  # noqa: ANN401
