@@ -24,7 +24,7 @@ from ipam.store import Store
 from ipam.store_files import StoreFiles
 
 if TYPE_CHECKING:
-    from ipam.cluster.store import Claims
+    from ipam.cluster.wants import Claims
 
 PART = "ipam"
 """The top-level key of config.yaml."""
@@ -103,7 +103,8 @@ class Stores:
         local = self._of_boot(boot)
         if (options.scope or self._scope()) == "node":
             return local
-        from ipam.cluster.store import ClusterStore, NoClaims  # most nodes never need it
+        from ipam.cluster.store import ClusterStore  # most nodes never need it
+        from ipam.cluster.wants import NoClaims
 
         leased = {
             (range_.domain, range_.network)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError
 from ipam.cluster.pools import pool_of
-from ipam.cluster.store import PoolPending, Want
-from ipam.ranges import Range
+from ipam.cluster.wants import PoolPending, Want
 
 RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
@@ -21,7 +20,7 @@ Lease = Callable[[Want, Callable[[], bool]], None]
 
 def key_of(want: Want) -> WantKey:
     """What is equal of two wants that one block fulfils."""
-    return want.range.domain, want.range.network, want.parts, want.fixed
+    return *want.pool, want.parts, want.fixed
 
 
 class Attempt:
@@ -68,7 +67,7 @@ class Attempts:
                 if not self._open:
                     return
                 key, attempt = next(iter(self._open.items()))
-            pool = pool_of(attempt.want.range)
+            pool = pool_of(attempt.want)
             try:
                 self._require_look(pool)
                 self._lease(attempt.want, attempt.is_late)
@@ -84,7 +83,7 @@ class Attempts:
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """Why the last claim of one of them failed, if that was a short time ago."""
-        told = (self._refusals.get(pool_of(want.range)) for want in wants)
+        told = (self._refusals.get(pool_of(want)) for want in wants)
         since = time.monotonic() - RECENT
         return next((each[1].message for each in told if each and each[0] > since), None)
 
@@ -109,10 +108,9 @@ class LowRanges:
         self._uses: OrderedDict[WantKey, deque[float]] = OrderedDict()
         self._low: dict[WantKey, Want] = {}
 
-    def used(self, range_: Range, free: int) -> None:
-        """An address of the range was handed out, and so many more are left."""
-        want, now = Want(range_), self._clock()
-        key = key_of(want)
+    def used(self, want: Want, free: int) -> None:
+        """Such an address was handed out, and so many more are left."""
+        key, now = key_of(want), self._clock()
         with self._lock:
             uses = self._uses.setdefault(key, deque(maxlen=MOST_KNOWN))
             self._uses.move_to_end(key)

@@ -20,7 +20,7 @@ from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
 from ipam.cluster.pools import Pools, kept_out, max_offline, pool_of, require_usable
-from ipam.cluster.store import Want
+from ipam.cluster.wants import Want
 from ipam.ranges import outside
 from ipam.store import AddressTaken
 
@@ -59,7 +59,7 @@ class Claimant:
 
         Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
         """
-        name = pool_of(want.range)
+        name = pool_of(want)
         pool = self._pools.recent(name)
         tried: set[str] = set()
         listed = False
@@ -68,6 +68,8 @@ class Claimant:
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             mine = self._store.blocks()
+            if want.fixed and self._has(mine.values(), pool.status.space, want.range.first):
+                return None
             self._require_few(pool, mine.values())
             leased = self._leased(pool) if listed else frozenset()
             losses = 0
@@ -88,7 +90,19 @@ class Claimant:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     raise self._none_left(pool, blocks, want)
                 listed = True  # the map may be older than what others gave back
-            pool = self._pools.read(name)
+            former, pool = pool, self._pools.read(name)
+            if losses and pool.status.free_map == former.status.free_map:
+                listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
+
+    def _has(self, mine: Collection[LeasedBlock], space: str, address: int) -> bool:
+        """Whether a block with that address was leased meanwhile, for another want."""
+        now = self._clock()
+        return any(
+            block.space == space
+            and block.first <= address <= block.last
+            and block.is_confirmed(self.holder.boot, now)
+            for block in mine
+        )
 
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want

@@ -1,5 +1,6 @@
 """Events that the lessee writes for people: each once for a pod or block, by its own thread."""
 
+import threading
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -17,6 +18,7 @@ class PendingEvents:
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
+        self._lock = threading.Lock()
         self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
@@ -39,12 +41,13 @@ class PendingEvents:
 
     def _add(self, reason: str, message: str, regarding: dict[str, Any]) -> None:
         key = (reason, *map(str, regarding.values()))
-        if key in self._told:
-            return
-        self._told[key] = None
-        if len(self._told) > _MOST:
-            self._told.popitem(last=False)
-        self._waiting.append((reason, message, regarding))
+        with self._lock:
+            if key in self._told:
+                return
+            self._told[key] = None
+            if len(self._told) > _MOST:
+                self._told.popitem(last=False)
+            self._waiting.append((reason, message, regarding))
 
 
 def pod_of(reservation: Reservation) -> Pod:

@@ -26,8 +26,7 @@ from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable, is_exhausted, pool_of
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
-from ipam.cluster.store import PATIENCE, PoolPending, Want, boottime
-from ipam.ranges import Range
+from ipam.cluster.wants import PATIENCE, PoolPending, Want, boottime
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 
@@ -96,6 +95,7 @@ class Lessee:
         self._pool_seen: dict[str, float] = {}
         self._survey = Survey(0, ())
         self._errors = 0
+        self._told: dict[str, str] = {}  # what could not be done, and why
         self.leaving = False
 
     # --- the thread --------------------------------------------------------------------------
@@ -161,19 +161,23 @@ class Lessee:
         """Do some work; whether it went well. A failure is logged, and tried again later."""
         try:
             work()
-        except (ApiError, Unusable) as error:
+        except (ApiError, Unusable, CNIError) as error:
             self._errors += isinstance(error, ApiError)
-            _log.warning("leases: cannot %s: %s", what, printable(str(error)))
-        except CNIError as error:
-            _log.warning("leases: cannot %s: %s", what, error)
-        else:
-            return True
-        return False
+            text = printable(str(error))
+            level = logging.DEBUG if self._told.get(what) == text else logging.WARNING
+            _log.log(level, "leases: cannot %s: %s", what, text)
+            self._told[what] = text
+            return False
+        if self._told.pop(what, None):
+            _log.info("leases: can %s again", what)
+        return True
 
     # --- claims ------------------------------------------------------------------------------
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """See Claims.claim. All that wait for the same addresses wait for one claim."""
+        if self._closed:
+            raise _no_address(wants[0], "this agent is being replaced")
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
         if self._thread is None:
@@ -187,9 +191,10 @@ class Lessee:
             if attempt.error is not None:
                 raise attempt.error
 
-    def used(self, range_: Range, free: int) -> None:
+    def used(self, want: Want, free: int) -> None:
         """See Claims.used: more is leased in time, by what was used lately."""
-        self._low.used(range_, free)
+        if not want.fixed:
+            self._low.used(want, free)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -310,7 +315,7 @@ class Lessee:
         returns = Returns(self._api, self._store, self._holder.instance)
         surplus = self._empties.surplus(self._survey, self._clock(), self._has_room)
         for block in (*returning(self._survey), *surplus):
-            if self._guarded(f"give {block.name} back", partial(returns.give_back, block)):
+            if self._guarded("give a block back", partial(returns.give_back, block)):
                 self._objects.pop(block.name, None)
         self._lease_ahead()
         if self._is_due(self._tell_at) and self._status.tell(self._survey, self._objects):
@@ -329,7 +334,7 @@ class Lessee:
 
     def _lease_ahead(self) -> None:
         for want in self._low.take():
-            pool = self._pools.known(pool_of(want.range))
+            pool = self._pools.known(pool_of(want))
             if pool is None or pool.status.block_size <= SMALL or self.leaving:
                 continue
             total, leased = pool.status.blocks.total, pool.status.blocks.leased

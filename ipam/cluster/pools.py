@@ -9,7 +9,8 @@ from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
-from ipam.ranges import Range, merged
+from ipam.cluster.wants import Want
+from ipam.ranges import merged
 
 
 class Unusable(Exception):
@@ -20,10 +21,11 @@ class NotReadyYet(Unusable):
     """A pool that the controller has just heard of, most likely."""
 
 
-def pool_of(range_: Range) -> str:
-    """The name of the AddressPool that a range belongs to."""
-    name, private, _ = range_.domain.partition(" ")
-    return pool_name(name, str(range_.network), shared=not private)
+def pool_of(want: Want) -> str:
+    """The name of the AddressPool that has what is wanted."""
+    domain, network = want.pool
+    name, private, _ = domain.partition(" ")
+    return pool_name(name, str(network), shared=not private)
 
 
 def require_usable(pool: AddressPool) -> Geometry:

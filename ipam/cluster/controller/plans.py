@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressPool
 
@@ -142,7 +143,10 @@ def _with_spaces(
 
 
 def _overlapping(ranged: Iterable[_Ranged]) -> list[list[_Ranged]]:
-    """The pools in groups: those of one space whose ranges overlap. The oldest is first."""
+    """The pools in groups: those of one space whose ranges overlap.
+
+    First come those that nodes claim from: the next ones must not change them.
+    """
     groups: list[list[_Ranged]] = []
     end: tuple[str, int] = ("", -1)
     # Networks are nested or apart: the widest of a group begins first.
@@ -152,7 +156,11 @@ def _overlapping(ranged: Iterable[_Ranged]) -> list[list[_Ranged]]:
         else:
             groups.append([each])
             end = (each.space, each.interval.last)
-    return [sorted(group, key=lambda each: _age(each.pool)) for group in groups]
+    return [sorted(group, key=_rank) for group in groups]
+
+
+def _rank(each: _Ranged) -> tuple[bool, bool, tuple[str, str]]:
+    return not (each.decided and is_ready(each.pool)), not each.decided, _age(each.pool)
 
 
 def _plan_sizes(
@@ -162,49 +170,84 @@ def _plan_sizes(
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> None:
-    widest = max((each.interval for each in group), key=lambda each: each.last - each.first)
-    used = next(iter(index.within(group[0].space, widest)), None)
-    decided = next((each.decided for each in group if each.decided), 0)
-    if used is not None:
-        size = decided or used.interval.last - used.interval.first + 1
+    widest = max((each.interval for each in group), key=_length)
+    if any(index.within(group[0].space, widest)):
+        _plan_in_use(group, index, nodes, quiet, planned)
     else:
-        # The oldest pool decides: a new one beside it must not change what is in use.
-        written = [each.pool.spec.block_size for each in group]
-        smallest = min(
-            (each.range for each in group), key=lambda range_: range_.last - range_.address
-        )
-        size = written[0] or decided or max(written) or automatic_size(smallest, nodes)
-    moving = used is None and any(each.decided not in (0, size) for each in group)
-    waiting = moving and not {each.name for each in group if each.decided} <= set(quiet)
+        _plan_unused(group, nodes, quiet, planned)
+
+
+def _plan_unused(
+    group: list[_Ranged], nodes: int, quiet: Collection[str], planned: dict[str, Plan]
+) -> None:
+    """One size for all: nothing is leased, so what was decided may change."""
+    written = [each.pool.spec.block_size for each in group]
+    smallest = min((each.range for each in group), key=lambda range_: range_.last - range_.address)
+    size = written[0] or group[0].decided or max(written) or automatic_size(smallest, nodes)
+    moving = {each.name for each in group if each.decided not in (0, size)}
+    waiting = not moving <= set(quiet)
     for each in group:
-        if waiting:
+        if waiting and each.decided != size:
             planned[each.name] = _paused(each, "BlockSizeChanges", f"blockSize is {size}")
         else:
-            planned[each.name] = _sized(each, size, in_use=used is not None)
+            planned[each.name] = _sized(each, size)
 
 
-def _sized(each: _Ranged, size: int, *, in_use: bool) -> Plan:
+def _plan_in_use(
+    group: list[_Ranged],
+    index: BlockIndex,
+    nodes: int,
+    quiet: Collection[str],
+    planned: dict[str, Plan],
+) -> None:
+    """Those that are Ready stay as they are. Each other one takes the size of what it overlaps."""
+    known: list[tuple[_Ranged, int]] = []
+    for each in group:
+        around = {size for other, size in known if _overlap(each, other)}
+        around |= {_length(placed.interval) for placed in index.within(each.space, each.interval)}
+        if each.decided and is_ready(each.pool):
+            plan = _sized(each, each.decided)
+        elif len(around) > 1:
+            sizes = " and ".join(map(str, sorted(around)))
+            plan = _refused(f"it overlaps pools and blocks of {sizes} addresses: use another range")
+        else:
+            written = each.pool.spec.block_size
+            choice = each.decided or written or automatic_size(each.range, nodes)
+            size = next(iter(around), choice)
+            if each.decided not in (0, size) and each.name not in quiet:
+                plan = _paused(each, "BlockSizeChanges", f"blockSize is {size}")
+            else:
+                plan = _sized(each, size)
+        planned[each.name] = plan
+        if plan.block_size:
+            known.append((each, plan.block_size))
+
+
+def _length(interval: Interval) -> int:
+    return interval.last - interval.first + 1
+
+
+def _overlap(one: _Ranged, other: _Ranged) -> bool:
+    return one.interval.first <= other.interval.last and other.interval.first <= one.interval.last
+
+
+def _sized(each: _Ranged, size: int) -> Plan:
     written = each.pool.spec.block_size
-    if size > each.interval.last - each.interval.first + 1:
-        return _refused(each, f"{each.pool.spec.range} is smaller than a block of {size} addresses")
+    if size > _length(each.interval):
+        return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")
     if written in (0, size):
         return Plan(space=each.space, block_size=size)
-    if in_use and each.decided == size:
+    if each.decided == size:
         later = f"spec.blockSize {written} takes effect when the pool has no block"
         return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=later)
     return _refused(
-        each, f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
+        f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
     )
 
 
-def _refused(each: _Ranged, why: str) -> Plan:
-    return Plan(
-        space=each.pool.status.space,
-        block_size=each.decided,
-        ready=False,
-        reason="BlockSizeDiffers",
-        message=why,
-    )
+def _refused(why: str) -> Plan:
+    """Nothing is decided: so the pools that the pool overlaps need not wait for it."""
+    return Plan(ready=False, reason="BlockSizeDiffers", message=why)
 
 
 def _paused(each: _Ranged, reason: str, what: str) -> Plan:

@@ -1,10 +1,11 @@
-"""The status of a pool: counts, the map of leased blocks, conditions."""
+"""The status of a pool: counts, and the map of leased blocks."""
 
 from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, parse_interface, parse_interval
+from ipam.cluster.controller import pool_conditions
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
 from ipam.cluster.controller.plans import Plan
 from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
@@ -12,7 +13,6 @@ from ipam.cluster.objects import (
     AddressCounts,
     AddressPool,
     BlockCounts,
-    Condition,
     PoolStatus,
 )
 from ipam.ranges import merged, never_usable, of_network
@@ -39,8 +39,11 @@ def status(
         now: the time, for people.
     """
     if not plan.block_size:
-        conditions = [_ready(plan), _conflict(conflicts)]
-        return PoolStatus(space=plan.space, conditions=_dated(pool, conditions, now))
+        conditions = [
+            pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
+            pool_conditions.conflict(conflicts),
+        ]
+        return PoolStatus(space=plan.space, conditions=pool_conditions.dated(pool, conditions, now))
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
     whole = Interval(geometry.range.address, geometry.range.last)
     leased = [
@@ -65,20 +68,16 @@ def status(
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,
-        conditions=_dated(pool, [_ready(plan), _exhausted(free), _conflict(conflicts)], now),
+        conditions=pool_conditions.dated(
+            pool,
+            [
+                pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
+                pool_conditions.exhausted(free),
+                pool_conditions.conflict(conflicts),
+            ],
+            now,
+        ),
     )
-
-
-def is_exhausted(pool: AddressPool) -> bool:
-    """Whether the status says that no block is free."""
-    return any(
-        each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
-    )
-
-
-def is_ready(pool: AddressPool) -> bool:
-    """Whether the status says that nodes may claim."""
-    return any(each.type == "Ready" and each.status == "True" for each in pool.status.conditions)
 
 
 def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
@@ -140,52 +139,3 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
     idle = sum(len(blocks) for blocks in unusable)
     wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
     return geometry.total - idle - (len(leased) - wasted)
-
-
-def _ready(plan: Plan) -> Condition:
-    return Condition(
-        type="Ready",
-        status="True" if plan.ready else "False",
-        reason=plan.reason,
-        message=plan.message,
-    )
-
-
-def _exhausted(free: int) -> Condition:
-    if free > 0:
-        return Condition(type="Exhausted", status="False", reason="BlocksAreFree")
-    return Condition(
-        type="Exhausted",
-        status="True",
-        reason="NoBlockIsFree",
-        message="every block is leased: nodes return empty blocks at once",
-    )
-
-
-def _conflict(conflicts: Sequence[str]) -> Condition:
-    if not conflicts:
-        return Condition(type="Conflict", status="False", reason="NoConflict")
-    more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
-    return Condition(
-        type="Conflict",
-        status="True",
-        reason="BlocksContradict",
-        message="; ".join(conflicts[:3]) + more,
-    )
-
-
-def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
-    """The conditions with the time of their last transition, of this generation of the spec."""
-    former = {each.type: each for each in pool.status.conditions}
-    dated = []
-    for condition in conditions:
-        last = former.get(condition.type)
-        unchanged = last is not None and last.status == condition.status
-        dated.append(
-            replace(
-                condition,
-                last_transition_time=last.last_transition_time if last and unchanged else now,
-                observed_generation=pool.metadata.generation,
-            )
-        )
-    return tuple(dated)

@@ -90,7 +90,7 @@ class ControllerProcess:
         self.errors: Counter[tuple[str, str]] = Counter()
         self.rounds = 0
         self.seen = Seen()
-        self._api = GuardedApi(api, lambda: leadership.holds, self.errors)
+        self._api = GuardedApi(api, self._may_write, self.errors)
         self._clock = clock
         self._stopped = threading.Event()
         self._changed = threading.Event()
@@ -122,6 +122,9 @@ class ControllerProcess:
         """A process that may lead when another one ends is ready, too."""
         return True, "leads" if self.leadership.holds else "stands by"
 
+    def _may_write(self) -> bool:
+        return self.leadership.holds and not self._stopped.is_set()
+
     def _elect(self) -> None:
         while not self._stopped.is_set():
             self._stepped_at["election"] = self._clock()
@@ -134,7 +137,7 @@ class ControllerProcess:
         view = LiveView(self._api, self._changed.set, self._clock)
         rounds = Rounds(self._api, clock=self._clock, counts=self.counts)
         try:
-            while self.leadership.holds and not self._stopped.is_set():
+            while self._may_write():
                 self._stepped_at["rounds"] = self._clock()
                 self._changed.clear()
                 began = self._clock()

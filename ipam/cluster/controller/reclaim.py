@@ -69,6 +69,7 @@ class Reclaim:
         self._margin = margin
         self._since: dict[Holder, _Since] = {}
         self._fences: dict[str, _Fence] = {}  # by the block's uid
+        self._offline: dict[str, float] = {}  # the longest maxOffline that a pool had, by name
 
     def step(
         self,
@@ -84,6 +85,7 @@ class Reclaim:
         Unavailable: the API server does not answer, and the rest is left for the next round.
         """
         blocks = tuple(blocks)
+        self._remember(pools)
         standings = self._look({block.spec.holder for block in blocks}, machines)
         self._forget({block.metadata.uid for block in blocks})
         left = MOST_STEPS
@@ -115,6 +117,16 @@ class Reclaim:
                     "%s (store %s): its node %s", holder.node, holder.instance, standing.value
                 )
         return standings
+
+    def _remember(self, pools: Mapping[str, AddressPool]) -> None:
+        """A lost node goes by the maxOffline that it read last, also if it is shortened now."""
+        self._offline = {
+            name: max(
+                self._offline.get(name, 0.0),
+                _seconds(pool.spec.reclaim.max_offline, ReclaimSpec().max_offline),
+            )
+            for name, pool in pools.items()
+        }
 
     def _forget(self, uids: set[str]) -> None:
         for uid in self._fences.keys() - uids:
@@ -152,7 +164,7 @@ class Reclaim:
                 # Fenced by an earlier leader, or changed since: the wait begins now.
                 self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
                 return 0
-            waited = self._clock() - fenced.time >= self._wait(block, standing, pools)
+            waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
             self._api.delete(block)
@@ -164,13 +176,11 @@ class Reclaim:
             _log.info("%s: left for the next round: %s", meta.name, error)
         return 1
 
-    def _wait(
-        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
-    ) -> float:
+    def _wait(self, block: AddressBlock, standing: Standing) -> float:
         if standing in POWERED_OFF:
             return 0.0
-        offline = _seconds(_reclaim(block, pools).max_offline, ReclaimSpec().max_offline)
-        return offline + self._margin
+        default = seconds(ReclaimSpec().max_offline)
+        return self._offline.get(block.spec.pool, default) + self._margin
 
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import Machines
-from ipam.cluster.controller.pool_status import is_exhausted
+from ipam.cluster.controller.pool_conditions import is_exhausted
 from ipam.cluster.objects import AddressPool, AddressRequest
 
 KEPT = 3600.0  # seconds: a node that still needs addresses asks again

@@ -30,7 +30,8 @@ from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.definitions import UnusableDefinition, demand
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.plans import Plan, plans
-from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, is_ready, status
+from ipam.cluster.controller.pool_conditions import is_ready
+from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.objects import (

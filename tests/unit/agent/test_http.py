@@ -267,3 +267,12 @@ def test_a_file_in_the_way_of_a_unix_socket_stays(agent: Agent, tmp_path: Path) 
     with pytest.raises(OSError, match="Address already in use"):
         agent.endpoint(f"unix:{path}")
     assert path.read_text() == "precious"
+
+
+def test_without_metrics_the_states_are_served_at_any_address(agent: Agent) -> None:
+    states = (lambda: agent.alive, lambda: agent.ready)
+    with closing(Endpoint("0.0.0.0:0", None, *states)) as endpoint:
+        assert get(endpoint, "/readyz") == (200, b"serving\n")
+        assert get(endpoint, "/metrics") == (404, b"the paths are /healthz, /readyz\n")
+    with pytest.raises(ValueError, match="does not authenticate clients"):
+        Endpoint("0.0.0.0:0", lambda: b"", *states)

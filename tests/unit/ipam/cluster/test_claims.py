@@ -10,7 +10,7 @@ from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.store import boottime
+from ipam.cluster.wants import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
@@ -139,7 +139,7 @@ def test_a_delete_that_is_late_does_not_take_a_block_that_was_taken_over(
     assert blocks_of(server) == [name] == list(node.rows())
 
 
-@pytest.mark.parametrize(("mapped", "conflicts"), [(False, 14), (True, 0)])
+@pytest.mark.parametrize(("mapped", "conflicts"), [(False, 8), (True, 0)])
 def test_blocks_of_others_are_passed_over_and_the_map_saves_the_attempts(
     server: FakeApi, memory_path: Path, mapped: bool, conflicts: int
 ) -> None:
@@ -204,8 +204,9 @@ def test_an_address_that_another_node_gave_back_is_found_although_the_map_is_old
     assert second.add("q", ipam)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
 def test_sixty_addresses_are_enough_for_sixty_of_64_nodes(
-    server: FakeApi, memory_path: Path
+    server: FakeApi, memory_path: Path, mapped: bool
 ) -> None:
     pool = put_pool(server, "10.2.0.0/26", size=1)
     ipam = {"range": "10.2.0.0/26", "exclude": ["10.2.0.61", "10.2.0.62"]}
@@ -217,7 +218,9 @@ def test_sixty_addresses_are_enough_for_sixty_of_64_nodes(
             seen.add(node.add("p0", ipam)[0])
         except Exception as error:  # noqa: BLE001 - its code is what is looked at
             refused += getattr(error, "code", 0) == Code.NO_FREE_ADDRESS
-        put_map(server, pool)
+        assert node.api.calls["create", "AddressBlock"] <= 9
+        if mapped:
+            put_map(server, pool)
     assert (len(seen), refused) == (60, 4)
 
 
@@ -292,6 +295,20 @@ def test_a_static_address_outside_of_the_ranges_needs_no_block(
     ipam = {"range": RANGE, "addresses": [{"address": "192.168.7.1/24"}]}
     assert node.add("p0", ipam)[1] == "192.168.7.1"
     assert len(blocks_of(server)) == 1
+
+
+def test_a_static_address_within_a_range_leases_its_block_whatever_its_prefix(
+    server: FakeApi, memory_path: Path
+) -> None:
+    first, second = (ClusterNode(server, memory_path / name, f"node-{name}") for name in "ab")
+    # Both wants of this ADD are fulfilled by one block.
+    both = {"range": "10.6.0.0/28", "addresses": [{"address": "10.6.0.7/24"}]}
+    put_pool(server, "10.6.0.0/28")
+    assert first.add("p9", both) == ["10.6.0.1", "10.6.0.7"]
+    ipam = {"range": RANGE, "addresses": [{"address": "10.0.0.200/32"}]}
+    assert first.add("p0", ipam)[1] == "10.0.0.200"
+    assert "default.10.0.0.192-28" in blocks_of(server, "node-a")
+    assert error_of(lambda: second.add("q0", ipam)).code == Code.ADDRESS_TAKEN
 
 
 def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNode) -> None:

@@ -205,6 +205,25 @@ def test_a_pool_that_overlaps_another_has_its_block_size() -> None:
     assert cluster.condition("Ready", "other") == ("False", "BlockSizeDiffers")
 
 
+def test_a_pool_over_two_of_different_block_sizes_changes_neither_while_one_has_blocks() -> None:
+    cluster = Cluster()
+    cluster.pool("10.64.0.0/22", name="first")
+    cluster.pool("10.64.8.0/21", name="second")
+    cluster.round()
+    cluster.block("10.64.8.64", cluster.node("gpu-1"), prefix=26, pool="second")
+    cluster.pool("10.64.0.0/20", name="over-both")
+    cluster.run(3 * QUIET_AFTER, every=5)
+    sizes = {name: cluster.pool_now(name).status.block_size for name in _pools(cluster)}
+    assert sizes == {"first": 32, "second": 64, "over-both": 0}
+    assert cluster.condition("Ready", "first") == ("True", "Decided")
+    assert cluster.condition("Ready", "second") == ("True", "Decided")
+    assert cluster.condition("Ready", "over-both") == ("False", "BlockSizeDiffers")
+    cluster.api.remove(AddressBlock, "default.10.64.8.64-26")
+    cluster.run(2 * QUIET_AFTER, every=5)
+    sizes = {name: cluster.pool_now(name).status.block_size for name in _pools(cluster)}
+    assert set(sizes.values()) == {32}
+
+
 def test_pools_of_different_networks_do_not_meet() -> None:
     cluster = Cluster()
     cluster.pool("10.64.0.0/16", name="blue", network_name="blue")

@@ -311,6 +311,19 @@ def test_a_status_that_the_holder_writes_after_the_fence_begins_the_wait_anew() 
     assert cluster.blocks() == {}
 
 
+def test_a_shorter_max_offline_does_not_shorten_the_wait_for_a_node_that_is_lost() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(GONE_AFTER + 5)
+    pool = cluster.pool_now()
+    reclaim = replace(pool.spec.reclaim, max_offline="1s")
+    cluster.api.update(replace(pool, spec=replace(pool.spec, reclaim=reclaim)))
+    cluster.run(OFFLINE + MARGIN - 8)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.run(10)
+    assert cluster.blocks() == {}
+
+
 def test_a_new_leader_waits_anew() -> None:
     cluster = _cluster()
     cluster.remove_node("gpu-1")

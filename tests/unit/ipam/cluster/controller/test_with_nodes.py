@@ -1,5 +1,7 @@
 """The controller together with nodes that have real stores, on one simulated clock."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,23 +15,33 @@ RANGE = "10.64.0.0/29"  # six addresses, in blocks of one
 MINUTE = 60.0
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
 class Fabric:
     """Nodes, a controller, and a definition of a small range."""
 
-    def __init__(self, directory: Path, *names: str, range_: str = RANGE) -> None:
+    def __init__(self, stack: ExitStack, directory: Path, *names: str) -> None:
+        self._stack = stack
         self.cluster = Cluster()
-        self.range = range_
-        self.cluster.define({"type": "podfabric-ipam", "range": range_})
-        self.nodes = {
-            name: ClusterNode(self.cluster.api, directory / name, name, clock=self.cluster.clock)
-            for name in names
-        }
+        self.cluster.define({"type": "podfabric-ipam", "range": RANGE})
+        self.nodes = {name: self.node(directory / name, name) for name in names}
         self.cluster.round()
+
+    def node(self, directory: Path, name: str, boot: str = "boot-1") -> ClusterNode:
+        """A node that keeps its store open until the end of the test."""
+        clock = self.cluster.clock
+        node = ClusterNode(self.cluster.api, directory, name, clock=clock, boot=boot, kept=True)
+        self._stack.callback(node.close)
+        return node
 
     def add(self, node: ClusterNode, pod: str) -> str | int:
         """The pod's address, or the code of the error."""
         try:
-            (address,) = node.add(pod, {"range": self.range})
+            (address,) = node.add(pod, {"range": RANGE})
         except CNIError as error:
             return error.code
         return address
@@ -44,8 +56,10 @@ class Fabric:
             self.cluster.round()
 
 
-def test_a_new_definition_gives_addresses_to_pods_of_all_nodes(tmp_path: Path) -> None:
-    fabric = Fabric(tmp_path, "a", "b", "c")
+def test_a_new_definition_gives_addresses_to_pods_of_all_nodes(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    fabric = Fabric(stack, tmp_path, "a", "b", "c")
     given = [
         fabric.add(node, f"{name}-{number}")
         for number in range(2)
@@ -55,9 +69,11 @@ def test_a_new_definition_gives_addresses_to_pods_of_all_nodes(tmp_path: Path) -
     assert fabric.add(fabric.nodes["a"], "one-too-many") == Code.NO_FREE_ADDRESS
 
 
-def test_a_pool_that_is_exhausted_recovers_when_a_pod_ends_elsewhere(tmp_path: Path) -> None:
+def test_a_pool_that_is_exhausted_recovers_when_a_pod_ends_elsewhere(
+    stack: ExitStack, tmp_path: Path
+) -> None:
     """Row A11."""
-    fabric = Fabric(tmp_path, "a", "b")
+    fabric = Fabric(stack, tmp_path, "a", "b")
     a, b = fabric.nodes["a"], fabric.nodes["b"]
     held = [fabric.add(a, f"pod-{number}") for number in range(6)]
     fabric.run(10)
@@ -70,11 +86,11 @@ def test_a_pool_that_is_exhausted_recovers_when_a_pod_ends_elsewhere(tmp_path: P
 
 @pytest.mark.parametrize("changes_at", [(), (15,)], ids=["one leader", "another leader"])
 def test_a_partitioned_node_hands_out_nothing_when_another_has_its_addresses(
-    tmp_path: Path, changes_at: tuple[int, ...]
+    stack: ExitStack, tmp_path: Path, changes_at: tuple[int, ...]
 ) -> None:
     """Row A7, where the Node is deleted while its machine runs: the wait is longer than what the
     node may do without the API server."""
-    fabric = Fabric(tmp_path, "a", "b")
+    fabric = Fabric(stack, tmp_path, "a", "b")
     a, b = fabric.nodes["a"], fabric.nodes["b"]
     pods = [f"pod-{number}" for number in range(6)]
     for pod in pods:
@@ -103,9 +119,11 @@ def test_a_partitioned_node_hands_out_nothing_when_another_has_its_addresses(
     assert fabric.add(a, "back") == Code.NO_FREE_ADDRESS
 
 
-def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(tmp_path: Path) -> None:
+def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(
+    stack: ExitStack, tmp_path: Path
+) -> None:
     """Row A8, with a node that answers the fence."""
-    fabric = Fabric(tmp_path, "a", "b")
+    fabric = Fabric(stack, tmp_path, "a", "b")
     a = fabric.nodes["a"]
     address = fabric.add(a, "stays")
     fabric.run(20)
@@ -128,17 +146,15 @@ def test_a_node_object_that_is_made_again_under_churn_keeps_its_blocks(tmp_path:
 
 
 def test_a_machine_that_lost_its_store_and_booted_again_gets_its_blocks_back(
-    tmp_path: Path,
+    stack: ExitStack, tmp_path: Path
 ) -> None:
     """Adoption by the agent, or reclaim by the controller: in the end nothing is lost."""
-    fabric = Fabric(tmp_path, "a", "b")
+    fabric = Fabric(stack, tmp_path, "a", "b")
     for number in range(6):
         fabric.add(fabric.nodes["a"], f"pod-{number}")
     fabric.run(10)
     fabric.cluster.change_node("a", boot_id="boot-2")
-    fabric.nodes["a"] = ClusterNode(
-        fabric.cluster.api, tmp_path / "new-disk", "a", clock=fabric.cluster.clock, boot="boot-2"
-    )
+    fabric.nodes["a"] = fabric.node(tmp_path / "new-disk", "a", "boot-2")
     fabric.run(30 * MINUTE, every=20)
     given = {fabric.add(fabric.nodes["b"], f"b-{number}") for number in range(5)}
     assert Code.NO_FREE_ADDRESS not in given

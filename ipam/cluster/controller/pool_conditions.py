@@ -1,0 +1,67 @@
+"""The conditions of a pool: Ready, Exhausted, Conflict."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from ipam.cluster.objects import AddressPool, Condition
+
+
+def is_exhausted(pool: AddressPool) -> bool:
+    """Whether the status says that no block is free."""
+    return any(
+        each.type == "Exhausted" and each.status == "True" for each in pool.status.conditions
+    )
+
+
+def is_ready(pool: AddressPool) -> bool:
+    """Whether the status says that nodes may claim."""
+    return any(each.type == "Ready" and each.status == "True" for each in pool.status.conditions)
+
+
+def ready(reason: str, message: str, *, is_true: bool) -> Condition:
+    """Whether nodes may claim."""
+    status = "True" if is_true else "False"
+    return Condition(type="Ready", status=status, reason=reason, message=message)
+
+
+def exhausted(free: int) -> Condition:
+    """Whether no block is free."""
+    if free > 0:
+        return Condition(type="Exhausted", status="False", reason="BlocksAreFree")
+    return Condition(
+        type="Exhausted",
+        status="True",
+        reason="NoBlockIsFree",
+        message="every block is leased: nodes return empty blocks at once",
+    )
+
+
+def conflict(conflicts: Sequence[str]) -> Condition:
+    """Whether blocks contradict each other, a sentence for each."""
+    if not conflicts:
+        return Condition(type="Conflict", status="False", reason="NoConflict")
+    more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+    return Condition(
+        type="Conflict",
+        status="True",
+        reason="BlocksContradict",
+        message="; ".join(conflicts[:3]) + more,
+    )
+
+
+def dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
+    """The conditions with the time of their last transition, of this generation of the spec."""
+    former = {each.type: each for each in pool.status.conditions}
+    dated = []
+    for condition in conditions:
+        last = former.get(condition.type)
+        unchanged = last is not None and last.status == condition.status
+        dated.append(
+            replace(
+                condition,
+                last_transition_time=last.last_transition_time if last and unchanged else now,
+                observed_generation=pool.metadata.generation,
+            )
+        )
+    return tuple(dated)

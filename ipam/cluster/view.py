@@ -1,0 +1,156 @@
+"""What a request may have of the blocks that this node leases, within one transaction."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ipam import allocation
+from ipam.addresses import Interval, parse
+from ipam.blocks import LeasedBlock
+from ipam.cluster.wants import PoolRange, Want
+from ipam.ranges import Range, RangeSet
+from ipam.store import Owner
+from ipam.tables import Tables
+
+
+class LeasedView:
+    """What a request may have of this node's blocks: its sets, restricted within a transaction.
+
+    `wants` are the sets without a free address here, `free` is how many addresses the blocks have
+    left, this request's not counted. Both are of the last call of `narrowed`. `is_passed_over`: the
+    blocks have some, and none may be used on this link.
+    """
+
+    def __init__(
+        self,
+        owner: Owner | None,
+        sets: Sequence[RangeSet],
+        leased: frozenset[PoolRange],
+        boot: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self.owner = owner
+        self._sets = sets
+        self._leased = leased
+        self._boot = boot
+        self._clock = clock
+        self.wants: list[Want] = []
+        self.free: list[tuple[Want, int]] = []
+        self.is_passed_over = False
+
+    def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
+        """The sets within confirmed blocks, the fullest first. None if a set has no address there.
+
+        The clock is read here, so that no wait for the store comes between it and the hand-out.
+        """
+        now = self._clock()
+        self.wants, self.free = [], []
+        held = _HeldBefore(tables, self.owner, self._boot)
+        sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
+        return [] if self.wants and not held.is_attached else sets
+
+    def want_all(self) -> bool:
+        """Ask for one more address of each set that is not fixed; whether there is one."""
+        self.wants = [
+            Want(range_, (range_.domain, range_.network))
+            for range_set in self._sets
+            for range_ in range_set.ranges[:1]
+            if not range_set.fixed
+        ]
+        self.is_passed_over = bool(self.wants)
+        return self.is_passed_over
+
+    def _narrowed(
+        self, tables: Tables, range_set: RangeSet, now: float, held: "_HeldBefore"
+    ) -> RangeSet:
+        ranges: list[Range] = []
+        missing: list[Want] = []
+        for range_ in range_set.ranges:
+            pool = self._pool_range(range_)
+            if pool is None:
+                ranges.append(range_)
+                continue
+            want = Want(range_, pool, range_set.fixed)
+            blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
+            confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
+            by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
+            ranges += [room.range for room in by_room]
+            # In a confirmed block a former address is found as any other is.
+            former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
+            if former is not None:
+                ranges.append(former)
+            free = sum(room.free for room in by_room)
+            self.free.append((want, free - 1))
+            if former is None and not self._has_one(tables, range_set, by_room):
+                missing.append(want)
+        if len(missing) == len(range_set.ranges):
+            self.wants += missing
+        return RangeSet(tuple(ranges), range_set.fixed)
+
+    def _pool_range(self, range_: Range) -> PoolRange | None:
+        """The pool that a range belongs to; a fixed address may be written with another prefix."""
+        key = (range_.domain, range_.network)
+        if key in self._leased:
+            return key
+        around = (pool for pool in self._leased if pool[0] == range_.domain)
+        return next((pool for pool in around if range_.first in pool[1]), None)
+
+    def _has_one(
+        self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
+    ) -> bool:
+        if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
+            return any(room.range.parts for room in by_room)
+        if any(room.free for room in by_room):
+            return True
+        ranges = RangeSet(tuple(room.range for room in by_room))
+        return allocation.exhaustion(tables, ranges, self._boot) is None  # a stale one will do
+
+
+class _Remaining(NamedTuple):
+    """How many addresses a block has left for a range. Sorted, the fullest is first."""
+
+    free: int
+    first: int
+    range: Range
+
+    @classmethod
+    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
+        within = range_.restricted(block.parts)
+        size = sum(part.last - part.first + 1 for part in within.parts)
+        return cls(size - allocation.held_in(tables, within), block.first, within)
+
+
+class _HeldBefore:
+    """What a pod that comes back has held in this boot: it keeps that, confirmed or not.
+
+    What it held in an earlier boot is like any other address: the lease may be another's by now.
+    """
+
+    def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
+        self._tables = tables
+        self._owner = owner
+        self._boot = boot
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is no new attachment: the allocation says so."""
+        if self._owner is None:
+            return False
+        held = self._tables.of_attachment(self._owner.attachment)
+        return any(each.boot == self._boot for each in held)
+
+    def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
+        """Its addresses of the range, but for those in blocks that were lost."""
+        ours = [block.interval for block in blocks if block.state != "lost"]
+        held = [] if self._owner is None else self._tables.of_pod(self._owner)
+        addresses = (
+            parse(each.address)
+            for each in held
+            if each.boot == self._boot and each.domain == range_.domain
+        )
+        kept = [
+            Interval(address, address)
+            for address in addresses
+            if any(block.first <= address <= block.last for block in ours)
+        ]
+        narrower = range_.restricted(kept)
+        return narrower if narrower.parts else None

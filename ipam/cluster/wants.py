@@ -1,0 +1,85 @@
+"""What a node needs an address of, and who leases blocks for it."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, Network
+from ipam.ranges import Range
+from ipam.store import Owner
+
+PATIENCE = 3.0  # seconds that an ADD waits for a block
+POOL_PATIENCE = 15.0  # seconds that it waits for a pool: its definition may be as new as the pod
+
+PoolRange = tuple[str, Network]
+"""Domain and network of a range: what names its AddressPool."""
+
+
+def boottime() -> float:
+    """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Want(NamedTuple):
+    """A range of which a node needs an address, the very one if it is `fixed`.
+
+    `pool` is the pool's range; it is another than the range itself for a fixed address only.
+    """
+
+    range: Range
+    pool: PoolRange
+    fixed: bool = False
+
+    @property
+    def parts(self) -> tuple[Interval, ...]:
+        """The addresses that would do."""
+        return self.range.parts
+
+
+class PoolPending(CNIError):
+    """There is no pool for a range yet, or it is not ready."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.TRY_AGAIN, message)
+
+
+class Claims(Protocol):
+    """Who leases blocks for this node."""
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        """Wait until there may be an address of each, at most until then (`time.monotonic`).
+
+        CNIError 11 if that may succeed later (PoolPending: soon), 110 if the pool has no address
+        left, AddressTaken if another node has leased the one that is wanted.
+        """
+
+    def used(self, want: Want, free: int) -> None:
+        """Such an address was handed out, and this node's blocks have so many more."""
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        """A pod got no address."""
+
+    def unable(self, wants: Sequence[Want]) -> str | None:
+        """Why `claim` would fail, as far as that is known without asking anybody."""
+
+
+class NoClaims:
+    """The `Claims` of a process that leases nothing: another than the agent."""
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        raise CNIError(Code.TRY_AGAIN, self.unable(wants))
+
+    def used(self, want: Want, free: int) -> None:
+        pass
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        pass
+
+    def unable(self, wants: Sequence[Want]) -> str:
+        listed = ", ".join(str(want.range.network) for want in wants)
+        return (
+            f"this node has leased no free address of {listed}, and only podfabric's agent can "
+            "lease more: nothing was changed; see that the agent of this node runs, with "
+            '"ipam.scope": cluster in config.yaml'
+        )
