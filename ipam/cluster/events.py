@@ -11,6 +11,7 @@ from ipam.store import Reservation
 
 _MOST = 1024  # events that are remembered, so that each is written once
 _MOST_WAITING = 64
+_AT_ONCE = 4  # ADDs may wait behind them
 
 
 class PendingEvents:
@@ -35,8 +36,8 @@ class PendingEvents:
         self._add(reason, message, {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "name": name})
 
     def send(self) -> None:
-        """Write what is waiting. An event that cannot be written is left out."""
-        while self._waiting:
+        """Write a few that wait. An event that cannot be written is left out."""
+        for _ in range(min(_AT_ONCE, len(self._waiting))):
             self._api.report(*self._waiting.popleft())
 
     def _add(self, reason: str, message: str, regarding: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from base.text import printable
@@ -17,15 +16,14 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
 from ipam.cluster import events
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
-from ipam.cluster.attempts import Attempt, Attempts, Lease, LowRanges
-from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.attempts import Attempts, Lease
+from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.objects import AddressBlock, Holder
-from ipam.cluster.pools import NotReadyYet, Pools, Unusable, is_exhausted, pool_of
-from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
-from ipam.cluster.status_reports import EVERY, StatusReports
+from ipam.cluster.pools import NotReadyYet, Pools, Unusable
+from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.wants import PATIENCE, PoolPending, Want, boottime
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
@@ -33,7 +31,7 @@ from ipam.store_files import StoreFiles
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
+_RETURN_RETRY = 5.0  # seconds after a block could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 10.0  # seconds; a call to the API server takes at most 7
 
@@ -75,28 +73,22 @@ class Lessee:
         self._boot = boot
         self._clock = clock
         self._pools = Pools(api)
-        self._empties = Empties(boot)
-        self._status = StatusReports(api, self._store)
         self._events = PendingEvents(api)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
+        self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
-        self._low = LowRanges(clock)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
-        self._confirm_at = self._look_at = self._tell_at = clock()
+        self._confirm_at = self._look_at = self._return_at = clock()
         self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
-        self._seen_seq = -1
-        self._pool_seen: dict[str, float] = {}
-        self._survey = Survey(0, ())
         self._errors = 0
         self._told: dict[str, str] = {}  # what could not be done, and why
-        self.leaving = False
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -128,9 +120,18 @@ class Lessee:
                 return 0.0
         return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the node keeps no empty block, since podfabric leaves it."""
+        return self._upkeep.leaving
+
+    @leaving.setter
+    def leaving(self, leaving: bool) -> None:
+        self._upkeep.leaving = leaving
+
     def counted(self) -> Counted:
         """For metrics: as of the last look."""
-        blocks = [each for each in self._survey.blocks if each.block.state != "lost"]
+        blocks = [each for each in self._upkeep.survey.blocks if each.block.state != "lost"]
         used = sum(each.used for each in blocks)
         claimant = self._claimant
         return Counted(
@@ -194,7 +195,7 @@ class Lessee:
     def used(self, want: Want, free: int) -> None:
         """See Claims.used: more is leased in time, by what was used lately."""
         if not want.fixed:
-            self._low.used(want, free)
+            self._upkeep.low.used(want, free)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -255,14 +256,15 @@ class Lessee:
             if former is not None:
                 self._claimant.claims = former.claims
                 self._claimant.conflicts = former.conflicts
+        if self._holder is None:
+            _log.info("leases: this store leases as %s on node %s", holder.instance, holder.node)
         confirmed = confirmation.run(at)
         self._holder = holder
         self._objects.clear()
         self._objects |= confirmed.objects
-        self._status.forget_all_but(self._objects)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
-        self._pool_seen = {each.block.pool: at for each in self._survey.blocks}
+        self._upkeep.confirmed(at)
         self._confirmed = at
         self._in_touch = True
         self._retry = _FIRST_RETRY
@@ -302,46 +304,17 @@ class Lessee:
     # --- what is done on its own -------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Give back, lease ahead, and tell the API server what is used."""
-        self._events.send()
-        if self._holder is None:
+        self._upkeep.look()
+        if self._holder is None or not self._in_touch:
             return
-        seq = self._store.seq()
-        if seq != self._seen_seq:
-            self._survey = self._store.survey()
-            self._seen_seq = self._survey.seq
-        for name, uid in over(self._survey).items():
-            self._store.forget(name, uid)
-        returns = Returns(self._api, self._store, self._holder.instance)
-        surplus = self._empties.surplus(self._survey, self._clock(), self._has_room)
-        for block in (*returning(self._survey), *surplus):
-            if self._guarded("give a block back", partial(returns.give_back, block)):
-                self._objects.pop(block.name, None)
-        self._lease_ahead()
-        if self._is_due(self._tell_at) and self._status.tell(self._survey, self._objects):
-            self._tell_at = self._clock() + EVERY
-
-    def _has_room(self, name: str) -> bool:
-        """Whether a pool can spare an empty block; the pool is read now and then for that."""
-        if self.leaving:
-            return False
-        now = self._clock()
-        if now - self._pool_seen.get(name, -_LOOK_AT_POOL) >= _LOOK_AT_POOL:
-            self._pool_seen[name] = now
-            self._pools.read(name)
-        pool = self._pools.known(name)
-        return pool is not None and pool.spec.state == "Active" and not is_exhausted(pool)
-
-    def _lease_ahead(self) -> None:
-        for want in self._low.take():
-            pool = self._pools.known(pool_of(want))
-            if pool is None or pool.status.block_size <= SMALL or self.leaving:
-                continue
-            total, leased = pool.status.blocks.total, pool.status.blocks.leased
-            if is_exhausted(pool) or (total and leased >= 0.9 * total):
-                continue
-            attempt = Attempt(want, time.monotonic() + PATIENCE)
-            self._guarded("lease a block ahead", partial(self._lease, want, attempt.is_late))
+        self._events.send()
+        if self._is_due(self._return_at) and not self._upkeep.give_back(
+            self._holder.instance, self._guarded
+        ):
+            self._return_at = self._clock() + _RETURN_RETRY
+        late = time.monotonic() + PATIENCE
+        self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late)
+        self._upkeep.tell()
 
 
 def _no_address(want: Want, why: str) -> CNIError:

@@ -4,6 +4,7 @@ From `returning` there is no way back: what is handed out again is leased again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 
 from ipam.blocks import LeasedBlock
@@ -25,20 +26,23 @@ class Returns:
         self._instance = instance
 
     def give_back(self, block: LeasedBlock) -> None:
-        """Return a block if nothing of it is held. Raises ApiError: the row stays `returning`."""
-        if block.state == "returning" or self._store.begin_return(block.name, block.uid):
-            self._delete(block)
+        """Return a block if nothing of it is held. Raises ApiError.
 
-    def _delete(self, block: LeasedBlock) -> None:
-        try:
+        Without an answer to the first request nothing is marked: the block may still be needed.
+        """
+        found = None
+        with suppress(NotFound):
             found = self._api.get(AddressBlock, block.name)
-            ours = found.spec.holder.instance == self._instance
-            if found.metadata.uid == block.uid and ours:
+        if block.state != "returning" and not self._store.begin_return(block.name, block.uid):
+            return
+        holder = "" if found is None else found.spec.holder.instance
+        if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
+            try:
                 self._api.delete(found)
-        except NotFound:
-            pass
-        except Conflict:
-            return  # the controller wrote to it: later again
+            except Conflict:
+                return  # the controller wrote to it: later again
+            except NotFound:
+                pass
         self._store.forget(block.name, block.uid)
 
 

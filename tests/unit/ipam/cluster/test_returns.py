@@ -8,7 +8,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.objects import AddressBlock, Condition
+from ipam.cluster.objects import AddressBlock, AddressPool, Condition
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 from ipam.scope import Stores
@@ -131,6 +131,37 @@ def test_a_return_that_fails_goes_on_and_nothing_is_handed_out_meanwhile(
     node.steps(2)
     assert set(node.rows()) == set(blocks_of(server))
     assert name not in node.rows()
+
+
+def test_while_the_api_server_is_away_a_node_keeps_what_it_has(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """Ten minutes of churn within two blocks, and the agent is restarted meanwhile."""
+    fill(node, 20)
+    node.steps(2)
+    blocks = set(node.rows())
+    server.down = True
+    for turn in range(120):
+        for number in range(20):
+            node.delete(f"p{number}", f"p{number}-{turn}" if turn else "")
+        if turn == 60:
+            node.restart()
+        node.steps(1)
+        for number in range(20):
+            node.add(f"p{number}", container=f"p{number}-{turn + 1}")
+    assert list(node.rows().values()).count("returning") <= 1
+    assert set(node.rows()) == blocks
+    server.down = False
+    node.steps(1, 30.0)
+    assert (node.lessee.counted().confirmed or 0) <= 30
+
+
+def test_a_pool_that_is_gone_keeps_no_empty_block(server: FakeApi, node: ClusterNode) -> None:
+    fill(node, 1)
+    node.delete("p0")
+    server.remove(AddressPool, "10.0.0.0-24")
+    node.steps(3, 460.0)
+    assert blocks_of(server) == []
 
 
 def test_a_block_that_is_another_s_by_now_is_not_deleted(

@@ -1,0 +1,110 @@
+"""What a lessee does without being asked: it gives back, leases ahead, and tells what is used.
+
+While the API server does not answer, it leaves all as it is: what is leased is needed then.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from ipam.cluster.api import ApiError, ClusterApi
+from ipam.cluster.attempts import Lease, LowRanges
+from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.objects import AddressBlock
+from ipam.cluster.pools import Pools, Unusable, is_exhausted, pool_of
+from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
+from ipam.cluster.status_reports import EVERY, StatusReports
+from ipam.cluster.wants import Want
+
+_LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
+_ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
+
+Guarded = Callable[[str, Callable[[], object]], bool]
+"""Does some work, logs a failure, and answers whether there was none."""
+
+
+class Upkeep:
+    """The lessee's own work. `objects` are its blocks as they were last seen."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        store: BlockStore,
+        pools: Pools,
+        objects: dict[str, AddressBlock],
+        boot: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self.low = LowRanges(clock)
+        self.survey = Survey(0, ())
+        self.leaving = False  # the node keeps no empty block
+        self._api = api
+        self._store = store
+        self._pools = pools
+        self._objects = objects
+        self._clock = clock
+        self._empties = Empties(boot)
+        self._status = StatusReports(api, store)
+        self._seen_seq = -1
+        self._pool_seen: dict[str, float] = {}
+        self._tell_at = clock()
+
+    def look(self) -> None:
+        """See what is held now, and forget what is over."""
+        seq = self._store.seq()
+        if seq != self._seen_seq:
+            self.survey = self._store.survey()
+            self._seen_seq = self.survey.seq
+        for name, uid in over(self.survey).items():
+            self._store.forget(name, uid)
+
+    def confirmed(self, at: float) -> None:
+        """All blocks and their pools were read then."""
+        self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
+        self._status.forget_all_but(self._objects)
+
+    def give_back(self, instance: str, guarded: Guarded) -> bool:
+        """Return what is not needed, until a return fails; whether none did."""
+        returns = Returns(self._api, self._store, instance)
+        surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
+        for block in (*returning(self.survey), *surplus):
+            if not guarded("give a block back", partial(returns.give_back, block)):
+                return False
+            self._objects.pop(block.name, None)
+        return True
+
+    def lease_ahead(self, lease: Lease, is_late: Callable[[], bool]) -> None:
+        """Lease a block where less is free than was used lately. CNIError."""
+        for want in self.low.take():
+            if self._is_ample(want) and not self.leaving:
+                lease(want, is_late)
+
+    def tell(self) -> None:
+        """Write one status, now and then. Raises ApiError."""
+        now = self._clock()
+        if now >= self._tell_at:
+            self._tell_at = now + EVERY
+            if not self._status.tell(self.survey, self._objects):
+                self._tell_at = now
+
+    def _is_ample(self, want: Want) -> bool:
+        pool = self._pools.known(pool_of(want))
+        if pool is None or pool.status.block_size <= SMALL or is_exhausted(pool):
+            return False
+        blocks = pool.status.blocks
+        return not blocks.total or blocks.leased < _ROOM * blocks.total
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a pool can spare an empty block; the pool is read now and then for that."""
+        if self.leaving:
+            return False
+        now = self._clock()
+        if now - self._pool_seen.get(name, -_LOOK_AT_POOL) >= _LOOK_AT_POOL:
+            self._pool_seen[name] = now
+            with suppress(Unusable):  # it is gone
+                try:
+                    self._pools.read(name)
+                except ApiError:
+                    return True
+        pool = self._pools.known(name)
+        return pool is not None and pool.spec.state == "Active" and not is_exhausted(pool)
