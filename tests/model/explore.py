@@ -1,0 +1,76 @@
+"""Looks at every state that a protocol can reach, breadth-first: a trace it finds is a shortest.
+
+A model is a first state, a function that yields each step that is possible in a state (its name,
+and the state after it), and invariants: predicates of a state. States are tuples.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+State = TypeVar("State", bound=Hashable)
+
+Step = tuple[str, State]
+Steps = Callable[[State], Iterable[Step[State]]]
+Holds = Callable[[State], bool]
+
+
+class Explored(NamedTuple, Generic[State]):
+    """Every state `reached`, with the step it was first reached by.
+
+    If an invariant is broken, `broken` is its name, `trace` a shortest way there, and the states
+    are those up to that one.
+    """
+
+    reached: Mapping[State, tuple[State, str] | None]
+    broken: str = ""
+    trace: tuple[str, ...] = ()
+
+
+def explore(
+    first: State, steps: Steps[State], invariants: Mapping[str, Holds[State]]
+) -> Explored[State]:
+    """Every reachable state, or those up to the first that breaks an invariant."""
+    reached: dict[State, tuple[State, str] | None] = {first: None}
+    wave = [first]
+    while wave:
+        next_wave: list[State] = []
+        for before in wave:
+            for name, after in steps(before):
+                if after in reached:
+                    continue
+                reached[after] = (before, name)
+                for invariant, holds in invariants.items():
+                    if not holds(after):
+                        return Explored(reached, invariant, _trace(reached, after))
+                next_wave.append(after)
+        wave = next_wave
+    return Explored(reached)
+
+
+def without_way_to(
+    good: Holds[State], reached: Iterable[State], steps: Steps[State]
+) -> list[State]:
+    """The states from which these steps lead to no good one."""
+    every = list(reached)
+    before: dict[State, list[State]] = {}
+    for state in every:
+        for _, after in steps(state):
+            before.setdefault(after, []).append(state)
+    on_the_way = [state for state in every if good(state)]
+    with_way = set(on_the_way)
+    while on_the_way:
+        for state in before.get(on_the_way.pop(), ()):
+            if state not in with_way:
+                with_way.add(state)
+                on_the_way.append(state)
+    return [state for state in every if state not in with_way]
+
+
+def _trace(reached: Mapping[State, tuple[State, str] | None], last: State) -> tuple[str, ...]:
+    names: list[str] = []
+    came_from = reached[last]
+    while came_from is not None:
+        last, name = came_from
+        names.append(name)
+        came_from = reached[last]
+    return tuple(reversed(names))
