@@ -6,6 +6,7 @@ know differently is settled here: the store's word counts for what pods hold, th
 whose a block is. The time of a confirmation is taken before its first request.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ import msgspec
 from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.block_store import BlockStore, Revision
 from ipam.cluster.objects import (
     AddressBlock,
@@ -29,6 +30,8 @@ from ipam.cluster.objects import (
 )
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
 from ipam.store import Reservation
+
+_log = logging.getLogger(__name__)
 
 Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
 """Told of a block by name that is not ours any more: why, and who holds addresses of it."""
@@ -130,29 +133,28 @@ class Confirmation:
         """
         if found.spec.state == "Active" and found.spec.holder == self._holder and not nonce:
             return found, at
-        epoch = found.spec.epoch + (found.spec.holder != self._holder)
+        when = self._clock()
+        try:
+            return self._written(found, nonce), when
+        except (Conflict, NotFound):
+            return None  # the next confirmation sees why
+        except Refused as error:  # the others are confirmed all the same
+            _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
+            return None
+
+    def _written(self, found: AddressBlock, nonce: str) -> AddressBlock:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
             # Its `seq` and holders are of a store or a boot that is over.
-            try:
-                found = self._api.update_status(
-                    msgspec.structs.replace(found, status=BlockStatus())
-                )
-            except (Conflict, NotFound):
-                return None
+            found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
         spec = msgspec.structs.replace(
             found.spec,
             state="Active",
             holder=self._holder,
-            epoch=epoch,
+            epoch=found.spec.epoch + (former != self._holder),
             nonce=nonce or found.spec.nonce,
         )
-        when = self._clock()
-        try:
-            stored = self._api.update(msgspec.structs.replace(found, spec=spec))
-        except (Conflict, NotFound):
-            return None  # the next confirmation sees why
-        return stored, when
+        return self._api.update(msgspec.structs.replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
         """Begin to use a block of our instance that the store does not know, or delete it.
@@ -251,7 +253,7 @@ class Confirmation:
             self._conflicted(row.name, why, held)
 
     def _delete(self, found: AddressBlock) -> None:
-        with suppress(NotFound, Conflict):
+        with suppress(NotFound, Conflict, Refused):
             self._api.delete(found)
 
     def adopt(self) -> None:

@@ -145,6 +145,26 @@ def test_a_block_whose_new_holder_cannot_be_written_stays_unused(
     assert node.add("p1")
 
 
+def test_a_block_that_may_not_be_written_does_not_keep_the_others_from_use(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    for number in range(1, 20):
+        node.add(f"p{number}")
+    first, *others = sorted(node.rows())
+    assert others
+    node.restart("boot-2")
+    node.api.faults = lambda verb, kind, name: (
+        Fault.REFUSED if verb == "update" and name == first else None
+    )
+    node.lessee.step()
+    server.down = True
+    (address,) = node.add("new")
+    with node.files.transaction() as tables:
+        confirmed = [row.name for row in tables.blocks() if row.boot == "boot-2"]
+    assert sorted(confirmed) == others
+    assert address
+
+
 # --- fences and losses -------------------------------------------------------------------------
 
 
