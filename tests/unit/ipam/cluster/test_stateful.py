@@ -61,7 +61,7 @@ EVENTS = {
 # At most one call of a step goes wrong: one that came before it would hide the others.
 KINDS = (KILL_BEFORE, KILL_AFTER, KILL_AFTER, Fault.LATE, Fault.LATE, *Fault)
 troubles: st.SearchStrategy[list[Trouble]] = st.just([]) | st.builds(
-    lambda well, trouble: [*[None] * well, trouble], st.integers(0, 6), st.sampled_from(KINDS)
+    lambda well, trouble: [*[None] * well, trouble], st.integers(0, 4), st.sampled_from(KINDS)
 )
 
 
