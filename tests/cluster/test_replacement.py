@@ -49,6 +49,7 @@ def agents(cluster: Cluster) -> list[str]:
     return [pod.metadata.name for pod in Namespace(cluster, NAMESPACE).pods()]
 
 
+@pytest.mark.long
 def test_pods_start_although_the_agents_pod_is_deleted_meanwhile(fabric: Namespace) -> None:
     cluster = fabric.cluster
     names = [f"pod-{number}" for number in range(MANY)]
