@@ -28,6 +28,7 @@ def vfs(cluster: Cluster) -> Iterator[int]:
             yield 3
 
 
+@pytest.mark.long
 def test_a_pods_vf_is_the_one_that_multus_passes_and_reports(
     vfs: int, cluster: Cluster, namespace: Namespace
 ) -> None:

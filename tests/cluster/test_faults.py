@@ -73,6 +73,7 @@ def test_pods_run_on_and_start_after_containerd_is_restarted(
     another_runs_and_both_go(namespace, runs)
 
 
+@pytest.mark.long
 def test_pods_start_although_the_agent_is_killed_while_they_are_attached(
     cluster: Cluster, namespace: Namespace, runs: str
 ) -> None:

@@ -45,6 +45,7 @@ def sandbox_failures(namespace: Namespace) -> list[str]:
     return [event.message for event in events if event.reason == "FailedCreatePodSandBox"]
 
 
+@pytest.mark.long
 def test_pods_start_although_the_agents_pod_is_deleted_meanwhile(fabric: Namespace) -> None:
     cluster = fabric.cluster
     names = [f"pod-{number}" for number in range(MANY)]
