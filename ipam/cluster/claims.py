@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import family, text
+from ipam.addresses import Interval, family, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
@@ -68,7 +68,7 @@ class Claimant:
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             mine = self._store.blocks()
-            if want.fixed and self._has(mine.values(), pool.status.space, want.range.first):
+            if want.fixed and self._has(mine.values(), pool, want):
                 return None
             self._require_few(pool, mine.values())
             leased = self._leased(pool) if listed else frozenset()
@@ -94,15 +94,22 @@ class Claimant:
             if losses and pool.status.free_map == former.status.free_map:
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
 
-    def _has(self, mine: Collection[LeasedBlock], space: str, address: int) -> bool:
-        """Whether a block with that address was leased meanwhile, for another want."""
-        now = self._clock()
-        return any(
-            block.space == space
-            and block.first <= address <= block.last
-            and block.is_confirmed(self.holder.boot, now)
-            for block in mine
-        )
+    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
+        """Whether a block with a fixed address was leased meanwhile, for another want.
+
+        Raises AddressTaken if the block keeps the address out: to lease it does not help.
+        """
+        address, now = want.range.first, self._clock()
+        for block in mine:
+            if (
+                block.space == pool.status.space
+                and block.first <= address <= block.last
+                and block.is_confirmed(self.holder.boot, now)
+            ):
+                if _is_within(address, block.kept_out):
+                    raise _is_kept_out(want, pool)
+                return True
+        return False
 
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want
@@ -228,6 +235,8 @@ class Claimant:
 
     def _none_left(self, pool: AddressPool, blocks: Geometry, want: Want) -> CNIError:
         if want.fixed:
+            if _is_within(want.range.first, kept_out(pool)):
+                return _is_kept_out(want, pool)
             name = blocks.name(pool.status.space, blocks.index(want.range.first))
             if name in self._store.blocks():
                 return CNIError(
@@ -248,3 +257,15 @@ class Claimant:
             f"that {want.range} may use are leased (IPv{family(want.range.first)}): nothing was "
             "reserved; delete pods that no longer need one, or widen the range",
         )
+
+
+def _is_within(address: int, holes: Collection[Interval]) -> bool:
+    return any(hole.first <= address <= hole.last for hole in holes)
+
+
+def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
+        f"{pool.metadata.name}: nothing was reserved; ask for another address",
+        f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
+    )

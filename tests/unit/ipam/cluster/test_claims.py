@@ -339,6 +339,19 @@ def test_what_a_pool_excludes_nobody_hands_out(server: FakeApi, node: ClusterNod
     assert blocks_of(server) == ["default.10.5.0.16-29"]
 
 
+@pytest.mark.parametrize("first", ["10.0.0.2", ""])
+def test_a_requested_address_that_the_pool_excludes_is_111(
+    server: FakeApi, node: ClusterNode, first: str
+) -> None:
+    """Also if its block is this node's: to lease it again would not help, for ever."""
+    put_pool(server, exclude=("10.0.0.1",))
+    if first:
+        node.add("p0", args=f"IP={first}")
+    error = error_of(lambda: node.add("p1", args="IP=10.0.0.1"))
+    assert error.code == Code.ADDRESS_TAKEN
+    assert "kept out of AddressPool 10.0.0.0-24" in error.message
+
+
 def test_foreign_addresses_of_a_block_are_not_handed_out(
     server: FakeApi, node: ClusterNode
 ) -> None:
