@@ -184,13 +184,15 @@ class Lessee:
         if self._thread is None:
             with self._working:
                 self._attempts.serve()
+        errors: list[CNIError] = []
         for attempt in attempts:
             if not attempt.over.wait(max(0.0, deadline - time.monotonic())):
-                raise _no_address(
-                    attempt.want, f"the API server did not answer within {PATIENCE:g} s"
-                )
-            if attempt.error is not None:
-                raise attempt.error
+                why = f"the API server did not answer within {PATIENCE:g} s"
+                errors.append(_no_address(attempt.want, why))
+            elif attempt.error is not None:
+                errors.append(attempt.error)
+        if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
+            raise errors[0]
 
     def used(self, want: Want, free: int) -> None:
         """See Claims.used: more is leased in time, by what was used lately."""
@@ -213,6 +215,8 @@ class Lessee:
                 raise Late
             if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
+                if self._may_have(want):
+                    return  # the ADD looks again
             if self._clock() < self._quiet_until:
                 raise Unusable(
                     "the API server has forgotten blocks of this node, as after a restore of etcd: "
@@ -235,6 +239,17 @@ class Lessee:
         if block is not None:
             self._objects[block.metadata.name] = block
             _log.info("leases: leased %s", block.metadata.name)
+
+    def _may_have(self, want: Want) -> bool:
+        """Whether a block may hand out an address of what is wanted."""
+        now = self._clock()
+        return any(
+            want.range.domain in block.domains
+            and block.is_confirmed(self._boot, now)
+            and want.range.restricted(block.parts).parts
+            for block, used in self._store.survey().blocks
+            if used < block.size
+        )
 
     # --- confirmation ------------------------------------------------------------------------
 

@@ -48,10 +48,10 @@ class Claims(Protocol):
     """Who leases blocks for this node."""
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """Wait until there may be an address of each, at most until then (`time.monotonic`).
+        """Wait until there may be an address of some, at most until then (`time.monotonic`).
 
-        CNIError 11 if that may succeed later (PoolPending: soon), 110 if the pool has no address
-        left, AddressTaken if another node has leased the one that is wanted.
+        If there is of none: CNIError 11 if that may succeed later (PoolPending: soon), 110 if the
+        pool has no address left, AddressTaken if the one that is wanted cannot be had.
         """
 
     def used(self, want: Want, free: int) -> None:

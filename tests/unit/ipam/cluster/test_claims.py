@@ -311,6 +311,24 @@ def test_a_static_address_within_a_range_leases_its_block_whatever_its_prefix(
     assert error_of(lambda: second.add("q0", ipam)).code == Code.ADDRESS_TAKEN
 
 
+def test_a_range_that_stands_for_a_full_one_gives_the_address(
+    server: FakeApi, node: ClusterNode, memory_path: Path
+) -> None:
+    put_pool(server, "10.4.0.0/28")
+    ClusterNode(server, memory_path / "b", "node-b").add("q0", {"range": "10.4.0.0/28"})
+    either = {"ranges": [[{"subnet": "10.4.0.0/28"}, {"subnet": RANGE}]]}
+    (address,) = node.add("p0", either)
+    assert address.startswith("10.0.0.")
+
+
+def test_both_families_are_needed_although_one_is_there(server: FakeApi, node: ClusterNode) -> None:
+    both = {"ipRanges": [{"range": RANGE}, {"range": "fd00::/64"}]}
+    error = error_of(lambda: node.add("p0", both))
+    assert error.code == Code.TRY_AGAIN
+    assert "there is no AddressPool" in error.message
+    assert not node.held()
+
+
 def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNode) -> None:
     put_pool(server, "fd00::/64")
     v4, v6 = node.add("p0", {"range": RANGE, "ipRanges": [{"range": "fd00::/64"}]})

@@ -131,6 +131,15 @@ def test_a_new_boot_hands_out_nothing_before_a_list_and_names_itself_first(
     assert node.add("p0", container="p0-2") == node.add("p0", container="p0-2-again")
 
 
+def test_an_add_that_comes_first_after_a_boot_leases_no_more_than_it_needs(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server, max_blocks_per_node=1)
+    node.restart("boot-2")
+    node.add("p0", container="p0-2")
+    assert [block_of(server).spec.holder.boot] == ["boot-2"]
+
+
 def test_a_block_whose_new_holder_cannot_be_written_stays_unused(
     server: FakeApi, node: ClusterNode
 ) -> None:
