@@ -205,8 +205,12 @@ class Confirmation:
         if found is not None:
             self._lose(row, f"node {found.spec.holder.node} has leased it")
             return False
-        if row.state in ("returning", "lost") or not self._is_held(row):
+        if row.state in ("returning", "lost"):
             self._store.forget(row.name, row.uid)
+            return False
+        if not self._is_held(row):
+            # What an earlier boot left may still be held of it, and keeps the row: unused.
+            self._store.lose(row.name, row.uid)
             return False
         return self._claim_again(row, objects, at)
 

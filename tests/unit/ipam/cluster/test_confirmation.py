@@ -254,6 +254,20 @@ def test_a_block_that_was_deleted_is_forgotten_if_nothing_of_it_is_held(
     assert blocks_of(server) == []
 
 
+def test_a_block_that_was_deleted_hands_out_nothing_if_only_the_last_boot_held_it(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.restart("boot-2")
+    node.steps()
+    name = block_of(server).metadata.name
+    server.remove(AddressBlock, name)
+    node.steps(1, CONFIRM_EVERY)
+    assert node.rows() == {name: "lost"}
+    node.delete("p0")
+    node.steps()
+    assert node.rows() == {}
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST])
 def test_claiming_again_survives_a_lost_answer(
     server: FakeApi, node: ClusterNode, fault: Fault
