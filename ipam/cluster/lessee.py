@@ -302,8 +302,9 @@ class Lessee:
         )
 
     def _interval(self) -> float:
-        limits = [block.max_offline / 4 for block in self._store.blocks().values()]
-        return max(_FIRST_RETRY, min([CONFIRM_EVERY, *limits]))
+        # A block of a pool that cannot be used has the limit 0.
+        limits = (block.max_offline / 4 for block in self._store.blocks().values())
+        return max(_FIRST_RETRY, min([CONFIRM_EVERY, *filter(None, limits)]))
 
     def _conflicted(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
         addresses = ", ".join(text(address) for address in sorted(held)[:8]) or "none"

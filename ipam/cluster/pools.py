@@ -12,6 +12,8 @@ from ipam.cluster.objects import AddressPool
 from ipam.cluster.wants import Want
 from ipam.ranges import merged
 
+SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
+
 
 class Unusable(Exception):
     """A pool from which nothing may be leased now. The text names the pool and says why."""
@@ -47,12 +49,14 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 def max_offline(pool: AddressPool) -> float:
     """For how many seconds after a confirmation its addresses may be handed out. Unusable."""
+    where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
-        return durations.seconds(pool.spec.reclaim.max_offline)
+        limit = durations.seconds(pool.spec.reclaim.max_offline)
     except ValueError as error:
-        raise Unusable(
-            f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline: {error}"
-        ) from None
+        raise Unusable(f"{where}: {error}") from None
+    if limit < SHORTEST_OFFLINE:  # a block would be over before its first address is used
+        raise Unusable(f"{where}: {limit:g} s is shorter than {SHORTEST_OFFLINE:g} s")
+    return limit
 
 
 def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, ...]:

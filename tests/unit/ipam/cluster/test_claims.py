@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
-from ipam.cluster.objects import AddressBlock
+from ipam.cluster.objects import AddressBlock, ReclaimSpec
 from ipam.cluster.wants import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
@@ -222,6 +222,15 @@ def test_sixty_addresses_are_enough_for_sixty_of_64_nodes(
         if mapped:
             put_map(server, pool)
     assert (len(seen), refused) == (60, 4)
+
+
+def test_a_pool_whose_leases_are_over_at_once_is_not_leased_in_full(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server, reclaim=ReclaimSpec(max_offline="5ms"))
+    error = error_of(lambda: node.add("p0"))
+    assert (error.code, "maxOffline: 0.005 s is shorter" in error.message) == (Code.TRY_AGAIN, True)
+    assert not blocks_of(server)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,17 @@ def test_it_confirms_four_times_in_max_offline(server: FakeApi, node: ClusterNod
     assert error_of(lambda: node.add("p1")).code == Code.TRY_AGAIN
 
 
+def test_a_pool_that_cannot_be_used_is_not_looked_at_each_second(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server, exclude=("10.0.0.9-10.0.0.1",))
+    node.steps(1, CONFIRM_EVERY)
+    assert error_of(lambda: node.add("p1")).code == Code.TRY_AGAIN
+    node.api.calls.clear()
+    node.steps(100, 1.0)
+    assert not node.api.calls["list", "AddressBlock"]
+
+
 def test_without_a_node_object_nothing_is_confirmed(server: FakeApi, node: ClusterNode) -> None:
     machine = server.machines.pop("node-a")
     node.steps(20, 100.0)
