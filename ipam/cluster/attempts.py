@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from cni.spec.errors import CNIError
+from cni.spec.errors import CNIError, Code
 from ipam.cluster.pools import pool_of
 from ipam.cluster.wants import PoolPending, Want
 
@@ -73,7 +73,13 @@ class Attempts:
                 self._lease(attempt.want, attempt.is_late)
             except CNIError as error:
                 attempt.error = error
-                self._remember(pool, error)
+                if not attempt.want.fixed or isinstance(error, PoolPending):
+                    self._remember(pool, error)  # it says something of the other addresses, too
+            except BaseException as error:  # without it, who waits would take it for a success
+                attempt.error = CNIError(
+                    Code.TRY_AGAIN, f"no address could be leased: {error!r}: nothing was reserved"
+                )
+                raise
             else:
                 self._refusals.pop(pool, None)
             finally:

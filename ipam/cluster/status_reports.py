@@ -30,7 +30,7 @@ class StatusReports:
         `objects` are the blocks as they were last seen, and gets what was written.
         """
         changes = {
-            each.block.name: abs(each.used - self._last(each.block))
+            each.block.name: abs(each.used - self._last(each.block, objects[each.block.name]))
             for each in survey.blocks
             if each.block.state in ("usable", "draining") and each.block.name in objects
         }
@@ -63,6 +63,7 @@ class StatusReports:
         """Forget what was told of blocks that are gone."""
         self._told = {name: told for name, told in self._told.items() if name in present}
 
-    def _last(self, block: LeasedBlock) -> int:
+    def _last(self, block: LeasedBlock, found: AddressBlock) -> int:
+        """How many were used by the last status: at first the one that an earlier agent wrote."""
         uid, used = self._told.get(block.name, ("", 0))
-        return used if uid == block.uid else 0
+        return used if uid == block.uid else found.status.used

@@ -298,6 +298,14 @@ def test_a_requested_address_leases_its_block_or_is_111(server: FakeApi, memory_
     assert first.add("p1", args="IP=10.0.0.78") == ["10.0.0.78"]
 
 
+def test_a_requested_address_that_is_taken_does_not_fail_status(
+    server: FakeApi, node: ClusterNode, memory_path: Path
+) -> None:
+    ClusterNode(server, memory_path / "b", "node-b").add("q0", args="IP=10.0.0.77")
+    assert error_of(lambda: node.add("p0", args="IP=10.0.0.78")).code == Code.ADDRESS_TAKEN
+    node.plugin.status(request("STATUS", {"range": RANGE}, ""))
+
+
 def test_a_static_address_outside_of_the_ranges_needs_no_block(
     server: FakeApi, node: ClusterNode
 ) -> None:

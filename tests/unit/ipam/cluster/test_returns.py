@@ -200,6 +200,18 @@ def test_the_status_tells_who_holds_what_of_one_block_at_a_time(
     assert server.look(AddressBlock, name).status.used == 2
 
 
+def test_a_restarted_agent_corrects_the_status(server: FakeApi, node: ClusterNode) -> None:
+    node.add("p0")
+    node.steps(10)
+    (name,) = blocks_of(server)
+    assert server.look(AddressBlock, name).status.used == 1
+    node.delete("p0")
+    node.restart()
+    node.steps(10)
+    status = server.look(AddressBlock, name).status
+    assert (status.used, status.holders) == (0, {})
+
+
 def test_a_block_is_leased_ahead_before_the_last_address_is_used(
     server: FakeApi, node: ClusterNode
 ) -> None:
@@ -291,6 +303,25 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
         assert failure.value.code == Code.TRY_AGAIN
         held_up.set()
         until(lambda: lessee.counted().confirmed is not None)
+        lessee.close()
+
+
+def test_an_add_ends_although_the_lessee_has_a_defect(server: FakeApi, memory_path: Path) -> None:
+    server.add_node("node-a")
+
+    def fail(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("create", "AddressBlock"):
+            raise ZeroDivisionError
+
+    with closing(Resident(memory_path / "ipam")) as files:
+        lessee = Lessee(server.client("node-a", fail), files, "node-a", "boot-1")
+        lessee.start()
+        plugin = AddressPlugin(
+            Stores(files, lambda: "cluster", lessee, patience=0.05), lambda: "boot-1"
+        )
+        with pytest.raises(CNIError) as failure:
+            plugin.add(request("ADD", {"range": RANGE}, "c0", pod="p0"))
+        assert failure.value.code == Code.TRY_AGAIN
         lessee.close()
 
 
