@@ -9,13 +9,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from base.text import printable
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import text
 from ipam.cluster import events
-from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused
+from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused, Unavailable
 from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
@@ -33,7 +33,7 @@ LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _RETURN_RETRY = 5.0  # seconds after a block could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
-_JOIN = 10.0  # seconds; a call to the API server takes at most 7
+_JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ class Lessee:
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
     ) -> None:
-        self._api = api
+        calls = _UntilClosed(api)
+        self._end_calls = calls.close
+        self._api = api = cast(ClusterApi, calls)
         self._store = BlockStore(files)
         self._node = node
         self._boot = boot
@@ -98,8 +100,9 @@ class Lessee:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more. Waits for the call that is under way."""
+        """Begin nothing more, no call either. Waits for the one that is under way."""
         self._closed = True
+        self._end_calls()
         with self._attempts.changed:
             self._attempts.changed.notify_all()
         if self._thread is not None:
@@ -163,6 +166,8 @@ class Lessee:
         try:
             work()
         except (ApiError, Unusable, CNIError) as error:
+            if self._closed:
+                return False
             self._errors += isinstance(error, ApiError)
             text = printable(str(error))
             level = logging.DEBUG if self._told.get(what) == text else logging.WARNING
@@ -331,6 +336,22 @@ class Lessee:
         late = time.monotonic() + PATIENCE
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late)
         self._upkeep.tell()
+
+
+class _UntilClosed:
+    """A ClusterApi whose calls fail once it is closed: much may be left to do of one step."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __getattr__(self, verb: str) -> Any:  # noqa: ANN401 - a method of the api
+        if self._closed:
+            raise Unavailable("not asked, since this agent is being replaced")
+        return getattr(self._api, verb)
 
 
 def _no_address(want: Want, why: str) -> CNIError:

@@ -1,5 +1,6 @@
 """Empty blocks go back, status is told, and the background thread does it all."""
 
+import math
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.lessee import Lessee
+from ipam.cluster.attempts import Attempts
+from ipam.cluster.lessee import CONFIRM_EVERY, Lessee
 from ipam.cluster.objects import AddressBlock, AddressPool, Condition
+from ipam.cluster.wants import Want
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
-from tests.unit.ipam.calls import request
+from tests.unit.ipam.calls import range_of, request
 from tests.unit.ipam.cluster.nodes import (
     RANGE,
     READY,
@@ -243,6 +246,23 @@ def test_what_is_counted(server: FakeApi, node: ClusterNode) -> None:
     assert (node.lessee.counted().confirmed or 0) >= 1500
 
 
+def test_a_lessee_that_is_closed_asks_for_nothing_more(server: FakeApi, memory_path: Path) -> None:
+    """The next agent's has the same name, and begins when this one has ended."""
+    closing: list[Lessee] = []
+
+    def close(verb: str, kind: str, name: str) -> None:
+        for lessee in closing:
+            lessee.close()
+
+    node = ClusterNode(server, memory_path / "b", "node-b", faults=close)
+    node.add("p0")
+    node.steps(3)
+    closing.append(node.lessee)
+    node.api.calls.clear()
+    node.steps(2, CONFIRM_EVERY)
+    assert node.api.calls == {("get", "Node"): 1}
+
+
 # --- with its thread ---------------------------------------------------------------------------
 
 
@@ -306,23 +326,21 @@ def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
         lessee.close()
 
 
-def test_an_add_ends_although_the_lessee_has_a_defect(server: FakeApi, memory_path: Path) -> None:
-    server.add_node("node-a")
+def test_a_claim_that_fails_by_a_defect_is_no_success() -> None:
+    """Its ADD would look, find nothing, and claim again, for ever."""
 
-    def fail(verb: str, kind: str, name: str) -> None:
-        if (verb, kind) == ("create", "AddressBlock"):
-            raise ZeroDivisionError
+    def fail(want: Want, is_late: object) -> None:
+        raise ZeroDivisionError
 
-    with closing(Resident(memory_path / "ipam")) as files:
-        lessee = Lessee(server.client("node-a", fail), files, "node-a", "boot-1")
-        lessee.start()
-        plugin = AddressPlugin(
-            Stores(files, lambda: "cluster", lessee, patience=0.05), lambda: "boot-1"
-        )
-        with pytest.raises(CNIError) as failure:
-            plugin.add(request("ADD", {"range": RANGE}, "c0", pod="p0"))
-        assert failure.value.code == Code.TRY_AGAIN
-        lessee.close()
+    range_ = range_of(RANGE)
+    attempts = Attempts(fail)
+    attempt = attempts.add(Want(range_, (range_.domain, range_.network)), math.inf)
+    with pytest.raises(ZeroDivisionError):
+        attempts.serve()
+    assert attempt.over.is_set()
+    assert attempt.error is not None
+    assert attempt.error.code == Code.TRY_AGAIN
+    assert not attempts
 
 
 def test_an_add_waits_for_a_pool_that_is_not_there_yet(memory_path: Path) -> None:
