@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from base import msgspec_warmup
 from base.paths import Paths
 from ipam.scope import AddressSettings
 from ipam.store_files import StoreFiles
@@ -50,6 +51,7 @@ def lessee_of(
     from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.lessee import Lessee
 
+    msgspec_warmup.build()  # of the modules that were imported just now
     kubeconfig = environ.get(KUBECONFIG)
     try:
         api = KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")

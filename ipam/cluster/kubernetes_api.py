@@ -102,7 +102,7 @@ class _Client:
                 load_kube_config(
                     str(self._kubeconfig), client_configuration=configuration, persist_config=False
                 )
-        except (ConfigException, OSError) as error:
+        except Exception as error:  # a file that is no kubeconfig: YAMLError, TypeError, ...
             where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
             raise Refused(f"no API server {where}: {error}") from error
 

@@ -51,6 +51,16 @@ def test_an_agent_without_a_cluster_says_so_and_serves(
     assert says in caplog.text
 
 
+@pytest.mark.parametrize("written", ["{", "[1, 2]", "clusters: 5", "a: b", ""])
+def test_an_agent_serves_although_its_kubeconfig_is_none(
+    paths: Paths, tmp_path: Path, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config").write_text(written)
+    environ = {"NODE_NAME": "node-a", "PODFABRIC_KUBECONFIG": str(tmp_path / "config")}
+    assert made(paths, environ) is None
+    assert f"no API server in {tmp_path}/config" in caplog.text
+
+
 def test_a_lessee_starts_and_ends_while_the_api_server_is_away(
     paths: Paths, tmp_path: Path
 ) -> None:
