@@ -63,6 +63,11 @@ class BlockStore:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
 
+    def instance(self) -> Instance | None:
+        """Who this store leases as; None before the first lease."""
+        with self._files.transaction() as tables:
+            return tables.instance()
+
     def identify(self, machine: str) -> Instance:
         """Who this store leases as on that machine.
 

@@ -297,6 +297,10 @@ class Lessee:
         except NotFound:
             raise Unusable(f"there is no Node object {self._node}") from None
         machine = f"{node.machine_id} {node.system_uuid} {node.name}"
+        known = self._store.instance()
+        if known and known.machine != machine and not (node.machine_id or node.system_uuid):
+            # One that was made again, as long as the kubelet has not written its status.
+            raise Unusable(f"Node object {node.name} does not say yet which machine it is")
         return Holder(
             instance=self._store.identify(machine).id,
             node=node.name,

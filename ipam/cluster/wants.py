@@ -81,5 +81,5 @@ class NoClaims:
         return (
             f"this node has leased no free address of {listed}, and only podfabric's agent can "
             "lease more: nothing was changed; see that the agent of this node runs, with "
-            '"ipam.scope": cluster in config.yaml'
+            '"ipam.scope": cluster in config.yaml, and whether its log says what it lacks for that'
         )

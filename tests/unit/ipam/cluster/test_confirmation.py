@@ -312,6 +312,21 @@ def test_a_node_object_that_is_made_again_keeps_the_blocks(
     assert block.spec.holder.node_uid == server.machines["node-a"].uid
 
 
+def test_a_node_object_without_its_machine_yet_does_not_cost_the_blocks(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    before, rows, known = block_of(server), node.rows(), server.machines["node-a"]
+    bare = msgspec.structs.replace(known, uid="again", machine_id="", system_uuid="")
+    server.machines["node-a"] = bare
+    node.steps(5, CONFIRM_EVERY)
+    assert node.rows() == rows
+    assert error_of(lambda: node.add("p1")).code == Code.TRY_AGAIN
+    server.machines["node-a"] = msgspec.structs.replace(known, uid="again")
+    node.steps(3)
+    assert block_of(server).spec.holder.instance == before.spec.holder.instance
+    assert node.add("p1")
+
+
 def test_a_copied_state_directory_gets_an_identity_of_its_own(
     server: FakeApi, node: ClusterNode
 ) -> None:
