@@ -334,12 +334,17 @@ class Lessee:
             return
         self._events.send()
         if self._is_due(self._return_at) and not self._upkeep.give_back(
-            self._holder.instance, self._guarded
+            self._holder.instance, self._after_adds
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + PATIENCE
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late)
         self._upkeep.tell()
+
+    def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
+        """`_guarded`, for one of many works: ADDs do not wait for all of them."""
+        self._attempts.serve()
+        return self._guarded(what, work)
 
 
 class _UntilClosed:

@@ -302,6 +302,32 @@ def plugin_held(files: Resident) -> set[str]:
         return {held.address for held in tables.all()}
 
 
+def test_an_add_does_not_wait_until_all_blocks_are_given_back(
+    server: FakeApi, memory_path: Path
+) -> None:
+    put_pool(server, "10.4.0.0/24", size=1)
+    node = ClusterNode(server, memory_path / "b", "node-b")
+    for number in range(5):
+        node.add(f"p{number}", {"range": "10.4.0.0/24"})
+    order: list[str] = []
+    adds: list[threading.Thread] = []
+
+    def see(verb: str, kind: str, name: str) -> None:
+        order.append(verb)
+        if verb == "delete" and not adds:
+            adds.append(threading.Thread(target=node.add, args=("q",)))
+            adds[0].start()
+            until(lambda: len(attempts) > 0)
+
+    node.api.faults = see
+    attempts = node.lessee._attempts
+    for number in range(5):
+        node.delete(f"p{number}")
+    node.steps(2)
+    join(adds[0])
+    assert order.index("create") < len(order) - 1 - order[::-1].index("delete")
+
+
 def test_an_add_waits_for_a_slow_api_server_and_then_gives_up(
     server: FakeApi, memory_path: Path
 ) -> None:
