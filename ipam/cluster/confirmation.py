@@ -242,6 +242,9 @@ class Confirmation:
                 self._lose(row, f"node {stored.spec.holder.node} has leased it")
                 return True
             when = at
+        except Refused as error:  # as in `_asserted`
+            _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
+            return False
         renewed = _renewed(row, stored.metadata.uid)
         self._store.put(
             _confirmed(

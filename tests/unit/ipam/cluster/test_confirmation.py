@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from cni.spec.errors import Code
+from ipam.addresses import parse
+from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import CONFIRM_EVERY
 from ipam.cluster.objects import AddressBlock, ReclaimSpec
 from tests.fake_api import FakeApi, Fault
@@ -295,6 +297,22 @@ def test_claiming_again_survives_a_lost_answer(
 
 
 # --- who this store is -------------------------------------------------------------------------
+
+
+def test_a_block_that_may_not_be_claimed_again_does_not_keep_the_node_from_others(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    gone = block_of(server)
+    server.remove(AddressBlock, gone.metadata.name)
+    node.api.faults = lambda verb, kind, name: (
+        Fault.REFUSED if (verb, name) == ("create", gone.metadata.name) else None
+    )
+    node.steps(5, CONFIRM_EVERY)
+    put_pool(server, "10.7.0.0/24")
+    assert node.add("p1", {"range": "10.7.0.0/24"})
+    (address,) = node.add("p2")
+    block = interval(gone)
+    assert not block.first <= parse(address) <= block.last
 
 
 def test_a_node_object_that_is_made_again_keeps_the_blocks(
