@@ -72,7 +72,7 @@ class ClusterStore:
                     break
                 if view.is_passed_over:
                     in_vain += 1
-                    if in_vain > _MOST_IN_VAIN:
+                    if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
                         raise _passed_over(view.wants)
                 self._wait(view.wants, pool_deadline)
         except CNIError as error:

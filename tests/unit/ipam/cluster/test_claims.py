@@ -402,6 +402,11 @@ def test_foreign_addresses_of_a_block_are_not_handed_out(
     assert got <= set(free[10:]) | {text(first + 15), text(first)}
 
 
+def test_an_add_gets_many_addresses_of_blocks_of_one(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, "10.4.0.0/28", size=1)
+    assert len(set(node.add("p0", {"ipRanges": [{"range": "10.4.0.0/28"}] * 8}))) == 8
+
+
 def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
     server: FakeApi, node: ClusterNode
 ) -> None:
