@@ -330,6 +330,8 @@ class Lessee:
 
     def _keep(self) -> None:
         self._upkeep.look()
+        if self._confirmed is not None and self._upkeep.has_unconfirmed:
+            self._confirm_at = min(self._confirm_at, self._confirmed + _LAST_RETRY)
         if self._holder is None or not self._in_touch:
             return
         self._events.send()

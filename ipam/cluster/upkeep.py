@@ -42,6 +42,7 @@ class Upkeep:
         self._store = store
         self._pools = pools
         self._objects = objects
+        self._boot = boot
         self._clock = clock
         self._empties = Empties(boot)
         self._status = StatusReports(api, store)
@@ -57,6 +58,14 @@ class Upkeep:
             self._seen_seq = self.survey.seq
         for name, uid in over(self.survey).items():
             self._store.forget(name, uid)
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether a block waits to be confirmed in this boot: the store was built again, say."""
+        return any(
+            each.block.boot != self._boot and each.block.state not in ("returning", "lost")
+            for each in self.survey.blocks
+        )
 
     def confirmed(self, at: float) -> None:
         """All blocks and their pools were read then."""

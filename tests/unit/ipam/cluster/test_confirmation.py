@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from cni.spec.errors import Code
+from ipam import fsck
 from ipam.addresses import parse
 from ipam.cluster.geometry import interval
 from ipam.cluster.lessee import CONFIRM_EVERY
@@ -424,6 +425,19 @@ def test_a_store_that_was_put_back_hands_out_nothing_until_the_next_boot(
     node.restart("boot-2")
     node.lessee.step()
     assert set(node.rows().values()) == {"usable"}
+
+
+def test_a_store_that_was_built_again_beside_its_agent_is_confirmed_soon(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.steps()
+    assert fsck.rebuild(node.directory, lambda line: None, boot=node.boot)
+    node.steps(5)
+    node.api.calls.clear()
+    assert node.add("p1")
+    assert not node.api.calls
+    node.steps(20)
+    assert not node.api.calls["list", "AddressBlock"]
 
 
 def test_a_power_loss_that_dropped_commits_is_no_restored_store(
