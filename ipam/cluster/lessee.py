@@ -340,7 +340,7 @@ class Lessee:
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + PATIENCE
-        self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late)
+        self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
         self._upkeep.tell()
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:

@@ -82,11 +82,11 @@ class Upkeep:
             self._objects.pop(block.name, None)
         return True
 
-    def lease_ahead(self, lease: Lease, is_late: Callable[[], bool]) -> None:
-        """Lease a block where less is free than was used lately. CNIError."""
+    def lease_ahead(self, lease: Lease, is_late: Callable[[], bool], guarded: Guarded) -> None:
+        """Lease a block where less is free than was used lately."""
         for want in self.low.take():
             if self._is_ample(want) and not self.leaving:
-                lease(want, is_late)
+                guarded("lease a block ahead", partial(lease, want, is_late))
 
     def tell(self) -> None:
         """Write one status, now and then. Raises ApiError."""

@@ -226,6 +226,18 @@ def test_a_block_is_leased_ahead_before_the_last_address_is_used(
         node.add(f"p{number}")
 
 
+def test_a_pool_that_can_lease_no_more_does_not_keep_another_from_leasing_ahead(
+    server: FakeApi, node: ClusterNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_pool(server, "10.4.0.0/24", max_blocks_per_node=1)
+    for number in range(10):
+        node.add(f"q{number}", {"range": "10.4.0.0/24"})
+    fill(node, 10)
+    node.steps(1, 1.0)
+    assert len(node.rows()) == 3
+    assert "cannot lease a block ahead: this node has all 1 blocks" in caplog.text
+
+
 def test_an_idle_node_asks_the_api_server_seldom(server: FakeApi, node: ClusterNode) -> None:
     fill(node, 3)
     node.steps(20)
