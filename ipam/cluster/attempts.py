@@ -91,7 +91,8 @@ class Attempts:
         """Why the last claim of one of them failed, if that was a short time ago."""
         told = (self._refusals.get(pool_of(want)) for want in wants)
         since = time.monotonic() - RECENT
-        return next((each[1].message for each in told if each and each[0] > since), None)
+        texts = (each[1].message for each in told if each and each[0] > since)
+        return next((text.partition(": nothing was reserved")[0] for text in texts), None)
 
     def _require_look(self, pool: str) -> None:
         at, error = self._refusals.get(pool, (0.0, None))

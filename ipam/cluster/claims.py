@@ -249,6 +249,12 @@ class Claimant:
                 "node has leased: nothing was reserved; ask for another address",
                 f"see who holds AddressBlock {name}",
             )
+        if not any(list(outside(part, kept_out(pool))) for part in want.parts):
+            return CNIError(
+                Code.NO_FREE_ADDRESS,
+                f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
+                "was reserved; exclude less, or widen the range",
+            )
         used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
         return CNIError(
             Code.NO_FREE_ADDRESS,

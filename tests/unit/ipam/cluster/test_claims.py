@@ -387,6 +387,15 @@ def test_a_requested_address_that_the_pool_excludes_is_111(
     assert "kept out of AddressPool 10.0.0.0-24" in error.message
 
 
+def test_a_range_without_any_address_says_so(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, exclude=(RANGE,))
+    error = error_of(lambda: node.add("p0"))
+    assert error.code == Code.NO_FREE_ADDRESS
+    assert "exclude every address" in error.message
+    status = error_of(lambda: node.plugin.status(request("STATUS", {"range": RANGE}, "")))
+    assert "every address. Delete pods" in status.message
+
+
 def test_foreign_addresses_of_a_block_are_not_handed_out(
     server: FakeApi, node: ClusterNode
 ) -> None:
