@@ -187,7 +187,7 @@ class Claimant:
             for wanted in want.parts
             for part in outside(wanted, holes)
         ]
-        if sum(map(len, stretches)) > MOST_MAPPED:
+        if sum(map(_length, stretches)) > MOST_MAPPED:
             end = 2 * pool.status.high_water + _AHEAD
             low = [range(each.start, min(each.stop, end)) for each in stretches]
             return self._drawn([each for each in low if each] or stretches[:1])
@@ -202,14 +202,14 @@ class Claimant:
 
     def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
         """Indexes of a pool without a map, each at most some times."""
-        total = sum(len(stretch) for stretch in stretches)
+        total = sum(map(_length, stretches))
         for _ in range(4 * LOSSES):
             number = self._random.randrange(total)
             for stretch in stretches:
-                if number < len(stretch):
-                    yield stretch[number]
+                if number < _length(stretch):
+                    yield stretch.start + number
                     break
-                number -= len(stretch)
+                number -= _length(stretch)
 
     def _leased(self, pool: AddressPool) -> frozenset[str]:
         listing = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name})
@@ -248,3 +248,8 @@ class Claimant:
             f"that {want.range} may use are leased (IPv{family(want.range.first)}): nothing was "
             "reserved; delete pods that no longer need one, or widen the range",
         )
+
+
+def _length(stretch: range) -> int:
+    """How many blocks it has: in IPv6 more than len() can tell."""
+    return max(0, stretch.stop - stretch.start)

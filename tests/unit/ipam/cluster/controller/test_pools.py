@@ -143,6 +143,14 @@ def test_a_pool_with_many_blocks_has_a_high_water_mark_in_place_of_a_map() -> No
     assert status.addresses.capacity == 2**63 - 1
 
 
+def test_a_huge_pool_has_a_status_whatever_it_excludes() -> None:
+    cluster = Cluster()
+    cluster.pool("fd00::/48", exclude=("fd00::/49",))
+    cluster.round()
+    assert cluster.condition("Ready") == ("True", "Decided")
+    assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
+
+
 def test_a_pool_is_exhausted_when_every_block_with_a_usable_address_is_leased() -> None:
     cluster = Cluster()
     node = cluster.node("gpu-1")
