@@ -21,20 +21,28 @@ class UnusableDefinition(msgspec.Struct, frozen=True):
     why: str
 
 
+class DemandedPool(msgspec.Struct, frozen=True):
+    """A pool, and one of the definitions that ask for it."""
+
+    spec: PoolSpec
+    definition: NetworkDefinition
+
+
 class Demand(msgspec.Struct, frozen=True):
     """What all definitions ask for: the pools by name, and the definitions with a mistake."""
 
-    pools: Mapping[str, PoolSpec] = {}
+    pools: Mapping[str, DemandedPool] = {}
     unusable: tuple[UnusableDefinition, ...] = ()
 
 
 def demand(definitions: Iterable[NetworkDefinition]) -> Demand:
     """The pools that the definitions ask for. Their excludes are theirs alone: no pool has them."""
-    pools: dict[str, PoolSpec] = {}
+    pools: dict[str, DemandedPool] = {}
     unusable = []
     for definition in definitions:
         try:
-            pools |= _pools(definition)
+            for name, spec in _pools(definition).items():
+                pools.setdefault(name, DemandedPool(spec, definition))
         except CNIError as error:
             unusable.append(UnusableDefinition(definition, str(error)))
     return Demand(pools, tuple(unusable))

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
+from ipam.cluster.controller import rounds
 from ipam.cluster.controller.plans import automatic_size
 from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
@@ -84,6 +85,39 @@ def test_a_definition_with_a_mistake_gets_an_event_that_says_why_and_once() -> N
     assert "10.0.0.0/33" in event.message
     assert event.regarding["uid"] == "fabric-uid"
     assert cluster.seen.unusable == 1
+
+
+def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_EVENTS", 3)
+    cluster = Cluster()
+    for number in range(5):
+        cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, f"wrong-{number}")
+    cluster.run(20)
+    assert len(cluster.api.events) == 3
+    cluster.run(rounds.EVENTS_IN, every=60)
+    assert {event.regarding["name"] for event in cluster.api.events} == {
+        f"wrong-{number}" for number in range(5)
+    }
+    assert len(cluster.api.events) <= 6
+
+
+def test_a_pool_that_is_refused_is_an_event_and_tried_again_now_and_then() -> None:
+    refused = [Fault.REFUSED]
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        return refused[0] if refused and (verb, kind) == ("create", "AddressPool") else None
+
+    cluster = Cluster(faults)
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
+    cluster.run(rounds.REFUSED_AGAIN)
+    assert cluster.client.calls["create", "AddressPool"] == 1
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "fabric")
+    assert cluster.seen.unusable == 1
+    refused.clear()
+    cluster.run(2)
+    assert cluster.condition("Ready", "10.0.0.0-24") == ("True", "Decided")
+    assert cluster.seen.unusable == 0
 
 
 def test_a_pool_stays_when_its_definition_goes() -> None:
