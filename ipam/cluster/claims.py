@@ -19,7 +19,7 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unav
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
-from ipam.cluster.pools import Pools, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.pools import Pools, Unusable, kept_out, max_offline, pool_of, require_usable
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
 from ipam.store import AddressTaken
@@ -65,6 +65,11 @@ class Claimant:
         listed = False
         while True:
             blocks = require_usable(pool)
+            if pool.spec.range != str(want.pool[1]):
+                raise Unusable(
+                    f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
+                    'the network another "network_name"'
+                )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             mine = self._store.blocks()

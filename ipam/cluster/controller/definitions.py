@@ -42,10 +42,23 @@ def demand(definitions: Iterable[NetworkDefinition]) -> Demand:
     for definition in definitions:
         try:
             for name, spec in _pools(definition).items():
-                pools.setdefault(name, DemandedPool(spec, definition))
+                asked = pools.setdefault(name, DemandedPool(spec, definition))
+                if asked.spec != spec:
+                    unusable.append(UnusableDefinition(definition, not_of(name, asked.spec, spec)))
         except CNIError as error:
             unusable.append(UnusableDefinition(definition, str(error)))
     return Demand(pools, tuple(unusable))
+
+
+def not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
+    """Why a pool is of no use for a definition that asks for another one with its name.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
+    return (
+        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        '"network_name"'
+    )
 
 
 def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:

@@ -27,7 +27,12 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand
+from ipam.cluster.controller.definitions import (
+    DemandedPool,
+    UnusableDefinition,
+    demand,
+    not_of,
+)
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.plans import Plan, plans
 from ipam.cluster.controller.pool_conditions import is_ready
@@ -120,8 +125,7 @@ class Rounds:
     def round(self, world: World) -> Seen:
         """Do everything once. Unavailable: the rest is left for the next round."""
         demanded = demand(world.definitions)
-        for mistake in demanded.unusable:
-            self._report_definition(mistake)
+        mistakes = list(demanded.unusable)
         pools = {pool.metadata.name: pool for pool in world.pools}
         self._refused = {
             name: at
@@ -131,6 +135,11 @@ class Rounds:
         for name, asked in demanded.pools.items():
             if name not in pools:
                 self._create(name, asked, pools)
+            elif pools[name].spec.range != asked.spec.range:
+                why = not_of(name, pools[name].spec, asked.spec)
+                mistakes.append(UnusableDefinition(asked.definition, why))
+        for mistake in mistakes:
+            self._report_definition(mistake)
         self._bound_pods.begin()
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
@@ -161,7 +170,7 @@ class Rounds:
             requests=requests,
             contradictions=len(found),
             over_limit=over_limit,
-            unusable=len(demanded.unusable) + len(self._refused),
+            unusable=len(mistakes) + len(self._refused),
         )
 
     def _create(self, name: str, asked: DemandedPool, pools: dict[str, AddressPool]) -> None:

@@ -87,6 +87,21 @@ def test_a_definition_with_a_mistake_gets_an_event_that_says_why_and_once() -> N
     assert cluster.seen.unusable == 1
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_definition_does_not_get_the_pool_of_another_range_with_its_name(is_there: bool) -> None:
+    cluster = Cluster()
+    if is_there:
+        cluster.pool("fd00:1::/64", name="fd00-1--0-64")
+    else:
+        cluster.define({"type": "whereabouts", "range": "fd00:1::/64"}, "first")
+    cluster.define({"type": "whereabouts", "range": "1::/64", "network_name": "fd00"}, "second")
+    cluster.run(5)
+    assert _pools(cluster) == {"fd00-1--0-64": "fd00:1::/64"}
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "second")
+    assert "fd00-1--0-64 is of fd00:1::/64, and not of 1::/64" in event.message
+
+
 def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MOST_EVENTS", 3)
     cluster = Cluster()
