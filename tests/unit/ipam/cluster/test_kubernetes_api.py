@@ -467,11 +467,14 @@ def test_definitions_are_none_where_their_kind_is_not_installed(
 ) -> None:
     found = {"metadata": {"namespace": "n", "name": "ib0", "uid": "u"}, "spec": {"config": "{}"}}
     without = {"metadata": {"namespace": "n", "name": "file"}}
+    specs: list[object] = [None, 7, {"config": {}}]
+    strange = [{"metadata": {"name": "odd"}, "spec": spec} for spec in specs]
     server.replies = [
-        Reply(200, {"metadata": {}, "items": [found, without]}),
+        Reply(200, {"metadata": {}, "items": [found, without, *strange]}),
         Reply(404, b"404 page not found\n"),
     ]
-    ib0, file = api.network_definitions()
+    ib0, file, *odd = api.network_definitions()
+    assert [each.config for each in odd] == ["", "", ""]
     assert (ib0.namespace, ib0.name, ib0.config, ib0.uid) == ("n", "ib0", "{}", "u")
     assert (file.name, file.config) == ("file", "")
     assert not api.network_definitions()
