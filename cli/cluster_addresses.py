@@ -218,13 +218,25 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
     """Free the blocks but those of machines that run; the exit code."""
     # All blocks show which stores run on the machines.
     machines = Machines(api.nodes(), api.list(AddressBlock).items, api.has_pods)
+    standings = [(block, machines.standing(block.spec.holder)) for block in blocks]
+    replaced = {
+        block.spec.holder.node
+        for block, standing in standings
+        if standing in (Standing.GONE, Standing.REPLACED) and machines.has(block.spec.holder.node)
+    }
     code = 0
-    for block in blocks:
+    for block, standing in standings:
         name, holder = block.metadata.name, block.spec.holder
-        if machines.standing(holder) is Standing.WELL:
+        if standing is Standing.WELL:
             sys.stderr.write(
                 f"podfabric ipam: {name}: kept: the node {holder.node} is Ready, so its machine "
                 "is not off\n"
+            )
+            code = 1
+        elif standing is Standing.SILENT and holder.node in replaced:
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: it is of the machine that is {holder.node} now: "
+                "if that one is off, too, say it again\n"
             )
             code = 1
         elif _free_at_last(block, api):

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from cli.arguments import file, namespace
@@ -67,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(
         settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
     )
-    ended = threading.Event()
+    # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.
+    ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: ended.put(None))
     try:
         with ExitStack() as stack:
             _serve(arguments, ended, stack)
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(arguments: argparse.Namespace, ended: threading.Event, stack: ExitStack) -> None:
+def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
     from ipam.cluster.controller.exposition import ControllerExposition
     from ipam.cluster.controller.leadership import Leadership
     from ipam.cluster.controller.process import ControllerProcess
@@ -102,7 +104,7 @@ def _serve(arguments: argparse.Namespace, ended: threading.Event, stack: ExitSta
     _log.info("started, as %s", identity)
     running = threading.Thread(target=_until_it_fails, args=(process.run, ended), name="rounds")
     running.start()
-    ended.wait()
+    ended.get()
     process.stop()
     running.join()
 
@@ -128,9 +130,9 @@ def _open(
         return
 
 
-def _until_it_fails(serve: Callable[[], None], ended: threading.Event) -> None:
+def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
     """A process whose loop has ended must end too, so that the kubelet starts another."""
     try:
         serve()
     finally:
-        ended.set()
+        ended.put(None)

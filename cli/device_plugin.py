@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
+from queue import SimpleQueue
 
 USAGE = """\
 usage: podfabric device-plugin [-config FILE]
@@ -45,9 +45,10 @@ def run(arguments: Sequence[str]) -> int:
     except (ConfigError, settings.SettingsError) as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
-    ended = threading.Event()
+    # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.
+    ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: ended.put(None))
     service = Service(
         paths,
         lambda: command.load(paths.config),
@@ -55,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         partial(pod_choices.prune, paths),
     )
     service.start()
-    ended.wait()
+    ended.get()
     service.close()
     logging.getLogger(__name__).info("stopped")
     return 0

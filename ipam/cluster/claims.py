@@ -19,7 +19,7 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unav
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
-from ipam.cluster.pools import Pools, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.pools import Pools, Unusable, kept_out, max_offline, pool_of, require_usable
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
 from ipam.store import AddressTaken
@@ -65,6 +65,11 @@ class Claimant:
         listed = False
         while True:
             blocks = require_usable(pool)
+            if pool.spec.range != str(want.pool[1]):
+                raise Unusable(
+                    f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
+                    'the network another "network_name"'
+                )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             mine = self._store.blocks()
@@ -194,7 +199,7 @@ class Claimant:
             for wanted in want.parts
             for part in outside(wanted, holes)
         ]
-        if sum(map(len, stretches)) > MOST_MAPPED:
+        if sum(map(_length, stretches)) > MOST_MAPPED:
             end = 2 * pool.status.high_water + _AHEAD
             low = [range(each.start, min(each.stop, end)) for each in stretches]
             return self._drawn([each for each in low if each] or stretches[:1])
@@ -209,14 +214,14 @@ class Claimant:
 
     def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
         """Indexes of a pool without a map, each at most some times."""
-        total = sum(len(stretch) for stretch in stretches)
+        total = sum(map(_length, stretches))
         for _ in range(4 * LOSSES):
             number = self._random.randrange(total)
             for stretch in stretches:
-                if number < len(stretch):
-                    yield stretch[number]
+                if number < _length(stretch):
+                    yield stretch.start + number
                     break
-                number -= len(stretch)
+                number -= _length(stretch)
 
     def _leased(self, pool: AddressPool) -> frozenset[str]:
         listing = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name})
@@ -275,3 +280,8 @@ def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
         f"{pool.metadata.name}: nothing was reserved; ask for another address",
         f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
     )
+
+
+def _length(stretch: range) -> int:
+    """How many blocks it has: in IPv6 more than len() can tell."""
+    return max(0, stretch.stop - stretch.start)

@@ -114,21 +114,24 @@ class _DefinitionMeta(msgspec.Struct):
     uid: str = ""
 
 
-class _DefinitionSpec(msgspec.Struct):
-    config: str = ""
-
-
 class DefinitionDocument(msgspec.Struct):
-    """A NetworkAttachmentDefinition. It may have no `spec`: the file on the node is meant then."""
+    """A NetworkAttachmentDefinition. It may have no `spec`: the file on the node is meant then.
+
+    Tenants write it, and their kind may have no schema: one of any form must not hide the others.
+    """
 
     metadata: _DefinitionMeta
-    spec: _DefinitionSpec = msgspec.field(default_factory=_DefinitionSpec)
+    spec: Any = None
 
     def definition(self) -> NetworkDefinition:
-        """The typed value."""
+        """The typed value. A configuration that is no text counts as none."""
         meta = self.metadata
+        config = self.spec.get("config") if isinstance(self.spec, dict) else None
         return NetworkDefinition(
-            namespace=meta.namespace, name=meta.name, config=self.spec.config, uid=meta.uid
+            namespace=meta.namespace,
+            name=meta.name,
+            config=config if isinstance(config, str) else "",
+            uid=meta.uid,
         )
 
 

@@ -133,12 +133,15 @@ class _Client:
 
 
 def _body(response: HTTPResponse, deadline: float) -> bytes:
+    """The whole body. One that is complete is used, however late it is."""
     parts: list[bytes] = []
+    is_late = False
     try:
         for part in response.stream(1 << 16):
-            parts.append(part)
-            if time.monotonic() > deadline:
+            if is_late:
                 raise TimeoutError("it comes too slowly")
+            parts.append(part)
+            is_late = time.monotonic() > deadline
     except (HTTPError, OSError) as error:
         response.close()
         raise Unavailable(f"the API server's answer was cut: {error}") from error

@@ -36,6 +36,7 @@ from ipam.cluster.pace import Pace
 TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
 WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
+_LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
 RESTARTS = 3  # of a LIST whose pages expire while they are read
 
 _REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
@@ -166,7 +167,9 @@ class RestApi:
 
     def has_pods(self, node: str) -> bool:
         what = f"list Pod of node {node}"
-        query = [("fieldSelector", f"spec.nodeName={node}"), ("limit", "1")]
+        # Without a limit the server answers from its cache, which knows the pods of each node. With
+        # one, a server before 1.34 looks through all pods in etcd.
+        query = [("fieldSelector", f"spec.nodeName={node}")]
         found = self._read(what, documents.PODS, query, accept=_METADATA)
         return bool(_decoded(what, found, documents.Page).items)
 
@@ -208,7 +211,8 @@ class RestApi:
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        name = f"{regarding.get('name', self._writer)}.{uuid.uuid4().hex[:16]}"
+        about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
+        name = f"{about}.{uuid.uuid4().hex[:16]}"
         body = documents.event(name, reason, message, regarding, self._writer, now)
         where = documents.events(body["metadata"]["namespace"])
         try:

@@ -50,6 +50,16 @@ def test_the_pod_has_no_rights_on_its_node() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "user"), [((), 65532), (("--set", "openshift.enabled=true"), None)]
+)
+def test_its_user_is_openshifts_choice_there(arguments: tuple[str, ...], user: int | None) -> None:
+    deployment = _objects(*arguments)["Deployment", "podfabric-controller"]
+    context = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert (context.get("runAsUser"), context.get("runAsGroup")) == (user, user)
+    assert context["runAsNonRoot"] is True
+
+
 def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
     objects = _objects()
     rules = objects["ClusterRole", "podfabric-controller"]["rules"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ipam.cluster.api import ClusterApi
+from ipam.cluster.api import ApiError, ClusterApi
 
 LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
 MOST_LOOKS = 40  # of a round: two seconds of a client's requests
@@ -43,7 +43,12 @@ class BoundPods:
         pause = LOOK_EVERY * (1 + len(self._looks) / MOST_LOOKS)
         if (look is None or now - look.time >= pause) and self._left > 0:
             self._left -= 1
-            look = _Look(self._api.has_pods(node), now)
+            try:
+                look = _Look(self._api.has_pods(node), now)
+            except ApiError:
+                # The round ends here: the names that it has not come to are not forgotten.
+                self._asked = self._looks | self._asked
+                raise
         if look is None:
             return True
         self._asked[node] = look

@@ -21,23 +21,44 @@ class UnusableDefinition(msgspec.Struct, frozen=True):
     why: str
 
 
+class DemandedPool(msgspec.Struct, frozen=True):
+    """A pool, and one of the definitions that ask for it."""
+
+    spec: PoolSpec
+    definition: NetworkDefinition
+
+
 class Demand(msgspec.Struct, frozen=True):
     """What all definitions ask for: the pools by name, and the definitions with a mistake."""
 
-    pools: Mapping[str, PoolSpec] = {}
+    pools: Mapping[str, DemandedPool] = {}
     unusable: tuple[UnusableDefinition, ...] = ()
 
 
 def demand(definitions: Iterable[NetworkDefinition]) -> Demand:
     """The pools that the definitions ask for. Their excludes are theirs alone: no pool has them."""
-    pools: dict[str, PoolSpec] = {}
+    pools: dict[str, DemandedPool] = {}
     unusable = []
     for definition in definitions:
         try:
-            pools |= _pools(definition)
+            for name, spec in _pools(definition).items():
+                asked = pools.setdefault(name, DemandedPool(spec, definition))
+                if asked.spec != spec:
+                    unusable.append(UnusableDefinition(definition, not_of(name, asked.spec, spec)))
         except CNIError as error:
             unusable.append(UnusableDefinition(definition, str(error)))
     return Demand(pools, tuple(unusable))
+
+
+def not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
+    """Why a pool is of no use for a definition that asks for another one with its name.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
+    return (
+        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        '"network_name"'
+    )
 
 
 def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:

@@ -91,7 +91,8 @@ class Mirror(Follower, Generic[AnyResource]):
             self._objects = {_key(each): each for each in listing.items}
         self._changed()
         version = listing.resource_version
-        while self._clock() - listed_at < LIST_EVERY:
+        # The pause is for a server, or a proxy, that ends each watch at once.
+        while self._clock() - listed_at < LIST_EVERY and not self._closed.wait(LEAST_PAUSE):
             for change in self._api.watch(self._kind, version):
                 if self._closed.is_set():
                     return

@@ -136,6 +136,6 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
     unusable = [
         range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes
     ]
-    idle = sum(len(blocks) for blocks in unusable)
+    idle = sum(max(0, blocks.stop - blocks.start) for blocks in unusable)  # too many for len()
     wasted = sum(any(number in blocks for blocks in unusable) for number in leased)
     return geometry.total - idle - (len(leased) - wasted)

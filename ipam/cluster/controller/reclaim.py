@@ -44,10 +44,14 @@ class _Since(msgspec.Struct, frozen=True):
 
 
 class _Fence(msgspec.Struct, frozen=True):
-    """A fence, as it was first seen with this resource version."""
+    """A fence, as it was first seen with this resource version.
+
+    `before` is the version that this process fenced, "" if another one did.
+    """
 
     version: str
     time: float
+    before: str = ""
 
 
 class Reclaim:
@@ -91,8 +95,10 @@ class Reclaim:
         left = MOST_STEPS
         for block in blocks:
             standing = standings[block.spec.holder]
-            answered = block.spec.state != "Reclaiming" and block.metadata.uid in self._fences
-            if answered:
+            fenced = self._fences.get(block.metadata.uid)
+            # A watch may show the block as it was before the fence.
+            is_old = fenced is not None and fenced.before == block.metadata.resource_version
+            if fenced is not None and block.spec.state != "Reclaiming" and not is_old:
                 del self._fences[block.metadata.uid]
                 self._counts.answered += 1
                 _log.info("%s: its holder answered the fence and keeps it", block.metadata.name)
@@ -100,7 +106,7 @@ class Reclaim:
                 self._fences.pop(block.metadata.uid, None)  # another proof waits anew
                 continue
             fresh = self._clock() - read_at < FRESH
-            if left > 0 and fresh and self._is_ripe(block, standing, pools):
+            if left > 0 and fresh and not is_old and self._is_ripe(block, standing, pools):
                 left -= self._free(block, standing, pools, read_at)
         return {block.metadata.name: standings[block.spec.holder] for block in blocks}
 
@@ -157,7 +163,8 @@ class Reclaim:
                 _log.warning(
                     "%s: fenced: the node %s %s", meta.name, block.spec.holder.node, standing.value
                 )
-                self._fences[meta.uid] = _Fence(block.metadata.resource_version, self._clock())
+                version = block.metadata.resource_version
+                self._fences[meta.uid] = _Fence(version, self._clock(), meta.resource_version)
                 return 1
             fenced = self._fences.get(meta.uid)
             if fenced is None or fenced.version != meta.resource_version:

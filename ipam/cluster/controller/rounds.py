@@ -27,7 +27,12 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.definitions import UnusableDefinition, demand
+from ipam.cluster.controller.definitions import (
+    DemandedPool,
+    UnusableDefinition,
+    demand,
+    not_of,
+)
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.plans import Plan, plans
 from ipam.cluster.controller.pool_conditions import is_ready
@@ -47,7 +52,9 @@ from ipam.cluster.objects import (
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
 COUNTS_EVERY = 2.0  # seconds between two writes of which blocks are leased
-MOST_EVENTS = 1000  # remembered, so that each is reported once
+MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
+EVENTS_IN = 3600.0  # seconds
+REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 
 _log = logging.getLogger(__name__)
 
@@ -112,17 +119,27 @@ class Rounds:
         self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
-        self._reported: dict[tuple[str, ...], None] = {}
+        self._reported: dict[tuple[str, ...], float] = {}  # when
+        self._refused: dict[str, float] = {}  # when, by the pool's name
 
     def round(self, world: World) -> Seen:
         """Do everything once. Unavailable: the rest is left for the next round."""
         demanded = demand(world.definitions)
-        for mistake in demanded.unusable:
-            self._report_definition(mistake)
+        mistakes = list(demanded.unusable)
         pools = {pool.metadata.name: pool for pool in world.pools}
-        for name, spec in demanded.pools.items():
+        self._refused = {
+            name: at
+            for name, at in self._refused.items()
+            if name in demanded.pools and name not in pools
+        }
+        for name, asked in demanded.pools.items():
             if name not in pools:
-                self._create(AddressPool(metadata=Meta(name=name), spec=spec), pools)
+                self._create(name, asked, pools)
+            elif pools[name].spec.range != asked.spec.range:
+                why = not_of(name, pools[name].spec, asked.spec)
+                mistakes.append(UnusableDefinition(asked.definition, why))
+        for mistake in mistakes:
+            self._report_definition(mistake)
         self._bound_pods.begin()
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
@@ -153,18 +170,22 @@ class Rounds:
             requests=requests,
             contradictions=len(found),
             over_limit=over_limit,
-            unusable=len(demanded.unusable),
+            unusable=len(mistakes) + len(self._refused),
         )
 
-    def _create(self, pool: AddressPool, pools: dict[str, AddressPool]) -> None:
-        name = pool.metadata.name
+    def _create(self, name: str, asked: DemandedPool, pools: dict[str, AddressPool]) -> None:
+        now = self._clock()
+        if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
+            return
         try:
-            pools[name] = self._api.create(pool)
+            pools[name] = self._api.create(AddressPool(metadata=Meta(name=name), spec=asked.spec))
         except AlreadyExists:
             return  # the next round sees it
         except Refused as error:
-            _log.warning("pool %s: not made: %s", name, error)
+            self._refused[name] = now
+            self._report_definition(UnusableDefinition(asked.definition, str(error)))
         else:
+            self._refused.pop(name, None)
             _log.info("pool %s: made, a definition names it", name)
 
     def _write(self, pool: AddressPool, wanted: PoolStatus) -> AddressPool:
@@ -239,9 +260,13 @@ class Rounds:
         key = (reason, *map(str, regarding.values()), once)
         if key in self._reported:
             return
+        now = self._clock()
         if len(self._reported) >= MOST_EVENTS:
-            self._reported.pop(next(iter(self._reported)))
-        self._reported[key] = None
+            oldest = next(iter(self._reported))
+            if now - self._reported[oldest] < EVENTS_IN:
+                return
+            del self._reported[oldest]
+        self._reported[key] = now
         _log.warning("%s %s: %s", regarding["kind"], regarding["name"], message)
         self._api.report(reason, message, regarding)
 

@@ -99,11 +99,19 @@ def test_reclaim_keeps_the_blocks_of_a_node_that_is_ready(
     assert cluster.blocks() == {BLOCK: "Active"}
 
 
-def test_reclaim_frees_the_blocks_of_the_former_machine_of_a_name_only(cluster: Cluster) -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_reclaim_frees_the_blocks_of_the_former_machine_of_a_name_only(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], ready: bool
+) -> None:
     cluster.remove_node("gpu-1")
     theirs = cluster.block("10.64.0.16", cluster.node("gpu-1", machine="spare"), "new-store")
+    cluster.change_node("gpu-1", ready=ready)
     assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 1
     assert cluster.blocks() == {theirs.metadata.name: "Active"}
+    if not ready:
+        assert "if that one is off, too, say it again" in capsys.readouterr().err
+        assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
+        assert cluster.blocks() == {}
 
 
 def test_reclaim_needs_the_word_that_the_machine_is_off(

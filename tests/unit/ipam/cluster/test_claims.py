@@ -353,6 +353,24 @@ def test_dual_stack_is_two_pools_and_one_answer(server: FakeApi, node: ClusterNo
     assert len(blocks_of(server)) == 2
 
 
+@pytest.mark.parametrize("start", ["", "fd00:0:0:ff00::"])
+def test_a_huge_range_has_addresses(server: FakeApi, node: ClusterNode, start: str) -> None:
+    put_pool(server, "fd00::/48")
+    (address,) = node.add("p0", {"range": "fd00::/48", "range_start": start})
+    assert parse(address) >= parse(start or "fd00::")
+
+
+def test_a_pool_of_another_range_with_the_same_name_is_not_used(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server, "fd00:1::/64")
+    ipam = {"range": "1::/64", "network_name": "fd00"}
+    error = error_of(lambda: node.add("p0", ipam))
+    assert error.code == Code.TRY_AGAIN
+    assert "is of fd00:1::/64, and not of 1::/64" in error.message
+    assert not blocks_of(server)
+
+
 def test_a_private_range_beside_a_shared_one_uses_the_same_blocks(
     server: FakeApi, node: ClusterNode
 ) -> None:

@@ -4,7 +4,9 @@ tests/api has what a real server does with its requests.
 """
 
 import json
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -455,7 +457,8 @@ def test_pods_of_a_node_are_asked_for_without_their_specs(
     assert api.has_pods("node-a")
     assert not api.has_pods("node-a")
     request = server.requests[0]
-    assert request.query == {"fieldSelector": "spec.nodeName=node-a", "limit": "1"}
+    # With a limit, Kubernetes 1.32 looks for them among all pods in etcd.
+    assert request.query == {"fieldSelector": "spec.nodeName=node-a"}
     assert "PartialObjectMetadataList" in request.accept
 
 
@@ -464,11 +467,14 @@ def test_definitions_are_none_where_their_kind_is_not_installed(
 ) -> None:
     found = {"metadata": {"namespace": "n", "name": "ib0", "uid": "u"}, "spec": {"config": "{}"}}
     without = {"metadata": {"namespace": "n", "name": "file"}}
+    specs: list[object] = [None, 7, {"config": {}}]
+    strange = [{"metadata": {"name": "odd"}, "spec": spec} for spec in specs]
     server.replies = [
-        Reply(200, {"metadata": {}, "items": [found, without]}),
+        Reply(200, {"metadata": {}, "items": [found, without, *strange]}),
         Reply(404, b"404 page not found\n"),
     ]
-    ib0, file = api.network_definitions()
+    ib0, file, *odd = api.network_definitions()
+    assert [each.config for each in odd] == ["", "", ""]
     assert (ib0.namespace, ib0.name, ib0.config, ib0.uid) == ("n", "ib0", "{}", "u")
     assert (file.name, file.config) == ("file", "")
     assert not api.network_definitions()
@@ -487,6 +493,17 @@ def test_an_event_is_written_once_and_its_loss_is_no_error(
     assert len(request.body["message"]) == 1024
     api.report("Conflict", "a message", {"kind": "AddressPool", "name": "blue"})
     assert server.requests[1].path == "/api/v1/namespaces/default/events"
+
+
+def test_an_event_on_an_object_with_a_long_name_has_a_valid_name(
+    server: Server, api: KubernetesApi
+) -> None:
+    server.replies = [Reply(201)]
+    long = f"{'a' * 230}-{'b' * 22}"
+    api.report("NoAddressPool", "why", {"kind": "AddressPool", "name": long})
+    name = server.requests[0].body["metadata"]["name"]
+    assert re.fullmatch(r"a{230}\.[0-9a-f]{16}", name)
+    assert server.requests[0].body["involvedObject"]["name"] == long
 
 
 def test_threads_share_a_client(server: Server, api: KubernetesApi) -> None:
@@ -548,3 +565,25 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
         api.delete(stored())
     hold.set()
     api.close()
+
+
+class _Late:
+    """An HTTPResponse whose parts come after the deadline."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = parts
+
+    def stream(self, size: int) -> Iterator[bytes]:
+        yield from self.parts
+
+    def release_conn(self) -> None:
+        pass
+
+    close = release_conn
+
+
+def test_an_answer_that_is_complete_is_used_however_late_it_is() -> None:
+    past = time.monotonic() - 1
+    assert kubernetes_api._body(_Late(b"{}"), past) == b"{}"  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="too slowly"):
+        kubernetes_api._body(_Late(b"{", b"}"), past)  # type: ignore[arg-type]

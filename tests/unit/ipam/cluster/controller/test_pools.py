@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
+from ipam.cluster.controller import rounds
 from ipam.cluster.controller.plans import automatic_size
 from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
@@ -86,6 +87,54 @@ def test_a_definition_with_a_mistake_gets_an_event_that_says_why_and_once() -> N
     assert cluster.seen.unusable == 1
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_definition_does_not_get_the_pool_of_another_range_with_its_name(is_there: bool) -> None:
+    cluster = Cluster()
+    if is_there:
+        cluster.pool("fd00:1::/64", name="fd00-1--0-64")
+    else:
+        cluster.define({"type": "whereabouts", "range": "fd00:1::/64"}, "first")
+    cluster.define({"type": "whereabouts", "range": "1::/64", "network_name": "fd00"}, "second")
+    cluster.run(5)
+    assert _pools(cluster) == {"fd00-1--0-64": "fd00:1::/64"}
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "second")
+    assert "fd00-1--0-64 is of fd00:1::/64, and not of 1::/64" in event.message
+
+
+def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_EVENTS", 3)
+    cluster = Cluster()
+    for number in range(5):
+        cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, f"wrong-{number}")
+    cluster.run(20)
+    assert len(cluster.api.events) == 3
+    cluster.run(rounds.EVENTS_IN, every=60)
+    assert {event.regarding["name"] for event in cluster.api.events} == {
+        f"wrong-{number}" for number in range(5)
+    }
+    assert len(cluster.api.events) <= 6
+
+
+def test_a_pool_that_is_refused_is_an_event_and_tried_again_now_and_then() -> None:
+    refused = [Fault.REFUSED]
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        return refused[0] if refused and (verb, kind) == ("create", "AddressPool") else None
+
+    cluster = Cluster(faults)
+    cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
+    cluster.run(rounds.REFUSED_AGAIN)
+    assert cluster.client.calls["create", "AddressPool"] == 1
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "fabric")
+    assert cluster.seen.unusable == 1
+    refused.clear()
+    cluster.run(2)
+    assert cluster.condition("Ready", "10.0.0.0-24") == ("True", "Decided")
+    assert cluster.seen.unusable == 0
+
+
 def test_a_pool_stays_when_its_definition_goes() -> None:
     cluster = Cluster()
     cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
@@ -141,6 +190,14 @@ def test_a_pool_with_many_blocks_has_a_high_water_mark_in_place_of_a_map() -> No
     assert (status.free_map, status.high_water) == ("", 4)
     assert status.blocks.total == 1 << 57
     assert status.addresses.capacity == 2**63 - 1
+
+
+def test_a_huge_pool_has_a_status_whatever_it_excludes() -> None:
+    cluster = Cluster()
+    cluster.pool("fd00::/48", exclude=("fd00::/49",))
+    cluster.round()
+    assert cluster.condition("Ready") == ("True", "Decided")
+    assert cluster.condition("Exhausted") == ("False", "BlocksAreFree")
 
 
 def test_a_pool_is_exhausted_when_every_block_with_a_usable_address_is_leased() -> None:

@@ -1,5 +1,6 @@
 """The process: its loops, what it follows, what it says of itself. Real threads, and waits."""
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -126,6 +127,15 @@ def test_rounds_go_on_after_an_outage_and_after_a_defect() -> None:
         until(lambda: _is_ready(cluster, "late"))
 
 
+def test_a_round_that_waited_long_for_the_server_does_not_delay_the_next() -> None:
+    ticks = itertools.count(step=100)  # seconds pass, and no CPU time
+    client = FakeApi().client("only")
+    leadership = Leadership(client, "podfabric", "controller", "only")
+    process = ControllerProcess(client, leadership, clock=lambda: float(next(ticks)))
+    with _running(process):
+        until(lambda: process.rounds > 2)
+
+
 def test_a_loop_that_hangs_is_not_alive() -> None:
     now = 0.0
     client = FakeApi().client("only")
@@ -202,6 +212,19 @@ def test_a_mirror_lists_again_when_its_watch_has_expired() -> None:
     cluster.client.down = False
     until(lambda: _names(mirror) == ["10.64.0.24"])
     mirror.close()
+
+
+def test_a_mirror_that_is_closed_begins_no_further_watch() -> None:
+    api = FakeApi()
+    client = api.client("only")
+    others = set(threading.enumerate())
+    mirror = Mirror(client, AddressRequest, lambda: None)
+    (thread,) = set(threading.enumerate()) - others
+    until(lambda: client.calls["watch", "AddressRequest"] == 1)
+    mirror.close()
+    api.end_watches()
+    join(thread)
+    assert client.calls["watch", "AddressRequest"] == 1
 
 
 def test_a_mirror_of_nothing_is_empty_and_not_unknown() -> None:

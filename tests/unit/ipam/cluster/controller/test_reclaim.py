@@ -79,6 +79,25 @@ def test_all_of_a_thousand_names_are_asked_for_in_turn() -> None:
     assert known == ["gpu-7", "gpu-977"]
 
 
+def test_a_look_that_fails_forgets_no_name() -> None:
+    cluster = Cluster()
+    bound = BoundPods(cluster.client, lambda: cluster.now)
+    names = [f"gpu-{number}" for number in range(3 * MOST_LOOKS)]
+    for _ in range(20):
+        cluster.now += 5
+        bound.begin()
+        known = [name for name in names if not bound.on(name)]
+    assert known == names
+    cluster.now += 60
+    cluster.client.down = True
+    bound.begin()
+    with pytest.raises(Unavailable):
+        bound.on(names[0])
+    cluster.client.down = False
+    bound.begin()
+    assert [name for name in names if not bound.on(name)] == names
+
+
 def test_many_nodes_that_go_at_once_are_asked_for_their_pods_little_by_little() -> None:
     cluster = Cluster()
     cluster.pool("10.64.0.0/16")
@@ -276,6 +295,19 @@ def test_a_holder_that_answers_the_fence_keeps_its_block() -> None:
     cluster.answer(BLOCK)
     cluster.run(3 * WHOLE_WAIT)
     assert cluster.blocks() == {BLOCK: "Active"}
+
+
+def test_a_block_that_is_shown_as_it_was_before_the_fence_is_no_answer() -> None:
+    cluster = _cluster()
+    cluster.remove_node("gpu-1")
+    cluster.run(GONE_AFTER - 1)
+    before = read_world(cluster.client, lambda: cluster.now)
+    cluster.run(2)
+    assert cluster.blocks() == {BLOCK: "Reclaiming"}
+    cluster.rounds.round(replace(before, read_at=cluster.now))
+    assert cluster.counts.answered == 0
+    cluster.run(OFFLINE + MARGIN)  # the wait goes on
+    assert cluster.blocks() == {}
 
 
 def test_an_answer_at_the_last_moment_wins_over_the_deletion() -> None:
