@@ -111,7 +111,9 @@ class Container:
         image, context = configuration(), self.container.get("securityContext", {})
         user, group = (int(part) for part in image["User"].split(":"))
         added = [f"CAP_{name}" for name in context.get("capabilities", {}).get("add", [])]
-        own = [f"{item['name']}={item['value']}" for item in self.container.get("env", [])]
+        # A field of the pod in place of a value: the name of its node.
+        items = self.container.get("env", [])
+        own = [f"{item['name']}={item.get('value', 'this-node')}" for item in items]
         return {
             "ociVersion": "1.0.2",
             "process": {

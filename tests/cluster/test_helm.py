@@ -41,7 +41,8 @@ class Client:
 
     def objects(self) -> set[str]:
         """Everything in podfabric's namespace that the chart may have, as kind/name."""
-        kinds = "daemonsets,configmaps,serviceaccounts,services,networkpolicies,roles,secrets"
+        kinds = "daemonsets,deployments,configmaps,serviceaccounts,services,networkpolicies"
+        kinds = f"{kinds},roles,secrets"
         listed = json.loads(self.kubectl("get", kinds, "-n", NAMESPACE, "-o", "json"))["items"]
         names = {f"{one['kind'].lower()}/{one['metadata']['name']}" for one in listed}
         return {name for name in names - MADE_BY_KUBERNETES if "/sh.helm.release" not in name}
@@ -140,6 +141,7 @@ def test_uninstall_leaves_the_custodian_and_nothing_else(empty: Client) -> None:
     assert empty.objects() == {
         *("daemonset/podfabric", "configmap/podfabric"),
         *("serviceaccount/podfabric", "networkpolicy/podfabric"),
+        *(f"{kind}/podfabric-controller" for kind in ("deployment", "role", "serviceaccount")),
     }
     empty.helm("uninstall", "podfabric")
     assert empty.objects() == {"daemonset/podfabric", "serviceaccount/podfabric"}
@@ -176,6 +178,7 @@ def test_upgrade_changes_the_configuration_and_no_pod(empty: Client) -> None:
     pools = 'config={"pools":[{"name":"rdma/vf","mode":"exclusive"}]}'
     empty.helm("upgrade", "podfabric", str(CHART), "--set-json", pools)
     text = empty.kubectl("get", "configmap", "podfabric", "-n", NAMESPACE, "-o", "json")
-    assert yaml.safe_load(json.loads(text)["data"]["config.yaml"]) == json.loads(pools[7:])
+    written = yaml.safe_load(json.loads(text)["data"]["config.yaml"])
+    assert written == {**json.loads(pools[7:]), "ipam": {"scope": "cluster"}}
     assert empty.daemons()["template"] == before
     empty.helm("uninstall", "podfabric")

@@ -232,7 +232,8 @@ def _free_port() -> int:
 
 def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path: Path) -> None:
     """With the capabilities, mounts and read-only root of the chart, and nothing else."""
-    pod, config_map = _pod("--set", f"config.agent.listen=127.0.0.1:{_free_port()}")
+    values = f"ipam.scope=node,config.agent.listen=127.0.0.1:{_free_port()}"
+    pod, config_map = _pod("--set", values)
     (agent,) = pod["containers"]
     container = _container(rootfs, tmp_path, agent, pod["volumes"], config_map)
     log = tmp_path / "log"
@@ -260,7 +261,10 @@ def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path
 def test_next_agents_container_stands_by_and_serves_when_this_one_ends(
     rootfs: Path, tmp_path: Path
 ) -> None:
-    """What Kubernetes does in an update with `maxSurge: 1`, by the chart's probes."""
+    """What Kubernetes does in an update with `maxSurge: 1`, by the chart's probes.
+
+    There is no API server: an agent serves without it.
+    """
     pod, config_map = _pod("--set", f"config.agent.listen=127.0.0.1:{_free_port()}")
     (agent,) = pod["containers"]
     one, other = (
