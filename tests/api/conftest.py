@@ -1,4 +1,4 @@
-"""One API server for all tests of a process."""
+"""One API server for all tests of this folder; it ends before those of the cluster begin."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from tests.api.server import ApiServer, api_server
 NODE_A, NODE_B = "node-a", "node-b"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[ApiServer]:
     with api_server() as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_a(server: ApiServer) -> KubernetesApi:
     """The agent of a node. The policies are in force."""
     node = server.node(NODE_A, machineID="m-a", systemUUID="s-a", bootID="b-a")
@@ -24,7 +24,7 @@ def node_a(server: ApiServer) -> KubernetesApi:
     return node
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_b(server: ApiServer) -> KubernetesApi:
     """The agent of another node."""
     return server.node(NODE_B)
