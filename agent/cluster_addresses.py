@@ -34,7 +34,7 @@ def lessee_of(
 ) -> "Lessee | None":
     """The lessee, which is not started yet; None on a node whose addresses are its own.
 
-    None also where there is no cluster to ask. The log says why, and ADD says what to do.
+    None also if no API server is configured. The log says why, and ADD says what to do.
     """
     if settings.scope != "cluster":
         return None
