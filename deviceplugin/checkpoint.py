@@ -8,6 +8,7 @@ time of the allocation: after a driver reload they may belong to another HCA.
 import errno
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -123,7 +124,7 @@ class EncodedAllocation(NamedTuple):
     """An allocation as the file has it. Encoded once, since most do not change between writes."""
 
     stored: msgspec.Raw
-    hcas: dict[str, msgspec.Raw]
+    hcas: tuple[tuple[str, msgspec.Raw], ...]  # items of CheckpointFile.hcas
 
 
 class _CheckpointVersion(msgspec.Struct):
@@ -182,7 +183,7 @@ def encode(allocation: Allocation) -> EncodedAllocation:
         boot_id=allocation.boot_id,
         adopted=allocation.adopted,
     )
-    return EncodedAllocation(msgspec.Raw(msgspec.json.encode(stored)), hcas)
+    return EncodedAllocation(msgspec.Raw(msgspec.json.encode(stored)), tuple(hcas.items()))
 
 
 def write(
@@ -196,9 +197,7 @@ def write(
     `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
     this. Raises OSError: then a reader finds the old file.
     """
-    hcas: dict[str, msgspec.Raw] = {}
-    for allocation in allocations:
-        hcas.update(allocation.hcas)
+    hcas = dict(chain.from_iterable(allocation.hcas for allocation in allocations))
     content = msgspec.json.encode(
         _Encoded(
             version=VERSION,

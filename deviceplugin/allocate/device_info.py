@@ -16,6 +16,7 @@ Source: Network Plumbing Working Group, Device Information Specification 1.1.0.
 import os
 import stat
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:
+    content = msgspec.json.encode(document)
+    with suppress(OSError):
+        if files.read(str(file)) == content:
+            return
     for directory in (file.parent.parent, file.parent):
         try:
             usable = directory.stat().st_mode & 0o777
@@ -175,4 +180,4 @@ def _write(file: Path, document: dict[str, Any]) -> None:
             usable = 0
         if not usable:  # the mode that the specification's library uses
             directory.chmod(0o755)
-    files.write_atomically(file, msgspec.json.encode(document), _MODE, durable=False)
+    files.write_atomically(file, content, _MODE, durable=False)
