@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from bench import memory
 from tests.cluster import cluster as clusters
 from tests.cluster import programs
 from tests.cluster.cluster import Cluster, Namespace, is_ready
@@ -119,6 +120,7 @@ def main() -> None:
             with configured(cluster, {"resourceList": [own]}, {OUR_VF: 1}):
                 _start_their_device_plugin(cluster, f"{pf}#1")
                 _start_and_end(namespace, VFS, arguments.pods)
+                memory.compare(cluster)
         _force_delete(namespace, arguments.deleted)
 
 
