@@ -126,7 +126,9 @@ class Agent:
         self._store = Resident(paths.ipam)
         stack.callback(self._store.close)
         self._lessee = cluster_addresses.lessee_of(paths, self._store, loaded.ipam)
-        stores = Stores(self._store, lambda: loaded.ipam.scope, self._lessee)
+        stores = Stores(
+            self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
+        )
         self._addresses = AddressPlugin(stores, cache(paths.boot_id), self._policy)
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)

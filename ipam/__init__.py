@@ -35,6 +35,10 @@ def _load(script: str) -> "Plugin":
 
     paths = paths_of(script, os.environ, sys.argv[1:])
     addresses = AddressPlugin.on_node(
-        paths.ipam, paths.boot_id, rules.on_node(paths.config), scope.on_node(paths.config)
+        paths.ipam,
+        paths.boot_id,
+        rules.on_node(paths.config),
+        scope.on_node(paths.config),
+        scope.compat_on_node(paths.config),
     )
     return IpamExecutable(addresses, paths.locks)

@@ -69,9 +69,10 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
+        compat: scopes.CompatSource = scopes.no_compat,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope), boot_id, policy)
+        return cls(Stores(files, scope, compat=compat), boot_id, policy)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
@@ -133,6 +134,7 @@ class AddressPlugin:
         attachment = _attachment(request)
         try:
             released = self._store("").release(attachment)
+            self._stores.leave(request, attachment, was_known=bool(released))
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
             raise

@@ -39,6 +39,7 @@ from tests.fake_api_rules import (
     check_selector,
     copied,
     key,
+    patched,
     selected,
     with_status,
     without_status,
@@ -93,6 +94,9 @@ class FakeClient:
 
     def update_status(self, changed: AnyResource) -> AnyResource:
         return self._change("update_status", changed, self.server.store_status)
+
+    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+        return self._change("patch", last, lambda each: self.server.store_patch(each, operations))
 
     def delete(self, last: AnyResource) -> None:
         self._change("delete", last, self.server.store_deletion)
@@ -349,6 +353,16 @@ class FakeApi(FakeClient):
             last = self._of_this_version(changed, "update")
             check(changed, last)
             return self._store(with_status(changed, last), last)
+
+    def store_patch(
+        self, last: AnyResource, operations: Sequence[Mapping[str, Any]]
+    ) -> AnyResource:
+        """PATCH with JSON operations."""
+        with self.changed:
+            there = self._of_this_version(last, "patch")
+            changed = patched(there, operations)
+            check(changed, there)
+            return self._store(changed, there)
 
     def store_status(self, changed: AnyResource) -> AnyResource:
         """PUT of the status."""

@@ -161,7 +161,11 @@ class InterfacePlugin(ABC):
         self.paths = paths
         self._policy = policy or rules.on_node(paths.config)
         self._addresses = addresses or AddressPlugin.on_node(
-            paths.ipam, paths.boot_id, self._policy, scope.on_node(paths.config)
+            paths.ipam,
+            paths.boot_id,
+            self._policy,
+            scope.on_node(paths.config),
+            scope.compat_on_node(paths.config),
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)

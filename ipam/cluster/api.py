@@ -120,6 +120,10 @@ class ClusterApi(Protocol):
     def update_status(self, changed: AnyResource) -> AnyResource:
         """Replace the object's status in the same way."""
 
+    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+        """Change parts of the object by a JSON patch, if its uid and version still are these, and
+        there is nothing yet where something is added. As it was stored. Conflict, NotFound."""
+
     def delete(self, last: AnyResource) -> None:
         """Delete the object, if its uid and version still are these. Conflict, NotFound."""
 

@@ -8,7 +8,7 @@ first, and looks for blocks then.
 
 import random
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from cni.spec.errors import CNIError, Code
@@ -19,9 +19,17 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unav
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
-from ipam.cluster.pools import Pools, Unusable, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.pools import (
+    Pools,
+    Unusable,
+    foreign_within,
+    kept_out,
+    max_offline,
+    pool_of,
+    require_usable,
+)
 from ipam.cluster.wants import Want
-from ipam.ranges import outside
+from ipam.ranges import merged, outside
 from ipam.store import AddressTaken
 
 LOSSES = 8  # claims that others won, before the pool is read again
@@ -72,19 +80,21 @@ class Claimant:
                 )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
+            foreign = self._pools.foreign(pool)
+            holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
             mine = self._store.blocks()
             if want.fixed and self._has(mine.values(), pool, want):
                 return None
             self._require_few(pool, mine.values())
             leased = self._leased(pool) if listed else frozenset()
             losses = 0
-            for index in self._candidates(pool, blocks, want, use_map=not listed):
+            for index in self._candidates(pool, blocks, want, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want)
+                block = self._attempt(pool, blocks, index, want, foreign)
                 if block is not None:
                     return block
                 tried.add(block_name)
@@ -93,7 +103,7 @@ class Claimant:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    raise self._none_left(pool, blocks, want)
+                    raise self._none_left(pool, blocks, want, holes, len(foreign))
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and pool.status.free_map == former.status.free_map:
@@ -117,16 +127,24 @@ class Claimant:
         return False
 
     def _attempt(
-        self, pool: AddressPool, blocks: Geometry, index: int, want: Want
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        index: int,
+        want: Want,
+        foreign: Iterable[int],
     ) -> AddressBlock | None:
         """POST one block; None if it is another's."""
-        stored, at = self._post(self._block(pool, blocks, index))
+        stored, at = self._post(self._block(pool, blocks, index, foreign))
         if stored is None:
             self.conflicts += 1
             return None
         fresh = self._pools.read(pool.metadata.name)
         try:
-            fits = require_usable(fresh) == blocks and fresh.status.space == pool.status.space
+            fits = require_usable(fresh) == blocks and (fresh.status.space, fresh.spec.compat) == (
+                pool.status.space,
+                pool.spec.compat,
+            )
         except Exception:
             self._give_up(stored)
             raise
@@ -142,7 +160,7 @@ class Claimant:
             domains=(want.range.domain,),
             first=interval.first,
             last=interval.last,
-            kept_out=kept_out(fresh),
+            kept_out=kept_out(fresh, stored.spec.foreign),
             max_offline=min(max_offline(pool), max_offline(fresh)),
             boot=self.holder.boot,
             confirmed=at,
@@ -176,24 +194,34 @@ class Claimant:
         with suppress(NotFound, Conflict):
             self._api.delete(stored)
 
-    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
+    def _block(
+        self, pool: AddressPool, blocks: Geometry, index: int, foreign: Iterable[int]
+    ) -> AddressBlock:
+        interval = blocks.block(index)
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
                 pool=pool.metadata.name,
                 space=pool.status.space,
-                first=text(blocks.block(index).first),
+                first=text(interval.first),
                 prefix=blocks.prefix,
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
+                foreign=foreign_within(foreign, interval),
+                compat=pool.spec.compat,
             ),
         )
 
     def _candidates(
-        self, pool: AddressPool, blocks: Geometry, want: Want, *, use_map: bool
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        *,
+        use_map: bool,
     ) -> Iterator[int]:
         """Blocks with an address that is wanted: in this node's own order, or from the top."""
-        holes = kept_out(pool)
         stretches = [
             range(blocks.index(part.first), blocks.index(part.last) + 1)
             for wanted in want.parts
@@ -238,9 +266,11 @@ class Claimant:
                 "reserved; delete pods that no longer need one, or raise that number",
             )
 
-    def _none_left(self, pool: AddressPool, blocks: Geometry, want: Want) -> CNIError:
+    def _none_left(
+        self, pool: AddressPool, blocks: Geometry, want: Want, holes: Sequence[Interval], foreign: int
+    ) -> CNIError:
         if want.fixed:
-            if _is_within(want.range.first, kept_out(pool)):
+            if _is_within(want.range.first, holes):
                 return _is_kept_out(want, pool)
             name = blocks.name(pool.status.space, blocks.index(want.range.first))
             if name in self._store.blocks():
@@ -265,8 +295,9 @@ class Claimant:
             Code.NO_FREE_ADDRESS,
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
             f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
-            f"that {want.range} may use are leased (IPv{family(want.range.first)}): nothing was "
-            "reserved; delete pods that no longer need one, or widen the range",
+            f"that {want.range} may use are leased (IPv{family(want.range.first)})"
+            + (f", or whereabouts' pods hold what is left ({foreign} addresses)" if foreign else "")
+            + ": nothing was reserved; delete pods that no longer need one, or widen the range",
         )
 
 

@@ -8,17 +8,24 @@ whose a block is. The time of a confirmation is taken before its first request.
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from ipam.addresses import Interval, Network, text
+from ipam.addresses import Interval, Network, parse, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.api import (
+    AlreadyExists,
+    ApiError,
+    ClusterApi,
+    Conflict,
+    NotFound,
+    Refused,
+)
 from ipam.cluster.block_store import BlockStore, Revision
 from ipam.cluster.objects import (
     AddressBlock,
@@ -28,7 +35,16 @@ from ipam.cluster.objects import (
     Holder,
     Meta,
 )
-from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
+from ipam.cluster.pools import (
+    NotReadyYet,
+    Pools,
+    Unusable,
+    foreign_within,
+    kept_out,
+    max_offline,
+    require_usable,
+)
+from ipam.cluster.whereabouts.held import Held
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -38,10 +54,14 @@ Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
 
 
 class Confirmed(NamedTuple):
-    """What a confirmation found: objects by name, and whether any block had to be claimed again."""
+    """What a confirmation found: objects by name, and whether any block had to be claimed again.
+
+    `clashes` are addresses of ours that whereabouts has given to another pod since.
+    """
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
+    clashes: Sequence[Reservation] = ()
 
 
 class Confirmation:
@@ -62,6 +82,8 @@ class Confirmation:
         self._holder = holder
         self._clock = clock
         self._conflicted = conflicted
+        self._foreign: dict[str, Mapping[int, Held] | None] = {}
+        self._clashes: list[Reservation] = []
 
     def run(self, at: float) -> Confirmed:
         """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
@@ -98,7 +120,7 @@ class Confirmation:
                 revisions[name, found.metadata.uid] = self._revision(objects[name], when)
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
-        return Confirmed(objects, bool(again))
+        return Confirmed(objects, bool(again), self._clashes)
 
     def _read_pool(self, name: str) -> None:
         with suppress(NotReadyYet):  # its blocks are confirmed for as long as before
@@ -110,7 +132,9 @@ class Confirmation:
         limit, holes = None, None
         if pool is not None:
             try:
-                limit, holes = max_offline(pool), kept_out(pool, found.spec.foreign)
+                limit = max_offline(pool)
+                if found.spec.compat == pool.spec.compat:  # else its foreign ones are not known yet
+                    holes = kept_out(pool, found.spec.foreign)
             except Unusable:
                 limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
@@ -131,11 +155,13 @@ class Confirmation:
 
         With a new `nonce` it is changed in any case.
         """
-        if found.spec.state == "Active" and found.spec.holder == self._holder and not nonce:
+        looked = self._looked(found)
+        is_as_wanted = (found.spec.state, found.spec.holder) == ("Active", self._holder)
+        if is_as_wanted and looked == found.spec and not nonce:
             return found, at
         when = self._clock()
         try:
-            return self._written(found, nonce), when
+            return self._written(msgspec.structs.replace(found, spec=looked), nonce), when
         except (Conflict, NotFound):
             return None  # the next confirmation sees why
         except Refused as error:  # the others are confirmed all the same
@@ -155,6 +181,35 @@ class Confirmation:
             nonce=nonce or found.spec.nonce,
         )
         return self._api.update(msgspec.structs.replace(found, spec=spec))
+
+    def _looked(self, found: AddressBlock) -> BlockSpec:
+        """The block's spec, with what whereabouts holds of it now.
+
+        It is asked for blocks of which it held addresses, and where the pool's `compat` is new.
+        """
+        spec, pool = found.spec, self._pools.known(found.spec.pool)
+        if pool is None or (spec.compat == pool.spec.compat and not spec.foreign):
+            return spec
+        held = self._held(pool)
+        if held is None:
+            return spec
+        foreign = foreign_within(held, geometry.interval(found))
+        for address in {parse(each) for each in set(foreign) - set(spec.foreign)}:
+            holder = self._store.holders(found.metadata.name).get(address)
+            if holder is not None and holder.container_id != held[address].allocation.id:
+                self._clashes.append(holder)
+        return msgspec.structs.replace(spec, foreign=foreign, compat=pool.spec.compat)
+
+    def _held(self, pool: AddressPool) -> Mapping[int, Held] | None:
+        """What whereabouts holds of a pool, read once; None if it cannot be read."""
+        name = pool.metadata.name
+        if name not in self._foreign:
+            try:
+                self._foreign[name] = self._pools.foreign(pool)
+            except ApiError as error:  # leases do not depend on it
+                _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
+                self._foreign[name] = None
+        return self._foreign[name]
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
         """Begin to use a block of our instance that the store does not know, or delete it.

@@ -1,15 +1,15 @@
 """The API server's JSON documents: our objects to and from them, and what is read of others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from ipam.cluster.api import Lease, NetworkDefinition, Node
-from ipam.cluster.objects import GROUP, VERSION, Resource
+from ipam.cluster.objects import Resource
 
 JSON = "application/json"
-OURS = f"/apis/{GROUP}/{VERSION}"
+JSON_PATCH = "application/json-patch+json"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
@@ -183,7 +183,7 @@ def document(resource: Resource) -> dict[str, Any]:
     written: dict[str, Any] = msgspec.to_builtins(resource)
     sent = ("name", "namespace", "uid", "resourceVersion", "labels")
     meta = {key: value for key, value in written["metadata"].items() if key in sent and value}
-    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": resource.KIND}
+    kind = {"apiVersion": resource.API, "kind": resource.KIND}
     return {**kind, **written, "metadata": meta}
 
 
@@ -205,6 +205,23 @@ def lease_document(lease: Lease) -> dict[str, Any]:
             **{key: value for key, value in spec.items() if value},
         },
     }
+
+
+def patch(last: Resource, operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A JSON patch (RFC 6902) of just that version of just that object.
+
+    A path is added only where there is none: whereabouts puts the same two tests into its own.
+    """
+    meta = last.metadata
+    sent: list[dict[str, Any]] = [
+        {"op": "test", "path": "/metadata/uid", "value": meta.uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": meta.resource_version},
+    ]
+    for each in operations:
+        if each["op"] == "add":
+            sent.append({"op": "test", "path": each["path"], "value": None})
+        sent.append(dict(each))
+    return sent
 
 
 def deletion(uid: str, resource_version: str) -> dict[str, Any]:
@@ -237,11 +254,8 @@ def event(
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
     """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
-    if namespace:
-        return "/".join(
-            filter(None, (OURS, "namespaces", namespace, kind.PLURAL, name, subresource))
-        )
-    return "/".join(filter(None, (OURS, kind.PLURAL, name, subresource)))
+    within = ("namespaces", namespace) if namespace else ()
+    return "/".join(filter(None, ("/apis", kind.API, *within, kind.PLURAL, name, subresource)))
 
 
 def leases(namespace: str) -> str:

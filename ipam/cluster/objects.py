@@ -13,6 +13,7 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
+Compat = Literal["None", "Read", "Coexist"]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -45,6 +46,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """What all kinds have in common."""
 
+    API: ClassVar[str] = f"{GROUP}/{VERSION}"
     KIND: ClassVar[str]
     PLURAL: ClassVar[str]
 
@@ -65,7 +67,10 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
+    """One range of one network name. `network_name`, `range` and `shared` are immutable.
+
+    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md).
+    """
 
     range: str
     network_name: str = ""
@@ -74,6 +79,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     block_size: int = 0
     max_blocks_per_node: int = 0
     claim_from: Literal["Low", "High"] = "Low"
+    compat: Compat = "None"
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 
@@ -142,7 +148,8 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An aligned run of 2**k addresses. `pool`, `space`, `first` and `prefix` are immutable.
 
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out.
+    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out, as
+    whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
     `probe`: the block was taken from a holder that may still run, so each address is looked for on
     the link before its first use.
     """
@@ -156,6 +163,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     holder: Holder
     nonce: str = ""
     foreign: tuple[str, ...] = ()
+    compat: Compat = "None"
     probe: bool = False
 
 

@@ -44,6 +44,8 @@ _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _log = logging.getLogger(__name__)
 
 Query = Sequence[tuple[str, str]]
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""A document, or the operations of a JSON patch, which only a PATCH has."""
 
 
 class Response(NamedTuple):
@@ -69,7 +71,7 @@ class Transport(Protocol):
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         patience: float,
     ) -> Response:
@@ -124,6 +126,19 @@ class RestApi:
         meta = changed.metadata
         where = documents.path(type(changed), meta.namespace, meta.name, "status")
         return self._write("update status of", "PUT", where, changed)
+
+    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+        meta = last.metadata
+        what = f"patch {last.KIND} {meta.name}"
+        _check_was_read(what, meta)
+        where = documents.path(type(last), meta.namespace, meta.name)
+        try:
+            stored = self._change(what, "PATCH", where, documents.patch(last, operations))
+        except Refused as error:  # 422 is a test that failed
+            if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
+                raise Conflict(str(error)) from error
+            raise
+        return _decoded(what, stored, type(last))
 
     def delete(self, last: AnyResource) -> None:
         meta = last.metadata
@@ -266,7 +281,7 @@ class RestApi:
         stored = self._change(what, method, where, documents.document(resource))
         return _decoded(what, stored, type(resource))
 
-    def _change(self, what: str, method: str, where: str, body: Mapping[str, Any]) -> bytes:
+    def _change(self, what: str, method: str, where: str, body: Body) -> bytes:
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
         return self._send(what, method, where, self._deadline(), query, body)
 
@@ -277,7 +292,7 @@ class RestApi:
         where: str,
         deadline: float,
         query: Query = (),
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         accept: str = documents.JSON,
     ) -> bytes:
         self._take_turn(what, deadline)

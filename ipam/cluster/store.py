@@ -5,7 +5,7 @@ verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) 
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
@@ -25,6 +25,7 @@ from ipam.store import Grant, Owner, Reservation, Usage
 
 _AGAIN = 0.2  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
+_NOTHING_KEPT: Mapping[PoolRange, int] = {}
 _MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
 
 
@@ -66,7 +67,7 @@ class ClusterStore:
         in_vain = 0
         try:
             while True:
-                view = self._view(owner, sets)
+                view = self._view(owner, sets, self._claims.kept(owner, self._leased))
                 grant = self._attempt(view, segment, alone)
                 if grant is not None:
                     break
@@ -88,8 +89,13 @@ class ClusterStore:
         self._local.look(view.narrowed)
         return self._claims.unable(view.wants) if view.wants else None
 
-    def _view(self, owner: Owner | None, sets: Sequence[RangeSet]) -> LeasedView:
-        return LeasedView(owner, sets, self._leased, self._local.boot, self._clock)
+    def _view(
+        self,
+        owner: Owner | None,
+        sets: Sequence[RangeSet],
+        kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
+    ) -> LeasedView:
+        return LeasedView(owner, sets, self._leased, self._local.boot, self._clock, kept)
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""

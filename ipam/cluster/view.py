@@ -1,6 +1,6 @@
 """What a request may have of the blocks that this node leases, within one transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipam import allocation
@@ -17,7 +17,8 @@ class LeasedView:
 
     `wants` are the sets without a free address here, `free` is how many addresses the blocks have
     left, this request's not counted. Both are of the last call of `narrowed`. `is_passed_over`: the
-    blocks have some, and none may be used on this link.
+    blocks have some, and none may be used on this link. `kept` is what the pod has of each pool
+    from whereabouts, whatever block it is in.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class LeasedView:
         leased: frozenset[PoolRange],
         boot: str,
         clock: Callable[[], float],
+        kept: Mapping[PoolRange, int],
     ) -> None:
         self.owner = owner
         self._sets = sets
         self._leased = leased
         self._boot = boot
         self._clock = clock
+        self._kept = kept
         self.wants: list[Want] = []
         self.free: list[tuple[Want, int]] = []
         self.is_passed_over = False
@@ -69,6 +72,9 @@ class LeasedView:
             if pool is None:
                 ranges.append(range_)
                 continue
+            kept = self._kept_of(tables, range_, pool)
+            if kept is not None:
+                return RangeSet((kept,), range_set.fixed)
             want = Want(range_, pool, range_set.fixed)
             blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
@@ -85,6 +91,17 @@ class LeasedView:
         if len(missing) == len(range_set.ranges):
             self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
+
+    def _kept_of(self, tables: Tables, range_: Range, pool: PoolRange) -> Range | None:
+        """The address of the range that the pod has kept, unless somebody else holds it here."""
+        if pool not in self._kept or self.owner is None:
+            return None
+        address = self._kept[pool]
+        held = tables.at(range_.domain, address)
+        if held is not None and held.boot == self._boot and not held.held_by_pod_of(self.owner):
+            return None
+        narrower = range_.restricted([Interval(address, address)])
+        return narrower if narrower.parts else None
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
         """The pool that a range belongs to; a fixed address may be written with another prefix."""

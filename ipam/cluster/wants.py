@@ -1,7 +1,7 @@
 """What a node needs an address of, and who leases blocks for it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
@@ -54,6 +54,10 @@ class Claims(Protocol):
         pool has no address left, AddressTaken if the one that is wanted cannot be had.
         """
 
+    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
+        """Addresses of these ranges that the pod has kept from whereabouts, which set it up: they
+        are the attachment's. CNIError 11 if that cannot be seen now."""
+
     def used(self, want: Want, free: int) -> None:
         """Such an address was handed out, and this node's blocks have so many more."""
 
@@ -69,6 +73,9 @@ class NoClaims:
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, self.unable(wants))
+
+    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
+        return {}
 
     def used(self, want: Want, free: int) -> None:
         pass

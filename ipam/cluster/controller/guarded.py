@@ -58,6 +58,10 @@ class GuardedApi:
         with self._change("update"):
             return self._api.update_status(changed)
 
+    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+        with self._change("patch"):
+            return self._api.patch(last, operations)
+
     def delete(self, last: AnyResource) -> None:
         with self._change("delete"):
             self._api.delete(last)
