@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lease", default="podfabric-controller", help="its name (default: podfabric-controller)"
     )
     parser.add_argument(
+        "--compat",
+        choices=("None", "Read"),
+        default="None",
+        help="spec.compat of the pools that it makes: what is done with whereabouts' objects",
+    )
+    parser.add_argument(
         "--kubeconfig",
         type=file,
         metavar="FILE",
@@ -97,7 +103,9 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     stack.callback(election.close)
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
     process = ControllerProcess(
-        api, Leadership(election, arguments.namespace, arguments.lease, identity)
+        api,
+        Leadership(election, arguments.namespace, arguments.lease, identity),
+        compat=arguments.compat,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

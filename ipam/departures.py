@@ -21,7 +21,7 @@ HELD, DEPARTED = ".held", ".departed"
 DIRECTORY = "whereabouts"
 
 
-class Departure(msgspec.Struct, frozen=True, kw_only=True):
+class DepartedAttachment(msgspec.Struct, frozen=True, kw_only=True):
     """An attachment. `ranges` are domain and network of those of its configuration; none if that
     cannot be read, which means all."""
 
@@ -53,11 +53,11 @@ class Departures:
         """Whether the attachment has an entry: one stat."""
         return os.path.exists(self._path(attachment, HELD))  # noqa: PTH110 - each DEL asks
 
-    def hold(self, departure: Departure) -> None:
+    def hold(self, departure: DepartedAttachment) -> None:
         """An entry will be written for the attachment."""
         self._write(departure, HELD)
 
-    def depart(self, departure: Departure) -> None:
+    def depart(self, departure: DepartedAttachment) -> None:
         """The attachment is gone: its entry is to be removed."""
         held = self._path(departure.attachment, HELD)
         try:
@@ -68,36 +68,36 @@ class Departures:
         except OSError as error:
             raise _failure(error) from None
 
-    def held(self) -> Iterator[Departure]:
+    def held(self) -> Iterator[DepartedAttachment]:
         """Those that have an entry."""
         return self._all(HELD)
 
-    def departed(self) -> Iterator[Departure]:
+    def departed(self) -> Iterator[DepartedAttachment]:
         """Those whose entry is to be removed."""
         return self._all(DEPARTED)
 
-    def settle(self, departure: Departure) -> None:
+    def settle(self, departure: DepartedAttachment) -> None:
         """Nothing is left to do for it."""
         try:
             remove(self._path(departure.attachment, DEPARTED))
         except OSError as error:
             raise _failure(error) from None
 
-    def _write(self, departure: Departure, state: str) -> None:
+    def _write(self, departure: DepartedAttachment, state: str) -> None:
         path = self._path(departure.attachment, state)
         try:
             write_atomically(path, msgspec.json.encode(departure))
         except OSError as error:
             raise _failure(error) from None
 
-    def _all(self, state: str) -> Iterator[Departure]:
+    def _all(self, state: str) -> Iterator[DepartedAttachment]:
         try:
             paths = sorted(self._directory.glob(f"*{state}"))
         except OSError as error:
             raise _failure(error) from None
         for path in paths:
             with suppress(FileNotFoundError, msgspec.MsgspecError):
-                yield msgspec.json.decode(path.read_bytes(), type=Departure)
+                yield msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
 
     def _path(self, attachment: Attachment, state: str) -> str:
         return f"{self._directory}/{attachment.key}{state}"

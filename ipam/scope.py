@@ -23,7 +23,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from ipam import options as ipam_options
-from ipam.departures import Departure, Departures
+from ipam.departures import DepartedAttachment, Departures
 from ipam.options import IpamOptions
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Store
@@ -155,7 +155,7 @@ class Stores:
                 for range_ in range_set.ranges
             ]
         self._departures.depart(
-            Departure(
+            DepartedAttachment(
                 network=attachment.network,
                 container_id=attachment.container_id,
                 ifname=attachment.ifname,

@@ -359,7 +359,9 @@ class FakeApi(FakeClient):
     ) -> AnyResource:
         """PATCH with JSON operations."""
         with self.changed:
-            there = self._of_this_version(last, "patch")
+            there = self.look(type(last), last.metadata.name, last.metadata.namespace)
+            if there.metadata.uid != last.metadata.uid:
+                raise Conflict(f"patch {last.KIND} {last.metadata.name}: another uid")
             changed = patched(there, operations)
             check(changed, there)
             return self._store(changed, there)

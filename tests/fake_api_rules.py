@@ -42,10 +42,17 @@ def patched(resource: AnyResource, operations: Sequence[Mapping[str, Any]]) -> A
     for each in operations:
         *parents, last = each["path"].removeprefix("/").split("/")
         where = document
+        failed = Conflict(f"patch {resource.KIND} {resource.metadata.name}: {each['path']}")
         for parent in parents:
+            if parent not in where:
+                raise failed
             where = where[parent]
-        if (last in where) != (each["op"] != "add"):
-            raise Conflict(f"patch {resource.KIND} {resource.metadata.name}: {each['path']}")
+        if each["op"] == "test":
+            if where.get(last) != each["value"]:
+                raise failed
+            continue
+        if last not in where and each["op"] != "add":
+            raise failed
         if each["op"] == "remove":
             del where[last]
         else:

@@ -121,8 +121,9 @@ class ClusterApi(Protocol):
         """Replace the object's status in the same way."""
 
     def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
-        """Change parts of the object by a JSON patch, if its uid and version still are these, and
-        there is nothing yet where something is added. As it was stored. Conflict, NotFound."""
+        """Change parts of the object by a JSON patch, if its uid still is this. As it was stored.
+        Conflict if a test of the operations fails, NotFound. Only for objects of many writers, each
+        of whom tests what it replaces: the version of the whole would be another all the time."""
 
     def delete(self, last: AnyResource) -> None:
         """Delete the object, if its uid and version still are these. Conflict, NotFound."""

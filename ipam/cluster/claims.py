@@ -267,7 +267,12 @@ class Claimant:
             )
 
     def _none_left(
-        self, pool: AddressPool, blocks: Geometry, want: Want, holes: Sequence[Interval], foreign: int
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        foreign: int,
     ) -> CNIError:
         if want.fixed:
             if _is_within(want.range.first, holes):

@@ -208,20 +208,9 @@ def lease_document(lease: Lease) -> dict[str, Any]:
 
 
 def patch(last: Resource, operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) of just that version of just that object.
-
-    A path is added only where there is none: whereabouts puts the same two tests into its own.
-    """
-    meta = last.metadata
-    sent: list[dict[str, Any]] = [
-        {"op": "test", "path": "/metadata/uid", "value": meta.uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": meta.resource_version},
-    ]
-    for each in operations:
-        if each["op"] == "add":
-            sent.append({"op": "test", "path": each["path"], "value": None})
-        sent.append(dict(each))
-    return sent
+    """A JSON patch (RFC 6902) of just that object."""
+    uid = {"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}
+    return [uid, *map(dict, operations)]
 
 
 def deletion(uid: str, resource_version: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
 from ipam.cluster.controller.mirror import Mirror, Signal
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
@@ -76,7 +76,7 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership.
+    cost the leadership. `compat` is that of the pools which it makes.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class ControllerProcess:
         leadership: Leadership,
         *,
         clock: Callable[[], float] = time.monotonic,
+        compat: Compat = "None",
     ) -> None:
+        self._compat: Compat = compat
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -137,7 +139,7 @@ class ControllerProcess:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
         view = LiveView(self._api, self._changed.set, self._clock)
-        rounds = Rounds(self._api, clock=self._clock, counts=self.counts)
+        rounds = Rounds(self._api, clock=self._clock, counts=self.counts, compat=self._compat)
         try:
             while self._may_write():
                 self._stepped_at["rounds"] = self._clock()

@@ -45,6 +45,7 @@ from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressRequest,
+    Compat,
     Meta,
     PoolStatus,
 )
@@ -99,7 +100,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader.
+    leader. `compat` is that of the pools which it makes.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Rounds:
         wall: Callable[[], float] = time.time,
         counts: ReclaimCounts | None = None,
         margin: float = MARGIN,
+        compat: Compat = "None",
     ) -> None:
+        self._compat: Compat = compat
         self._api = api
         self._clock = clock
         self._wall = wall
@@ -177,8 +180,9 @@ class Rounds:
         now = self._clock()
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return
+        spec = replace(asked.spec, compat=self._compat)
         try:
-            pools[name] = self._api.create(AddressPool(metadata=Meta(name=name), spec=asked.spec))
+            pools[name] = self._api.create(AddressPool(metadata=Meta(name=name), spec=spec))
         except AlreadyExists:
             return  # the next round sees it
         except Refused as error:

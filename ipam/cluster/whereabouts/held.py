@@ -12,7 +12,7 @@ from ipam.addresses import Network, parse_interface
 from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.objects import AddressPool, AnyResource
 from ipam.cluster.whereabouts.objects import (
-    Allocation,
+    IPAllocation,
     IPPool,
     NodeSlicePool,
     OverlappingRangeIPReservation,
@@ -34,7 +34,7 @@ class Held(NamedTuple):
     """Who has an address with whereabouts. `place` is None if only a reservation says so."""
 
     address: int
-    allocation: Allocation
+    allocation: IPAllocation
     place: Place | None
 
 
@@ -53,7 +53,7 @@ def read(api: ClusterApi, pool: AddressPool) -> Mapping[int, Held]:
             address = reserved_address(reservation.metadata.name, pool.spec.network_name)
             if address is not None and address in network and address not in held:
                 spec = reservation.spec
-                allocation = Allocation(podref=spec.podref, ifname=spec.ifname)
+                allocation = IPAllocation(podref=spec.podref, ifname=spec.ifname)
                 held[address] = Held(address, allocation, None)
     return held
 

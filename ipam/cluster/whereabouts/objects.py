@@ -21,7 +21,7 @@ _MOST_OFFSET = 20  # digits of one in 64 bits
 _V4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 
 
-class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of an IPPool. `id` is the container's, `podref` is "namespace/pod"."""
 
     id: str = ""
@@ -38,7 +38,7 @@ class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A range, and what is held of it by offset."""
 
     range: str = ""
-    allocations: dict[str, Allocation] | None = None
+    allocations: dict[str, IPAllocation] | None = None
 
 
 class IPPool(Resource, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class IPPool(Resource, frozen=True, kw_only=True):
     spec: IPPoolSpec
 
 
-class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
+class OverlappingReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds an address, among all ranges of a network name."""
 
     podref: str = ""
@@ -65,7 +65,26 @@ class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
     KIND = "OverlappingRangeIPReservation"
     PLURAL = "overlappingrangeipreservations"
 
-    spec: ReservationSpec = ReservationSpec()
+    spec: OverlappingReservationSpec = OverlappingReservationSpec()
+
+
+class Entry(NamedTuple):
+    """An allocation, with its address (as `parse` gives it) and where it is written."""
+
+    address: int
+    offset: str
+    allocation: IPAllocation
+
+
+def tests_of(entry: Entry) -> list[dict[str, str]]:
+    """The tests of a JSON patch that is about this very entry, whatever happens to others."""
+    path, allocation = f"/spec/allocations/{entry.offset}", entry.allocation
+    values = {"id": allocation.id, "podref": allocation.podref, "ifname": allocation.ifname}
+    return [
+        {"op": "test", "path": f"{path}/{key}", "value": value}
+        for key, value in values.items()
+        if value
+    ]
 
 
 class SliceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,14 +115,6 @@ class NodeSlicePool(Resource, frozen=True, kw_only=True):
 
     spec: SliceSpec = SliceSpec()
     status: SliceStatus = SliceStatus()
-
-
-class Entry(NamedTuple):
-    """An allocation, with its address (as `parse` gives it) and where it is written."""
-
-    address: int
-    offset: str
-    allocation: Allocation
 
 
 def entries(pool: IPPool) -> list[Entry]:

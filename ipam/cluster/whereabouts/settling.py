@@ -23,8 +23,9 @@ from ipam.cluster.whereabouts.objects import (
     entries,
     node_of,
     reservation_name,
+    tests_of,
 )
-from ipam.departures import Departure, Departures
+from ipam.departures import DepartedAttachment, Departures
 
 GRACE = 10.0  # seconds; a new sandbox of the pod comes within a few
 UNUSED = 120.0  # seconds that an entry may be meant for an attachment that the store does not know
@@ -36,7 +37,7 @@ class _Found(NamedTuple):
     """An entry, and whose it was."""
 
     entry: Entry
-    departure: Departure
+    departure: DepartedAttachment
 
 
 class Settling:
@@ -78,7 +79,9 @@ class Settling:
                 self._departures.depart(each)  # its ADD died, or a GC released it
         return removed
 
-    def _older(self, departures: Iterable[Departure], state: str, age: float) -> list[Departure]:
+    def _older(
+        self, departures: Iterable[DepartedAttachment], state: str, age: float
+    ) -> list[DepartedAttachment]:
         """Those that this process has known for so long."""
         now = self._clock()
         present = {(state, each.attachment.key): each for each in departures}
@@ -86,7 +89,7 @@ class Settling:
         self._since = others | {key: self._since.get(key, now) for key in present}
         return [each for key, each in present.items() if now - self._since[key] >= age]
 
-    def _is_asked_for(self, departure: Departure) -> bool:
+    def _is_asked_for(self, departure: DepartedAttachment) -> bool:
         """Whether a pool of the attachment says that whereabouts is to be asked."""
         for domain, range_ in departure.ranges:
             name, private, _ = domain.partition(" ")
@@ -99,9 +102,9 @@ class Settling:
                 return True
         return not departure.ranges
 
-    def _removed_of(self, pool: IPPool, departed: Sequence[Departure]) -> bool:
+    def _removed_of(self, pool: IPPool, departed: Sequence[DepartedAttachment]) -> bool:
         """Remove their entries from one pool."""
-        by_id: dict[str, list[Departure]] = {}
+        by_id: dict[str, list[DepartedAttachment]] = {}
         for each in departed:
             by_id.setdefault(each.container_id, []).append(each)
         for attempt in range(_ATTEMPTS):
@@ -110,9 +113,11 @@ class Settling:
                 return attempt > 0
             for pair in found:
                 self._unreserve(pool, pair)
-            operations = [
-                {"op": "remove", "path": f"/spec/allocations/{pair.entry.offset}"} for pair in found
-            ]
+            operations: list[dict[str, str]] = []
+            for pair in found:
+                operations += tests_of(pair.entry)
+                path = f"/spec/allocations/{pair.entry.offset}"
+                operations.append({"op": "remove", "path": path})
             try:
                 self._api.patch(pool, operations)
             except NotFound:
@@ -139,7 +144,7 @@ class Settling:
                     self._api.delete(there)
 
 
-def _found(pool: IPPool, by_id: Mapping[str, Sequence[Departure]]) -> list[_Found]:
+def _found(pool: IPPool, by_id: Mapping[str, Sequence[DepartedAttachment]]) -> list[_Found]:
     """Entries by id and interface; of versions that wrote no interface by id and pod, in the pools
     of the attachment's own network only."""
     found = []
@@ -156,7 +161,7 @@ def _found(pool: IPPool, by_id: Mapping[str, Sequence[Departure]]) -> list[_Foun
     return found
 
 
-def _is_of(pool: IPPool, departure: Departure) -> bool:
+def _is_of(pool: IPPool, departure: DepartedAttachment) -> bool:
     if not departure.ranges:
         return True
     try:
@@ -169,7 +174,7 @@ def _is_of(pool: IPPool, departure: Departure) -> bool:
     )
 
 
-def _network_names(pool: IPPool, departure: Departure) -> set[str]:
+def _network_names(pool: IPPool, departure: DepartedAttachment) -> set[str]:
     if departure.ranges:
         return {domain.partition(" ")[0] for domain, _ in departure.ranges}
     return {"", node_of(pool, "") or ""}

@@ -8,14 +8,15 @@ of that container removes the entry as it removes those that whereabouts wrote.
 import random
 import time
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound
 from ipam.cluster.pools import NotReadyYet, Pools, name_of
 from ipam.cluster.wants import PoolRange
 from ipam.cluster.whereabouts.held import Held, Place
-from ipam.cluster.whereabouts.objects import Allocation, IPPool
-from ipam.departures import Departure, Departures
+from ipam.cluster.whereabouts.objects import Entry, IPAllocation, IPPool, tests_of
+from ipam.departures import DepartedAttachment, Departures
 from ipam.store import Owner
 
 _ATTEMPTS = 20  # of a patch that others forestall
@@ -52,7 +53,7 @@ class Takeover:
             ) from None
         return kept
 
-    def _of_range(self, departure: Departure, range_: PoolRange) -> int | None:
+    def _of_range(self, departure: DepartedAttachment, range_: PoolRange) -> int | None:
         name = name_of(range_)
         try:
             pool = self._pools.known(name) or self._pools.read(name)
@@ -68,10 +69,10 @@ class Takeover:
         self._pools.learn(pool, found.address, found._replace(allocation=ours) if ours else None)
         return found.address if ours else None
 
-    def _take(self, departure: Departure, place: Place) -> Allocation | None:
+    def _take(self, departure: DepartedAttachment, place: Place) -> IPAllocation | None:
         """Write our container into the entry; None if the pod has the entry no more."""
         namespace, name, offset = place
-        ours = Allocation(
+        ours = IPAllocation(
             id=departure.container_id, podref=departure.podref, ifname=departure.ifname
         )
         for attempt in range(_ATTEMPTS):
@@ -89,8 +90,12 @@ class Takeover:
                 return ours
             value = {"id": ours.id, "podref": ours.podref, "ifname": ours.ifname}
             path = f"/spec/allocations/{offset}"
+            operations: list[dict[str, Any]] = [
+                *tests_of(Entry(0, offset, there)),
+                {"op": "replace", "path": path, "value": value},
+            ]
             try:
-                self._api.patch(pool, [{"op": "replace", "path": path, "value": value}])
+                self._api.patch(pool, operations)
             except Conflict:
                 time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
             else:
@@ -98,10 +103,10 @@ class Takeover:
         raise Conflict(f"patch IPPool {name}: others change it all the time")
 
 
-def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> Departure:
+def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> DepartedAttachment:
     """What a file says of an attachment."""
     attachment, pod = owner.attachment, owner.pod
-    return Departure(
+    return DepartedAttachment(
         network=attachment.network,
         container_id=attachment.container_id,
         ifname=attachment.ifname,
@@ -111,7 +116,7 @@ def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> Departure:
     )
 
 
-def _entry_of(foreign: Mapping[int, Held], departure: Departure) -> Held | None:
+def _entry_of(foreign: Mapping[int, Held], departure: DepartedAttachment) -> Held | None:
     """The pod's entry for the interface; else its lowest of a version that wrote no interface."""
     theirs = [
         foreign[address]
