@@ -95,8 +95,8 @@ class FakeClient:
     def update_status(self, changed: AnyResource) -> AnyResource:
         return self._change("update_status", changed, self.server.store_status)
 
-    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
-        return self._change("patch", last, lambda each: self.server.store_patch(each, operations))
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        self._change("patch", last, lambda each: self.server.store_patch(each, operations))
 
     def delete(self, last: AnyResource) -> None:
         self._change("delete", last, self.server.store_deletion)
@@ -354,9 +354,7 @@ class FakeApi(FakeClient):
             check(changed, last)
             return self._store(with_status(changed, last), last)
 
-    def store_patch(
-        self, last: AnyResource, operations: Sequence[Mapping[str, Any]]
-    ) -> AnyResource:
+    def store_patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
         """PATCH with JSON operations."""
         with self.changed:
             there = self.look(type(last), last.metadata.name, last.metadata.namespace)
@@ -364,7 +362,7 @@ class FakeApi(FakeClient):
                 raise Conflict(f"patch {last.KIND} {last.metadata.name}: another uid")
             changed = patched(there, operations)
             check(changed, there)
-            return self._store(changed, there)
+            self._store(changed, there)
 
     def store_status(self, changed: AnyResource) -> AnyResource:
         """PUT of the status."""

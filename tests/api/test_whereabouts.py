@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cni.spec.errors import CNIError, Code
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, Meta
@@ -26,9 +27,9 @@ from tests.waiting import join
 RANGE = "10.88.0.0/20"
 IPAM = {"range": RANGE}
 POOL = "10.88.0.0-20"
-ENTRIES = 2000
+ENTRIES = 600
 NODES = 4
-PODS = 50  # of whereabouts, that are restarted on each node
+PODS = 10  # of whereabouts, that are restarted on each node
 
 
 def pod_of(number: int) -> str:
@@ -100,21 +101,33 @@ def at_once(nodes: list[MovingNode], work: object) -> None:
         raise failures[0]
 
 
+def persistently(node: MovingNode, pod: str, container: str) -> str:
+    """The address that an ADD gives in the end: as a runtime, it tries again after a code 11."""
+    for _ in range(20):
+        try:
+            return node.add(pod, dict(IPAM), container=container)[0]
+        except CNIError as error:
+            if error.code != Code.TRY_AGAIN:
+                raise
+    raise AssertionError(f"{pod}: error 11, 20 times")
+
+
 def own(number: int) -> range:
     """The pods of whereabouts on a node that have a podref: two of three entries."""
     return range(1 + number * 3 * PODS, 1 + (number + 1) * 3 * PODS)
 
 
 def test_a_takeover_changes_nothing_but_by_dels(server: ApiServer, nodes: list[MovingNode]) -> None:
-    """Row A14: entries of three versions of whereabouts, 200 pods that restart."""
+    """Row A14: entries of three versions of whereabouts, 40 pods that restart."""
     before = held(server)
     assert len(before) == ENTRIES
     given: list[str] = []
 
     def restart(number: int, node: MovingNode) -> None:
         for each in [each for each in own(number) if each % 3][:PODS]:
-            assert node.add(pod_of(each), IPAM, container=f"new{each}") == [address(each)]
-        given.extend(node.add(f"new-pod{number}-{each}", IPAM)[0] for each in range(40))
+            assert persistently(node, pod_of(each), f"new{each}") == address(each)
+        names = (f"new-pod{number}-{each}" for each in range(40))
+        given.extend(persistently(node, each, f"{each}-1") for each in names)
 
     at_once(nodes, restart)
     theirs = {address(number) for number in before}
@@ -156,9 +169,9 @@ def _is_above(block: AddressBlock) -> bool:
 def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
     server: ApiServer, node_a: KubernetesApi, nodes: list[MovingNode]
 ) -> None:
-    """Row A4, with 512 DELs at once on 4 nodes."""
+    """Row A4, with 300 DELs at once on 4 nodes."""
     before = held(server)
-    gone = [each for each in before if each % 3][:512]
+    gone = [each for each in before if each % 3][:300]
     server.plane.stop_api_server()
     try:
 

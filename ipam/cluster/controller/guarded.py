@@ -15,7 +15,7 @@ from ipam.cluster.api import (
     Node,
     WatchExpired,
 )
-from ipam.cluster.objects import AnyResource
+from ipam.cluster.objects import AnyResource, Resource
 
 
 class NotLeading(ApiError):
@@ -58,9 +58,9 @@ class GuardedApi:
         with self._change("update"):
             return self._api.update_status(changed)
 
-    def patch(self, last: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
         with self._change("patch"):
-            return self._api.patch(last, operations)
+            self._api.patch(last, operations)
 
     def delete(self, last: AnyResource) -> None:
         with self._change("delete"):

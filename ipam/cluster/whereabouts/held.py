@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ipam.addresses import Network, parse_interface
 from ipam.cluster.api import ClusterApi, NotFound
-from ipam.cluster.objects import AddressPool, AnyResource
+from ipam.cluster.objects import AddressPool, AnyResource, Meta
 from ipam.cluster.whereabouts.objects import (
     IPAllocation,
     IPPool,
@@ -25,8 +25,7 @@ from ipam.cluster.whereabouts.objects import (
 class Place(NamedTuple):
     """Where an address is written: an IPPool, and the offset there."""
 
-    namespace: str
-    pool: str
+    pool: Meta
     offset: str
 
 
@@ -43,10 +42,9 @@ def read(api: ClusterApi, pool: AddressPool) -> Mapping[int, Held]:
     network = parse_interface(pool.spec.range)[1]
     held: dict[int, Held] = {}
     for found in pools_of(api, pool):
-        meta = found.metadata
         for each in entries(found):
             if each.address in network and not each.allocation.is_placeholder:
-                place = Place(meta.namespace, meta.name, each.offset)
+                place = Place(found.metadata, each.offset)
                 held[each.address] = Held(each.address, each.allocation, place)
     if pool.spec.shared:
         for reservation in listed(api, OverlappingRangeIPReservation):

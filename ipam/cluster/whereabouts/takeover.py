@@ -15,7 +15,7 @@ from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound
 from ipam.cluster.pools import NotReadyYet, Pools, name_of
 from ipam.cluster.wants import PoolRange
 from ipam.cluster.whereabouts.held import Held, Place
-from ipam.cluster.whereabouts.objects import Entry, IPAllocation, IPPool, tests_of
+from ipam.cluster.whereabouts.objects import Entry, IPAllocation, IPPool, IPPoolSpec, tests_of
 from ipam.departures import DepartedAttachment, Departures
 from ipam.store import Owner
 
@@ -65,42 +65,46 @@ class Takeover:
         if found is None or found.place is None:
             return None
         self._departures.hold(departure)
-        ours = self._take(departure, found.place)
+        ours = self._take(departure, found.allocation, found.place)
         self._pools.learn(pool, found.address, found._replace(allocation=ours) if ours else None)
         return found.address if ours else None
 
-    def _take(self, departure: DepartedAttachment, place: Place) -> IPAllocation | None:
+    def _take(
+        self, departure: DepartedAttachment, there: IPAllocation | None, place: Place
+    ) -> IPAllocation | None:
         """Write our container into the entry; None if the pod has the entry no more."""
-        namespace, name, offset = place
         ours = IPAllocation(
             id=departure.container_id, podref=departure.podref, ifname=departure.ifname
         )
+        pool = IPPool(metadata=place.pool, spec=IPPoolSpec())
         for attempt in range(_ATTEMPTS):
-            try:
-                pool = self._api.get(IPPool, name, namespace)
-            except NotFound:
-                return None
-            there = (pool.spec.allocations or {}).get(offset)
             if there is None or (there.podref, there.ifname or ours.ifname) != (
                 ours.podref,
                 ours.ifname,
             ):
                 return None
-            if there == ours:
+            if there == ours and attempt:
                 return ours
             value = {"id": ours.id, "podref": ours.podref, "ifname": ours.ifname}
-            path = f"/spec/allocations/{offset}"
+            path = f"/spec/allocations/{place.offset}"
             operations: list[dict[str, Any]] = [
-                *tests_of(Entry(0, offset, there)),
+                *tests_of(Entry(0, place.offset, there)),
                 {"op": "replace", "path": path, "value": value},
             ]
             try:
                 self._api.patch(pool, operations)
+            except NotFound:
+                return None
             except Conflict:
                 time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
             else:
                 return ours
-        raise Conflict(f"patch IPPool {name}: others change it all the time")
+            try:
+                pool = self._api.get(IPPool, pool.metadata.name, pool.metadata.namespace)
+            except NotFound:
+                return None
+            there = (pool.spec.allocations or {}).get(place.offset)
+        raise Conflict(f"patch IPPool {pool.metadata.name}: others change it all the time")
 
 
 def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> DepartedAttachment:
