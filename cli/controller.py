@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compat",
-        choices=("None", "Read"),
+        choices=("None", "Read", "Coexist"),
         default="None",
         help="spec.compat of the pools that it makes: what is done with whereabouts' objects",
     )

@@ -1,6 +1,7 @@
 """`podfabric ipam compat`: what whereabouts' objects still hold of each pool."""
 
 import argparse
+import sys
 
 import msgspec
 
@@ -9,8 +10,10 @@ from cli.cluster_addresses import add_kubeconfig
 from cli.output import Cell, Table
 from ipam.addresses import text
 from ipam.cluster.api import ClusterApi
-from ipam.cluster.objects import AddressPool
-from ipam.cluster.whereabouts import held
+from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.whereabouts import held, placeholders
+from ipam.cluster.whereabouts.held import listed
+from ipam.cluster.whereabouts.objects import IPPool
 
 
 class ForeignPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -27,11 +30,18 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "compat", help="what whereabouts' objects hold of each pool (1: something)"
     )
     compat.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    compat.add_argument(
+        "--clear",
+        action="store_true",
+        help="remove placeholders of blocks that nobody leases any more, as of dead nodes",
+    )
     add_kubeconfig(compat)
     compat.set_defaults(cluster=True, in_cluster=_compat)
 
 
 def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
+    if arguments.clear:
+        _clear(api)
     pools = [_foreign(api, pool) for pool in api.list(AddressPool).items]
     if arguments.output == "json":
         output.document({"pools": pools}, "json")
@@ -41,6 +51,17 @@ def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
         ]
         output.show(Table(("POOL", "COMPAT", "HELD", "BY"), rows))
     return 1 if any(each.held for each in pools) else 0
+
+
+def _clear(api: ClusterApi) -> None:
+    """Remove placeholders without a block. One that was leased meanwhile gets them back when its
+    holder next looks; so the pools are read first, and then the blocks."""
+    pools = listed(api, IPPool)
+    leased = {block.metadata.uid for block in api.list(AddressBlock).items}
+    count = sum(
+        placeholders.remove_from(api, pool, lambda uid: uid not in leased) for pool in pools
+    )
+    sys.stdout.write(f"removed {count} placeholders\n")
 
 
 def _foreign(api: ClusterApi, pool: AddressPool) -> ForeignPool:

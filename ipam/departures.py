@@ -23,7 +23,8 @@ DIRECTORY = "whereabouts"
 
 class DepartedAttachment(msgspec.Struct, frozen=True, kw_only=True):
     """An attachment. `ranges` are domain and network of those of its configuration; none if that
-    cannot be read, which means all."""
+    cannot be read, which means all. `reserved` are addresses that have a reservation with
+    whereabouts, each with its network name."""
 
     network: str
     container_id: str
@@ -31,6 +32,7 @@ class DepartedAttachment(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     pod: str = ""
     ranges: tuple[tuple[str, str], ...] = ()
+    reserved: tuple[tuple[str, str], ...] = ()
 
     @property
     def attachment(self) -> Attachment:

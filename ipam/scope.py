@@ -36,7 +36,7 @@ PART = "ipam"
 """The top-level key of config.yaml."""
 
 Scope = Literal["node", "cluster"]
-Compat = Literal["None", "Read"]
+Compat = Literal["None", "Read", "Coexist"]
 """What is done with whereabouts' objects (docs/whereabouts.md)."""
 
 Source = Callable[[], Scope]
@@ -178,4 +178,5 @@ class Stores:
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        return ClusterStore(local, self._claims or NoClaims(), leased, **self._timing)
+        claims = self._claims or NoClaims(self._compat() == "Coexist")
+        return ClusterStore(local, claims, leased, **self._timing)

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, text
 from ipam.blocks import LeasedBlock
@@ -29,6 +31,7 @@ from ipam.cluster.pools import (
     require_usable,
 )
 from ipam.cluster.wants import Want
+from ipam.cluster.whereabouts import placeholders
 from ipam.ranges import merged, outside
 from ipam.store import AddressTaken
 
@@ -81,6 +84,8 @@ class Claimant:
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             foreign = self._pools.foreign(pool)
+            if pool.spec.compat == "Coexist":
+                placeholders.require_whole(self._api, pool)
             holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
             mine = self._store.blocks()
             if want.fixed and self._has(mine.values(), pool, want):
@@ -139,6 +144,9 @@ class Claimant:
         if stored is None:
             self.conflicts += 1
             return None
+        if pool.spec.compat == "Coexist":
+            at = self._clock()
+            stored = self._activated(pool, stored)
         fresh = self._pools.read(pool.metadata.name)
         try:
             fits = require_usable(fresh) == blocks and (fresh.status.space, fresh.spec.compat) == (
@@ -169,6 +177,15 @@ class Claimant:
         self.claims += 1
         return stored
 
+    def _activated(self, pool: AddressPool, pending: AddressBlock) -> AddressBlock:
+        """The block with its placeholders. ApiError: the next confirmation goes on from there."""
+        interval = geometry.interval(pending)
+        held = placeholders.put(self._api, pool, interval, pending.metadata.uid)
+        spec = replace(
+            pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
+        )
+        return self._api.update(replace(pending, spec=spec))
+
     def _post(self, new: AddressBlock) -> tuple[AddressBlock | None, float]:
         """The block as it was stored, None if it is another's; and a time before that was known."""
         for attempt in range(_ATTEMPTS):
@@ -186,18 +203,20 @@ class Claimant:
             except NotFound:
                 continue  # the POST had no effect yet, or the other one is gone
             mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
-            return (found if mine and found.spec.state == "Active" else None), at
+            return (found if mine and found.spec.state == new.spec.state else None), at
         return None, 0.0
 
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
         with suppress(NotFound, Conflict):
+            if stored.spec.compat == "Coexist":
+                placeholders.remove(self._api, stored.metadata.uid)
             self._api.delete(stored)
 
     def _block(
         self, pool: AddressPool, blocks: Geometry, index: int, foreign: Iterable[int]
     ) -> AddressBlock:
-        interval = blocks.block(index)
+        interval, coexists = blocks.block(index), pool.spec.compat == "Coexist"
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
@@ -208,7 +227,8 @@ class Claimant:
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
                 foreign=foreign_within(foreign, interval),
-                compat=pool.spec.compat,
+                compat="None" if coexists else pool.spec.compat,
+                state="Pending" if coexists else "Active",
             ),
         )
 
@@ -235,8 +255,10 @@ class Claimant:
         if use_map and pool.status.free_map:
             with suppress(ValueError):  # it is a hint
                 indexes &= set(geometry.free_indexes(pool.status.free_map, blocks.total))
-        order = sorted(indexes, reverse=pool.spec.claim_from == "High")
-        if pool.spec.claim_from == "Low":
+        # whereabouts hands out the lowest address first
+        from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
+        order = sorted(indexes, reverse=from_top)
+        if not from_top:
             self._random.shuffle(order)
         return iter(order)
 

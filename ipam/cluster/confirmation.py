@@ -44,7 +44,9 @@ from ipam.cluster.pools import (
     max_offline,
     require_usable,
 )
+from ipam.cluster.whereabouts import placeholders
 from ipam.cluster.whereabouts.held import Held
+from ipam.cluster.whereabouts.objects import IPAllocation
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -156,6 +158,8 @@ class Confirmation:
         With a new `nonce` it is changed in any case.
         """
         looked = self._looked(found)
+        if found.spec.state == "Pending" and not self._may_activate(looked):
+            return None
         is_as_wanted = (found.spec.state, found.spec.holder) == ("Active", self._holder)
         if is_as_wanted and looked == found.spec and not nonce:
             return found, at
@@ -182,6 +186,11 @@ class Confirmation:
         )
         return self._api.update(msgspec.structs.replace(found, spec=spec))
 
+    def _may_activate(self, looked: BlockSpec) -> bool:
+        """Whether a pending block has become what its pool wants it to be."""
+        pool = self._pools.known(looked.pool)
+        return pool is not None and looked.compat == pool.spec.compat
+
     def _looked(self, found: AddressBlock) -> BlockSpec:
         """The block's spec, with what whereabouts holds of it now.
 
@@ -190,25 +199,31 @@ class Confirmation:
         spec, pool = found.spec, self._pools.known(found.spec.pool)
         if pool is None or (spec.compat == pool.spec.compat and not spec.foreign):
             return spec
-        held = self._held(pool)
+        held = self._held(pool, found)
         if held is None:
             return spec
         foreign = foreign_within(held, geometry.interval(found))
         for address in {parse(each) for each in set(foreign) - set(spec.foreign)}:
             holder = self._store.holders(found.metadata.name).get(address)
-            if holder is not None and holder.container_id != held[address].allocation.id:
+            if holder is not None and _is_another(held[address].allocation, holder):
                 self._clashes.append(holder)
         return msgspec.structs.replace(spec, foreign=foreign, compat=pool.spec.compat)
 
-    def _held(self, pool: AddressPool) -> Mapping[int, Held] | None:
-        """What whereabouts holds of a pool, read once; None if it cannot be read."""
+    def _held(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, Held] | None:
+        """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
         name = pool.metadata.name
-        if name not in self._foreign:
-            try:
+        try:
+            if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
+                interval = geometry.interval(found)
+                return placeholders.put(self._api, pool, interval, found.metadata.uid)
+            if found.spec.compat == "Coexist":
+                placeholders.remove(self._api, found.metadata.uid)
+            if name not in self._foreign:
                 self._foreign[name] = self._pools.foreign(pool)
-            except ApiError as error:  # leases do not depend on it
-                _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
-                self._foreign[name] = None
+        except (ApiError, Unusable) as error:  # leases do not depend on it
+            _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
+            self._foreign.setdefault(name, None)
+            return None
         return self._foreign[name]
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
@@ -315,7 +330,10 @@ class Confirmation:
             self._conflicted(row.name, why, held)
 
     def _delete(self, found: AddressBlock) -> None:
+        pool = self._pools.known(found.spec.pool)
         with suppress(NotFound, Conflict, Refused):
+            if found.spec.compat == "Coexist" or (pool and pool.spec.compat == "Coexist"):
+                placeholders.remove(self._api, found.metadata.uid)
             self._api.delete(found)
 
     def adopt(self) -> None:
@@ -346,6 +364,11 @@ def domain_of_pool(pool: AddressPool) -> str:
     """The store's domain of the addresses of a pool."""
     name = pool.spec.network_name
     return name if pool.spec.shared else f"{name} {pool.spec.range}"
+
+
+def _is_another(allocation: IPAllocation, holder: Reservation) -> bool:
+    """Whether whereabouts has given the address to another pod."""
+    return allocation.id != holder.container_id and allocation.podref != holder.pod_name
 
 
 def _renewed(row: LeasedBlock, uid: str) -> LeasedBlock:

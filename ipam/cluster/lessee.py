@@ -25,10 +25,11 @@ from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.wants import PATIENCE, PoolPending, PoolRange, Want, boottime
+from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
 from ipam.departures import Departures
-from ipam.store import Owner, Reservation
+from ipam.store import Grant, Owner, Reservation
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
@@ -84,6 +85,9 @@ class Lessee:
         self._events = PendingEvents(api)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
+        self._announcements = (
+            Announcements(self._api, self._store, self._pools, departures) if compat else None
+        )
         self._settling = Settling(self._api, self._store, self._pools, departures, clock)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
@@ -209,8 +213,12 @@ class Lessee:
             raise errors[0]
 
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
-        """See Claims.kept. The calling thread asks the API server, if there is anything to ask."""
+        """See Claims.kept. The calling thread asks the API server."""
         return self._takeover.kept(owner, ranges) if self._takeover else {}
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        """See Claims.announce. The calling thread does it."""
+        return self._announcements is None or self._announcements.announce(owner, grant)
 
     def used(self, want: Want, free: int) -> None:
         """See Claims.used: more is leased in time, by what was used lately."""

@@ -13,7 +13,7 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
-Compat = Literal["None", "Read"]
+Compat = Literal["None", "Read", "Coexist"]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

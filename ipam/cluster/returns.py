@@ -11,6 +11,7 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.whereabouts import placeholders
 
 HOLD = 600.0  # seconds that one empty block is kept beside those in use
 SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
@@ -38,6 +39,8 @@ class Returns:
         holder = "" if found is None else found.spec.holder.instance
         if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
             try:
+                if found.spec.compat == "Coexist":
+                    placeholders.remove(self._api, block.uid)
                 self._api.delete(found)
             except Conflict:
                 return  # the controller wrote to it: later again

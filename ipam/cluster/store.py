@@ -69,8 +69,13 @@ class ClusterStore:
             while True:
                 view = self._view(owner, sets, self._claims.kept(owner, self._leased))
                 grant = self._attempt(view, segment, alone)
-                if grant is not None:
+                if grant is not None and self._is_announced(owner, grant):
                     break
+                if grant is not None:
+                    in_vain += 1
+                    if in_vain > _MOST_IN_VAIN:
+                        raise _given_away(grant)
+                    continue
                 if view.is_passed_over:
                     in_vain += 1
                     if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
@@ -110,6 +115,17 @@ class ClusterStore:
                 raise
             return None
         return None if view.wants else grant
+
+    def _is_announced(self, owner: Owner, grant: Grant) -> bool:
+        """Whether whereabouts, where it still runs, leaves us what was granted; else undo it."""
+        try:
+            if self._claims.announce(owner, grant):
+                return True
+        except CNIError:
+            self._local.undo(grant)
+            raise
+        self._local.undo(grant)
+        return False
 
     def _wait(self, wants: Sequence[Want], pool_deadline: float) -> None:
         deadline = time.monotonic() + self._patience
@@ -159,6 +175,15 @@ class ClusterStore:
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
         self._local.load(reservations)
+
+
+def _given_away(grant: Grant) -> CNIError:
+    listed = ", ".join(each.reservation.address for each in grant.granted)
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"whereabouts has given {listed} to other pods, from ranges that overlap: nothing was "
+        "reserved; the runtime tries again, with other addresses",
+    )
 
 
 def _passed_over(wants: Sequence[Want]) -> CNIError:

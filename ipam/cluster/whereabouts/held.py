@@ -21,6 +21,9 @@ from ipam.cluster.whereabouts.objects import (
     reserved_address,
 )
 
+NAMESPACE = "kube-system"
+"""whereabouts' own default."""
+
 
 class Place(NamedTuple):
     """Where an address is written: an IPPool, and the offset there."""
@@ -63,7 +66,7 @@ def pools_of(api: ClusterApi, pool: AddressPool) -> list[IPPool]:
         (found, node)
         for found in listed(api, IPPool)
         if (node := node_of(found, pool.spec.network_name)) is not None
-        and _meets(found.spec.range, network)
+        and meets(found.spec.range, network)
         and (pool.spec.shared or node or found.spec.range == pool.spec.range)
     ]
     if all(not node for _, node in candidates):
@@ -76,6 +79,11 @@ def pools_of(api: ClusterApi, pool: AddressPool) -> list[IPPool]:
     ]
 
 
+def namespaces(api: ClusterApi) -> list[str]:
+    """Where whereabouts keeps its objects: where its IPPools are, or else its default."""
+    return sorted({each.metadata.namespace for each in listed(api, IPPool)}) or [NAMESPACE]
+
+
 def listed(api: ClusterApi, kind: type[AnyResource]) -> Sequence[AnyResource]:
     """All objects of a kind; none if it is not installed (any more)."""
     try:
@@ -84,7 +92,8 @@ def listed(api: ClusterApi, kind: type[AnyResource]) -> Sequence[AnyResource]:
         return ()
 
 
-def _meets(written: str, network: Network) -> bool:
+def meets(written: str, network: Network) -> bool:
+    """Whether a range has addresses of the network; not if it cannot be read."""
     try:
         other = parse_interface(written)[1]
     except ValueError:

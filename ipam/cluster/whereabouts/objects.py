@@ -145,6 +145,12 @@ def node_of(pool: IPPool, network_name: str) -> str | None:
     return prefix[len(network) :].removesuffix("-")
 
 
+def ippool_name(network_name: str, range_: str) -> str:
+    """The name of the IPPool of a whole range."""
+    part = _normalised(range_)
+    return f"{network_name}-{part}" if network_name else part
+
+
 def reservation_name(network_name: str, address: int) -> str:
     """The name of an address' reservation: "[<network_name>-]<address>"."""
     part = text(address).replace(":", "-")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ipam.addresses import parse_interface
+from ipam.addresses import parse, parse_interface
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.names import pool_name
 from ipam.cluster.pools import NotReadyYet, Pools
-from ipam.cluster.whereabouts.held import listed
+from ipam.cluster.whereabouts.held import listed, namespaces
 from ipam.cluster.whereabouts.objects import (
     Entry,
     IPPool,
@@ -68,6 +68,8 @@ class Settling:
         ripe = self._older(self._departures.departed(), "gone", GRACE)
         removed = False
         if ripe:
+            for each in ripe:
+                self._release(each)
             asked = [each for each in ripe if self._is_asked_for(each)]
             if asked:
                 for pool in listed(self._api, IPPool):
@@ -131,6 +133,17 @@ class Settling:
             else:
                 return True
         raise Conflict(f"patch IPPool {pool.metadata.name}: others change it all the time")
+
+    def _release(self, departure: DepartedAttachment) -> None:
+        """Delete the reservations that were made for the attachment."""
+        for network, address in departure.reserved:
+            name = reservation_name(network, parse(address))
+            for namespace in namespaces(self._api):
+                with suppress(NotFound):
+                    there = self._api.get(OverlappingRangeIPReservation, name, namespace)
+                    mine = (departure.podref, departure.ifname)
+                    if (there.spec.podref, there.spec.ifname) == mine:
+                        self._api.delete(there)
 
     def _unreserve(self, pool: IPPool, found: _Found) -> None:
         """Delete the reservation of an entry's address, if it is the pod's."""

@@ -107,7 +107,9 @@ class Takeover:
         raise Conflict(f"patch IPPool {pool.metadata.name}: others change it all the time")
 
 
-def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> DepartedAttachment:
+def departure_of(
+    owner: Owner, ranges: Collection[PoolRange], reserved: tuple[tuple[str, str], ...] = ()
+) -> DepartedAttachment:
     """What a file says of an attachment."""
     attachment, pod = owner.attachment, owner.pod
     return DepartedAttachment(
@@ -117,6 +119,7 @@ def departure_of(owner: Owner, ranges: Collection[PoolRange]) -> DepartedAttachm
         namespace=pod.namespace,
         pod=pod.name,
         ranges=tuple((domain, str(network)) for domain, network in sorted(ranges)),
+        reserved=reserved,
     )
 
 
