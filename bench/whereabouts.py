@@ -245,7 +245,7 @@ def _config(range_: str, kubeconfig: Path | None = None) -> bytes:
         settings = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": str(kubeconfig)}}
         flat = kubeconfig.with_suffix(".conf")  # it does not start without
         flat.write_text(json.dumps(settings))
-        ipam |= {**settings, "configuration_path": str(flat)}
+        ipam |= {**settings, "configuration_path": str(flat), "log_level": "error"}
     document = {"cniVersion": "1.0.0", "name": "bench", "type": "macvlan", "ipam": ipam}
     return json.dumps(document).encode()
 
