@@ -20,6 +20,7 @@ from ipam.cluster.block_store import BlockStore
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
 from ipam.cluster.pools import Pools, Unusable, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.rails import Rails
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
 from ipam.store import AddressTaken
@@ -59,13 +60,16 @@ class Claimant:
 
         Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
         """
-        name = pool_of(want)
-        pool = self._pools.recent(name)
+        pool = self._pools.recent(pool_of(want))
+        if pool.status.rail_of:
+            pool = self._pools.recent(pool.status.rail_of)
+        name = pool.metadata.name
         tried: set[str] = set()
         listed = False
         while True:
             blocks = require_usable(pool)
-            if pool.spec.range != str(want.pool[1]):
+            sought = _rails(pool).sought(want)
+            if sought is None:
                 raise Unusable(
                     f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
                     'the network another "network_name"'
@@ -73,12 +77,12 @@ class Claimant:
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
             mine = self._store.blocks()
-            if want.fixed and self._has(mine.values(), pool, want):
+            if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
             leased = self._leased(pool) if listed else frozenset()
             losses = 0
-            for index in self._candidates(pool, blocks, want, use_map=not listed):
+            for index in self._candidates(pool, blocks, sought, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
@@ -93,18 +97,18 @@ class Claimant:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    raise self._none_left(pool, blocks, want)
+                    raise self._none_left(pool, blocks, want, sought)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and pool.status.free_map == former.status.free_map:
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
 
-    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
+    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, sought: Want) -> bool:
         """Whether a block with a fixed address was leased meanwhile, for another want.
 
         Raises AddressTaken if the block keeps the address out: to lease it does not help.
         """
-        address, now = want.range.first, self._clock()
+        address, now = sought.range.first, self._clock()
         for block in mine:
             if (
                 block.space == pool.status.space
@@ -112,7 +116,7 @@ class Claimant:
                 and block.is_confirmed(self.holder.boot, now)
             ):
                 if _is_within(address, block.kept_out):
-                    raise _is_kept_out(want, pool)
+                    raise _is_kept_out(sought, pool)
                 return True
         return False
 
@@ -126,7 +130,11 @@ class Claimant:
             return None
         fresh = self._pools.read(pool.metadata.name)
         try:
-            fits = require_usable(fresh) == blocks and fresh.status.space == pool.status.space
+            fits = (require_usable(fresh), fresh.status.space, fresh.spec.rails) == (
+                blocks,
+                pool.status.space,
+                pool.spec.rails,
+            )
         except Exception:
             self._give_up(stored)
             raise
@@ -146,6 +154,7 @@ class Claimant:
             max_offline=min(max_offline(pool), max_offline(fresh)),
             boot=self.holder.boot,
             confirmed=at,
+            rails=_rails(pool).firsts(interval.first),
         )
         self._store.put(row)
         self.claims += 1
@@ -177,13 +186,15 @@ class Claimant:
             self._api.delete(stored)
 
     def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
+        first = blocks.block(index).first
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
                 pool=pool.metadata.name,
                 space=pool.status.space,
-                first=text(blocks.block(index).first),
+                first=text(first),
                 prefix=blocks.prefix,
+                rails=tuple(map(text, _rails(pool).firsts(first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
             ),
@@ -238,11 +249,11 @@ class Claimant:
                 "reserved; delete pods that no longer need one, or raise that number",
             )
 
-    def _none_left(self, pool: AddressPool, blocks: Geometry, want: Want) -> CNIError:
+    def _none_left(self, pool: AddressPool, blocks: Geometry, want: Want, sought: Want) -> CNIError:
         if want.fixed:
-            if _is_within(want.range.first, kept_out(pool)):
+            if _is_within(sought.range.first, kept_out(pool)):
                 return _is_kept_out(want, pool)
-            name = blocks.name(pool.status.space, blocks.index(want.range.first))
+            name = blocks.name(pool.status.space, blocks.index(sought.range.first))
             if name in self._store.blocks():
                 return CNIError(
                     Code.TRY_AGAIN,
@@ -254,7 +265,7 @@ class Claimant:
                 "node has leased: nothing was reserved; ask for another address",
                 f"see who holds AddressBlock {name}",
             )
-        if not any(list(outside(part, kept_out(pool))) for part in want.parts):
+        if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
             return CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
@@ -268,6 +279,14 @@ class Claimant:
             f"that {want.range} may use are leased (IPv{family(want.range.first)}): nothing was "
             "reserved; delete pods that no longer need one, or widen the range",
         )
+
+
+def _rails(pool: AddressPool) -> Rails:
+    """The networks of a pool. Unusable: they are none."""
+    try:
+        return Rails.of(pool.spec)
+    except ValueError as error:
+        raise Unusable(f"AddressPool {pool.metadata.name}: {error}") from None
 
 
 def _is_within(address: int, holes: Collection[Interval]) -> bool:

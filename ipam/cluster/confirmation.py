@@ -29,6 +29,7 @@ from ipam.cluster.objects import (
     Meta,
 )
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
+from ipam.cluster.rails import Rails
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -169,8 +170,14 @@ class Confirmation:
         try:
             pool = self._pools.read(found.spec.pool)
             blocks = require_usable(pool)
-            fits = (pool.status.space, blocks.prefix) == (found.spec.space, found.spec.prefix)
-        except Unusable:
+            interval = geometry.interval(found)
+            firsts = Rails.of(pool.spec).firsts(interval.first)
+            fits = (pool.status.space, blocks.prefix, tuple(map(text, firsts))) == (
+                found.spec.space,
+                found.spec.prefix,
+                found.spec.rails,
+            )
+        except (Unusable, ValueError):
             fits = False
         if not fits:
             if not (same_boot and found.status.used):
@@ -179,7 +186,6 @@ class Confirmation:
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
         if ours is None:
             return None
-        interval = geometry.interval(found)
         row = LeasedBlock(
             name=found.metadata.name,
             uid=found.metadata.uid,
@@ -188,6 +194,7 @@ class Confirmation:
             domains=(domain_of_pool(pool),),
             first=interval.first,
             last=interval.last,
+            rails=firsts,
         )
         self._store.put(row)
         return ours
@@ -229,6 +236,7 @@ class Confirmation:
                 space=row.space,
                 first=text(row.first),
                 prefix=prefix_of(row),
+                rails=tuple(map(text, row.rails)),
                 holder=self._holder,
                 nonce=row.uid,
             ),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from base.text import printable
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import text
+from ipam.addresses import Interval, text
 from ipam.cluster import events
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused, Unavailable
 from ipam.cluster.attempts import Attempts, Lease
@@ -247,13 +247,16 @@ class Lessee:
 
     def _may_have(self, want: Want) -> bool:
         """Whether a block may hand out an address of what is wanted."""
-        now = self._clock()
-        return any(
-            want.range.domain in block.domains
-            and block.is_confirmed(self._boot, now)
-            and want.range.restricted(block.parts).parts
+        now, wanted = self._clock(), Interval(want.range.first, want.range.last)
+        seen = (
+            block.seen_in(wanted)
             for block, used in self._store.survey().blocks
-            if used < block.size
+            if used < block.size and want.range.domain in block.domains
+        )
+        return any(
+            block.is_confirmed(self._boot, now) and want.range.restricted(block.parts).parts
+            for block in seen
+            if block is not None
         )
 
     # --- confirmation ------------------------------------------------------------------------

@@ -65,11 +65,15 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range` and `shared` are immutable."""
+    """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
+
+    `rails` are further networks of the same size: a block is the same run of addresses on each.
+    """
 
     range: str
     network_name: str = ""
     shared: bool = True
+    rails: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
@@ -98,12 +102,14 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     `space` is the first part of the names of the pool's blocks: where an address is unique.
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
+    `rail_of` is the pool that leases these addresses as one of its rails, "" for none.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
     """
 
     space: str = ""
     block_size: int = 0
+    rail_of: str = ""
     blocks: BlockCounts = BlockCounts()
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
@@ -139,8 +145,9 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first` and `prefix` are immutable.
+    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails` are immutable.
 
+    `rails` are the first addresses of the same run on the other rails of the pool.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out.
     `probe`: the block was taken from a holder that may still run, so each address is looked for on
@@ -151,6 +158,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     space: str
     first: str
     prefix: int
+    rails: tuple[str, ...] = ()
     state: BlockState = "Active"
     epoch: int = 1
     holder: Holder

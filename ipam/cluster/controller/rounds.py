@@ -34,9 +34,10 @@ from ipam.cluster.controller.definitions import (
     not_of,
 )
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.plans import Plan, plans
+from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
+from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.objects import (
@@ -275,7 +276,8 @@ class Rounds:
 
 
 def _decides(plan: Plan, pool: AddressPool) -> bool:
-    return (plan.space, plan.block_size) != (pool.status.space, pool.status.block_size)
+    decided = pool.status.space, pool.status.block_size, pool.status.rail_of
+    return (plan.space, plan.block_size, plan.rail_of) != decided
 
 
 def _quarantined(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
 from ipam.cluster.controller import rounds
-from ipam.cluster.controller.plans import automatic_size
+from ipam.cluster.controller.ranged import automatic_size
 from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressBlock, AddressPool
