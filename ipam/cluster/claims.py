@@ -6,6 +6,7 @@ from an earlier read, so the pool is read after the POST: a controller that chan
 first, and looks for blocks then.
 """
 
+import math
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -197,6 +198,7 @@ class Claimant:
                 rails=tuple(map(text, _rails(pool).firsts(first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
+                max_offline_seconds=math.ceil(max_offline(pool)),
             ),
         )
 

@@ -7,6 +7,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -91,7 +92,7 @@ class Confirmation:
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
-                ours = self._asserted(found, at)
+                ours = self._asserted(found, at, row)
             else:
                 continue
             if ours is not None:
@@ -126,35 +127,46 @@ class Confirmation:
         )
 
     def _asserted(
-        self, found: AddressBlock, at: float, nonce: str = ""
+        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
         """The object as it is ours in this boot, and when that was sure; None if it is not.
 
-        With a new `nonce` it is changed in any case.
+        `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
-        if found.spec.state == "Active" and found.spec.holder == self._holder and not nonce:
+        spec = msgspec.structs.replace(
+            found.spec,
+            state="Active",
+            holder=self._holder,
+            epoch=found.spec.epoch + (found.spec.holder != self._holder),
+            nonce=nonce or found.spec.nonce,
+            max_offline_seconds=self._max_offline(found, row),
+        )
+        if spec == found.spec:
             return found, at
         when = self._clock()
         try:
-            return self._written(found, nonce), when
+            return self._written(found, spec), when
         except (Conflict, NotFound):
             return None  # the next confirmation sees why
         except Refused as error:  # the others are confirmed all the same
             _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
             return None
 
-    def _written(self, found: AddressBlock, nonce: str) -> AddressBlock:
+    def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
+        """The seconds that the object must say: a longer time before this node goes by it, a
+        shorter one when it does so already."""
+        limits = [row.max_offline if row is not None else 0.0]
+        pool = self._pools.known(found.spec.pool)
+        if pool is not None:
+            with suppress(Unusable):
+                limits.append(max_offline(pool))
+        return math.ceil(max(limits)) or found.spec.max_offline_seconds
+
+    def _written(self, found: AddressBlock, spec: BlockSpec) -> AddressBlock:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
             # Its `seq` and holders are of a store or a boot that is over.
             found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
-        spec = msgspec.structs.replace(
-            found.spec,
-            state="Active",
-            holder=self._holder,
-            epoch=found.spec.epoch + (former != self._holder),
-            nonce=nonce or found.spec.nonce,
-        )
         return self._api.update(msgspec.structs.replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
@@ -239,6 +251,7 @@ class Confirmation:
                 rails=tuple(map(text, row.rails)),
                 holder=self._holder,
                 nonce=row.uid,
+                max_offline_seconds=math.ceil(row.max_offline),
             ),
         )
         when = self._clock()

@@ -9,6 +9,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
 from ipam.cluster.objects import AddressPool
@@ -56,6 +57,7 @@ class ControllerExposition:
             seen = self._process.seen
             yield from _of_blocks(seen)
             yield from _of_pools(seen.pools)
+            yield from _of_poll(self._process.polled, self._process.now())
 
 
 def _of_process(process: ControllerProcess) -> Iterator[Metric]:
@@ -88,6 +90,21 @@ def _of_process(process: ControllerProcess) -> Iterator[Metric]:
     for labels, count in sorted(process.errors.items()):
         errors.add_metric(labels, count)
     yield errors
+
+
+def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
+    if polled is None:
+        return
+    yield GaugeMetricFamily(
+        "podfabric_controller_nodes_age_seconds",
+        "How old what is known of the Nodes is: without it no block of a dead node is freed.",
+        value=now - polled.began,
+    )
+    yield GaugeMetricFamily(
+        "podfabric_controller_nodes_list_seconds",
+        "How long the last list of all Nodes took.",
+        value=polled.ended - polled.began,
+    )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:
