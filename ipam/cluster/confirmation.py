@@ -19,17 +19,17 @@ import msgspec
 from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.block_store import BlockStore, Revision
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
+from ipam.cluster.block_store import Revision
+from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     BlockSpec,
     BlockStatus,
-    Holder,
     Meta,
 )
-from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
+from ipam.cluster.pools import NotReadyYet, Unusable, kept_out, max_offline, require_usable
 from ipam.cluster.rails import Rails
 from ipam.store import Reservation
 
@@ -47,22 +47,10 @@ class Confirmed(NamedTuple):
 
 
 class Confirmation:
-    """Settles the store's rows with the API server's objects. `clock` is CLOCK_BOOTTIME."""
+    """Settles the store's rows with the API server's objects."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        store: BlockStore,
-        pools: Pools,
-        holder: Holder,
-        clock: Callable[[], float],
-        conflicted: Conflicted,
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._pools = pools
-        self._holder = holder
-        self._clock = clock
+    def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
+        self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
 
     def run(self, at: float) -> Confirmed:

@@ -5,10 +5,9 @@ Pools are named, and with them networks of tenants: so it is served on a loopbac
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import prometheus_client
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from base.scrape import Scrape
 from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
@@ -31,24 +30,13 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 )
 
 
-class ControllerExposition:
-    """A registry that computes every family for each scrape. A process that stands by has no pools:
-    Prometheus would add up what both say."""
+class ControllerExposition(Scrape):
+    """The families of `process`. One that stands by has no pools: Prometheus would add up what both
+    say."""
 
     def __init__(self, process: ControllerProcess) -> None:
+        super().__init__()
         self._process = process
-        self._registry = CollectorRegistry()
-        prometheus_client.ProcessCollector(registry=self._registry)
-        prometheus_client.PlatformCollector(registry=self._registry)
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format 0.0.4."""
-        return prometheus_client.generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: otherwise the registry computes all families to learn their names."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """All families; the registry calls this for each scrape."""
