@@ -2,6 +2,7 @@
 directory, Node object and token. A process has some of them, and does what its pipe says."""
 
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -180,6 +181,8 @@ class NodeProcess:
 
 
 def _serve(pipe: Connection, places: Sequence[Place]) -> None:
+    with (places[0].directory.parent / f"{places[0].name}.log").open("w") as log:
+        os.dup2(log.fileno(), 2)  # a line for each ADD that is repeated
     nodes = [Node(place) for place in places]
     while True:
         try:

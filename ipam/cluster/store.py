@@ -78,8 +78,8 @@ class ClusterStore:
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
-        for want, free in view.free:
-            self._claims.used(want, free)
+        for want, room in view.rooms:
+            self._claims.used(want, room)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
