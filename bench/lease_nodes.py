@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from base import msgspec_warmup
 from cni.spec.errors import CNIError
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
@@ -183,6 +184,7 @@ class NodeProcess:
 def _serve(pipe: Connection, places: Sequence[Place]) -> None:
     with (places[0].directory.parent / f"{places[0].name}.log").open("w") as log:
         os.dup2(log.fileno(), 2)  # a line for each ADD that is repeated
+    msgspec_warmup.build()
     nodes = [Node(place) for place in places]
     while True:
         try:

@@ -89,12 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
+    from base import msgspec_warmup
     from ipam.cluster.controller.exposition import ControllerExposition
     from ipam.cluster.controller.leadership import Leadership
     from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
     from ipam.cluster.controller.process import ControllerProcess
     from ipam.cluster.kubernetes_api import KubernetesApi
 
+    msgspec_warmup.build()  # several threads read their first lists at the same time
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller")
     stack.callback(api.close)
     # Of its own, so that the pace of many writes is not that of the renewals.

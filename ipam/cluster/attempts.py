@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.pools import pool_of
-from ipam.cluster.wants import PoolPending, Room, Want
+from ipam.cluster.wants import Occupancy, PoolPending, Want
 
 RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
@@ -116,7 +116,7 @@ class LowRanges:
         self._least: OrderedDict[WantKey, deque[tuple[float, int]]] = OrderedDict()
         self._low: dict[WantKey, Want] = {}
 
-    def used(self, want: Want, room: Room) -> None:
+    def used(self, want: Want, occupancy: Occupancy) -> None:
         """Such an address was handed out, and this is left."""
         key, now = key_of(want), self._clock()
         with self._lock:
@@ -125,11 +125,11 @@ class LowRanges:
             self._least.move_to_end(key)
             while least and now - least[0][0] >= RECENT:
                 least.popleft()
-            before = room.used - 1
+            before = occupancy.used - 1
             while least and least[-1][1] >= before:
                 least.pop()
             least.append((now, before))
-            if room.free < max(2, room.used - least[0][1]):
+            if occupancy.free < max(2, occupancy.used - least[0][1]):
                 self._low[key] = want
             while len(self._least) > MOST_KNOWN:
                 self._least.popitem(last=False)

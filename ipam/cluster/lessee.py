@@ -25,7 +25,7 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.upkeep import Upkeep
-from ipam.cluster.wants import PATIENCE, PoolPending, Room, Want, boottime
+from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, Want, boottime
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 
@@ -200,10 +200,10 @@ class Lessee:
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
 
-    def used(self, want: Want, room: Room) -> None:
+    def used(self, want: Want, occupancy: Occupancy) -> None:
         """See Claims.used: more is leased in time, by how much the use has grown lately."""
         if not want.fixed:
-            self._upkeep.low.used(want, room)
+            self._upkeep.low.used(want, occupancy)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""

@@ -78,8 +78,8 @@ class ClusterStore:
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
-        for want, room in view.rooms:
-            self._claims.used(want, room)
+        for want, occupancy in view.occupancies:
+            self._claims.used(want, occupancy)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:

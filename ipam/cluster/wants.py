@@ -21,7 +21,7 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Room(NamedTuple):
+class Occupancy(NamedTuple):
     """How many addresses of a range the blocks of this node have left, and how many are held."""
 
     free: int
@@ -61,7 +61,7 @@ class Claims(Protocol):
         pool has no address left, AddressTaken if the one that is wanted cannot be had.
         """
 
-    def used(self, want: Want, room: Room) -> None:
+    def used(self, want: Want, occupancy: Occupancy) -> None:
         """Such an address was handed out, and this is what this node's blocks have."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
@@ -77,7 +77,7 @@ class NoClaims:
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, self.unable(wants))
 
-    def used(self, want: Want, room: Room) -> None:
+    def used(self, want: Want, occupancy: Occupancy) -> None:
         pass
 
     def failed(self, owner: Owner, error: CNIError) -> None:
