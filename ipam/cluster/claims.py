@@ -6,6 +6,7 @@ from an earlier read, so the pool is read after the POST: a controller that chan
 first, and looks for blocks then.
 """
 
+import math
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,11 +16,11 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
-from ipam.cluster.block_store import BlockStore
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
-from ipam.cluster.pools import Pools, Unusable, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.leasing import Leasing
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta
+from ipam.cluster.pools import Unusable, kept_out, max_offline, pool_of, require_usable
 from ipam.cluster.rails import Rails
 from ipam.cluster.wants import Want
 from ipam.ranges import outside
@@ -36,22 +37,11 @@ class Late(Exception):
 
 
 class Claimant:
-    """Claims blocks for `holder`. `clock` is CLOCK_BOOTTIME. `conflicts` counts lost claims."""
+    """Claims blocks for a holder. `conflicts` counts lost claims."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        store: BlockStore,
-        pools: Pools,
-        holder: Holder,
-        clock: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._pools = pools
-        self.holder = holder
-        self._clock = clock
-        self._random = random.Random(holder.instance)  # so that nodes try different ones
+    def __init__(self, leasing: Leasing) -> None:
+        self._api, self._store, self._pools, self.holder, self._clock = leasing
+        self._random = random.Random(self.holder.instance)  # so that nodes try different ones
         self.claims = 0
         self.conflicts = 0
 
@@ -197,6 +187,7 @@ class Claimant:
                 rails=tuple(map(text, _rails(pool).firsts(first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
+                max_offline_seconds=math.ceil(max_offline(pool)),
             ),
         )
 

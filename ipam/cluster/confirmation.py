@@ -7,6 +7,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,17 +19,17 @@ import msgspec
 from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
-from ipam.cluster.block_store import BlockStore, Revision
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
+from ipam.cluster.block_store import Revision
+from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     BlockSpec,
     BlockStatus,
-    Holder,
     Meta,
 )
-from ipam.cluster.pools import NotReadyYet, Pools, Unusable, kept_out, max_offline, require_usable
+from ipam.cluster.pools import NotReadyYet, Unusable, kept_out, max_offline, require_usable
 from ipam.cluster.rails import Rails
 from ipam.store import Reservation
 
@@ -46,22 +47,10 @@ class Confirmed(NamedTuple):
 
 
 class Confirmation:
-    """Settles the store's rows with the API server's objects. `clock` is CLOCK_BOOTTIME."""
+    """Settles the store's rows with the API server's objects."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        store: BlockStore,
-        pools: Pools,
-        holder: Holder,
-        clock: Callable[[], float],
-        conflicted: Conflicted,
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._pools = pools
-        self._holder = holder
-        self._clock = clock
+    def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
+        self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
 
     def run(self, at: float) -> Confirmed:
@@ -91,7 +80,7 @@ class Confirmation:
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
-                ours = self._asserted(found, at)
+                ours = self._asserted(found, at, row)
             else:
                 continue
             if ours is not None:
@@ -126,35 +115,46 @@ class Confirmation:
         )
 
     def _asserted(
-        self, found: AddressBlock, at: float, nonce: str = ""
+        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
         """The object as it is ours in this boot, and when that was sure; None if it is not.
 
-        With a new `nonce` it is changed in any case.
+        `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
-        if found.spec.state == "Active" and found.spec.holder == self._holder and not nonce:
+        spec = msgspec.structs.replace(
+            found.spec,
+            state="Active",
+            holder=self._holder,
+            epoch=found.spec.epoch + (found.spec.holder != self._holder),
+            nonce=nonce or found.spec.nonce,
+            max_offline_seconds=self._max_offline(found, row),
+        )
+        if spec == found.spec:
             return found, at
         when = self._clock()
         try:
-            return self._written(found, nonce), when
+            return self._written(found, spec), when
         except (Conflict, NotFound):
             return None  # the next confirmation sees why
         except Refused as error:  # the others are confirmed all the same
             _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
             return None
 
-    def _written(self, found: AddressBlock, nonce: str) -> AddressBlock:
+    def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
+        """The seconds that the object must say: a longer time before this node goes by it, a
+        shorter one when it does so already."""
+        limits = [row.max_offline if row is not None else 0.0]
+        pool = self._pools.known(found.spec.pool)
+        if pool is not None:
+            with suppress(Unusable):
+                limits.append(max_offline(pool))
+        return math.ceil(max(limits)) or found.spec.max_offline_seconds
+
+    def _written(self, found: AddressBlock, spec: BlockSpec) -> AddressBlock:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
             # Its `seq` and holders are of a store or a boot that is over.
             found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
-        spec = msgspec.structs.replace(
-            found.spec,
-            state="Active",
-            holder=self._holder,
-            epoch=found.spec.epoch + (former != self._holder),
-            nonce=nonce or found.spec.nonce,
-        )
         return self._api.update(msgspec.structs.replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
@@ -239,6 +239,7 @@ class Confirmation:
                 rails=tuple(map(text, row.rails)),
                 holder=self._holder,
                 nonce=row.uid,
+                max_offline_seconds=math.ceil(row.max_offline),
             ),
         )
         when = self._clock()

@@ -21,10 +21,11 @@ from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.upkeep import Upkeep
-from ipam.cluster.wants import PATIENCE, PoolPending, Want, boottime
+from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, Want, boottime
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 
@@ -199,10 +200,10 @@ class Lessee:
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
 
-    def used(self, want: Want, free: int) -> None:
-        """See Claims.used: more is leased in time, by what was used lately."""
+    def used(self, want: Want, occupancy: Occupancy) -> None:
+        """See Claims.used: more is leased in time, by how much the use has grown lately."""
         if not want.fixed:
-            self._upkeep.low.used(want, free)
+            self._upkeep.low.used(want, occupancy)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -268,14 +269,13 @@ class Lessee:
         at = self._clock()
         is_first = self._holder is None
         holder = self._identified()
-        confirmation = Confirmation(
-            self._api, self._store, self._pools, holder, self._clock, self._conflicted
-        )
+        leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
+        confirmation = Confirmation(leasing, self._conflicted)
         if is_first:
             confirmation.adopt()
         if self._claimant is None or self._claimant.holder != holder:
             former = self._claimant
-            self._claimant = Claimant(self._api, self._store, self._pools, holder, self._clock)
+            self._claimant = Claimant(leasing)
             if former is not None:
                 self._claimant.claims = former.claims
                 self._claimant.conflicts = former.conflicts

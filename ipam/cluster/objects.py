@@ -5,7 +5,7 @@ these types: a writer that does not know it must not write the object (`fieldVal
 and the structural schema refuse unknown fields; unknown ones that are read are ignored).
 """
 
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `uid` differs for each object that ever had the name: it is the fencing token of a lease.
     `resource_version` changes with each write, and is "" for an object that was not yet written.
+    Labels and what follows them are users': a write replaces all of the object, so it sends them
+    as they were read.
     """
 
     name: str
@@ -29,6 +31,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     creation_timestamp: str = ""
     generation: int = 0
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -150,8 +155,8 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     `rails` are the first addresses of the same run on the other rails of the pool.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out.
-    `probe`: the block was taken from a holder that may still run, so each address is looked for on
-    the link before its first use.
+    `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
+    confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
     """
 
     pool: str
@@ -164,7 +169,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     holder: Holder
     nonce: str = ""
     foreign: tuple[str, ...] = ()
-    probe: bool = False
+    max_offline_seconds: int = 0
 
 
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

@@ -8,7 +8,7 @@ from ipam import allocation
 from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
-from ipam.cluster.wants import PoolRange, Want
+from ipam.cluster.wants import Occupancy, PoolRange, Want
 from ipam.ranges import Range, RangeSet, outside
 from ipam.store import Owner
 from ipam.tables import Tables
@@ -17,9 +17,9 @@ from ipam.tables import Tables
 class LeasedView:
     """What a request may have of this node's blocks: its sets, restricted within a transaction.
 
-    `wants` are the sets without a free address here, `free` is how many addresses the blocks have
-    left, this request's not counted. Both are of the last call of `narrowed`. `is_passed_over`: the
-    blocks have some, and none may be used on this link.
+    `wants` are the sets without a free address here, `occupancies` what the blocks have once this
+    request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
+    have some, and none may be used on this link.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LeasedView:
         self._boot = boot
         self._clock = clock
         self.wants: list[Want] = []
-        self.free: list[tuple[Want, int]] = []
+        self.occupancies: list[tuple[Want, Occupancy]] = []
         self.is_passed_over = False
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
@@ -45,7 +45,7 @@ class LeasedView:
         The clock is read here, so that no wait for the store comes between it and the hand-out.
         """
         now = self._clock()
-        self.wants, self.free = [], []
+        self.wants, self.occupancies = [], []
         held = _HeldBefore(tables, self.owner, self._boot)
         sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
         return [] if self.wants and not held.is_attached else sets
@@ -81,8 +81,8 @@ class LeasedView:
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
-            free = sum(room.free for room in by_room)
-            self.free.append((want, free - 1))
+            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
+            self.occupancies.append((want, Occupancy(free - 1, used + 1)))
             if any(allocation.held_in(tables, each) == 0 for each in aligned):
                 continue
             if former is None and not self._has_one(tables, range_set, by_room):
@@ -116,6 +116,7 @@ class _Remaining(NamedTuple):
     free: int
     first: int
     range: Range
+    used: int
 
     @classmethod
     def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
@@ -125,7 +126,8 @@ class _Remaining(NamedTuple):
             parts = (free for part in parts for free in outside(part, taken))
         within = range_.restricted(parts)
         size = sum(part.last - part.first + 1 for part in within.parts)
-        return cls(size - allocation.held_in(tables, within), block.first, within)
+        used = allocation.held_in(tables, within)
+        return cls(size - used, block.first, within, used)
 
 
 class _HeldBefore:

@@ -248,7 +248,7 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.epoch": 3}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 2}, ""),
         (BLOCK, {"spec.epoch": 2}, ""),
-        (BLOCK, {"spec.state": "Reclaiming", "spec.probe": True}, ""),
+        (BLOCK, {"spec.state": "Reclaiming", "spec.maxOfflineSeconds": 1800}, ""),
         (REQUEST, {"spec.count": 2}, "a request never changes"),
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
     ],
