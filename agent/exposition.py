@@ -13,8 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import prometheus_client
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,6 +21,7 @@ from prometheus_client.metrics_core import (
 )
 
 from agent.metrics import BUCKETS, Metrics, bounded
+from base.scrape import Scrape
 from cni.attachments.journal import Phase
 from ipam.store import RangeUsage
 
@@ -34,25 +33,14 @@ PHASES = frozenset((Phase.ADDING, Phase.ATTACHED, Phase.LEAVING, "damaged"))
 _log = logging.getLogger(__name__)
 
 
-class Exposition:
-    """A registry that computes every family of `metrics` for each scrape."""
+class Exposition(Scrape):
+    """The families of `metrics`."""
 
     def __init__(self, metrics: Metrics) -> None:
+        super().__init__()
         self._metrics = metrics
         self._failures: dict[int, str] = {}
         self._version = _version()
-        self._registry = CollectorRegistry()
-        prometheus_client.ProcessCollector(registry=self._registry)
-        prometheus_client.PlatformCollector(registry=self._registry)
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format 0.0.4."""
-        return prometheus_client.generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: otherwise the registry computes all families to learn their names."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """All families; the registry calls this for each scrape."""

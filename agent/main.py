@@ -14,7 +14,6 @@ attachments, as an agent and a fallback may.
 import errno
 import gc
 import logging
-import resource
 import signal
 import socket
 import threading
@@ -30,8 +29,8 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
-    presence,
     settings,
+    startup,
     systemd,
     unix_socket,
 )
@@ -39,17 +38,15 @@ from agent.calls import Calls, Loader
 from agent.departure import STANDING_BY, Departure, Leaving
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
-from agent.presence import Presence
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
+from agent.startup import Unable
 from agent.workers import Workers
 from base import locks, msgspec_warmup
 from base.paths import Paths
-from cni import installation
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged
 from cni.attachments.sweep import REMOVED, sweep_all
-from cni.installation import OtherState
 from cni.ipoib.plugin import IPoIB
 from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
@@ -76,10 +73,6 @@ _log = logging.getLogger(__name__)
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
 
 
-class Unable(Exception):
-    """The agent cannot start. The text says why and what to do."""
-
-
 def run(
     paths: Paths, extra: Extra = lambda addresses: {}, *, leaving: Leaving | None = None
 ) -> int:
@@ -89,9 +82,9 @@ def run(
         logs.configure(loaded)
         msgspec_warmup.build()
         procfs.use(paths.proc)
-        _allow_descriptors()
+        startup.allow_descriptors()
         with ExitStack() as stack:
-            _claim(paths)
+            startup.claim(paths)
             agent = Agent(paths, loaded, extra, stack, leaving)
             if agent.wait():
                 agent.serve()
@@ -114,7 +107,7 @@ class Agent:
         stack: ExitStack,
         leaving: Leaving | None,
     ) -> None:
-        self._presence = stack.enter_context(_present(paths.run))
+        self._presence = stack.enter_context(startup.present(paths.run))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -189,7 +182,7 @@ class Agent:
                 ) from None
             else:
                 if self._leaving is None:
-                    _finish_removal(self._paths)
+                    startup.finish_removal(self._paths)
                 locks.remove_abandoned(self._paths.locks)
                 return True
         return False
@@ -390,47 +383,3 @@ class Agent:
             else:
                 counted[entry.plugin, entry.phase] += 1
         return counted
-
-
-def _allow_descriptors() -> None:
-    """Raise the limit of descriptors: a client has two or three, and the usual limit is 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@contextmanager
-def _present(run: Path) -> Iterator[Presence]:
-    with ExitStack() as stack:
-        try:
-            told = stack.enter_context(presence.present(run, "starting"))
-        except OSError as error:
-            raise Unable(f"cannot use {run}: {error.strerror}: make it writable for root") from None
-        yield told
-
-
-def _finish_removal(paths: Paths) -> None:
-    """Remove the rest of the files of an installation whose removal was interrupted."""
-    try:
-        if departure.removal_has_begun(paths):
-            departure.remove_state(paths)
-        _claim(paths)
-    except OSError as error:
-        raise Unable(
-            f"cannot remove {error.filename}, of a podfabric that left this node: {error.strerror}"
-        ) from None
-
-
-def _claim(paths: Paths) -> None:
-    """Record the state directory of this boot: the fallback works on the same one or fails."""
-    try:
-        installation.claim(paths, installation.identify(paths.state))
-    except OtherState as other:
-        raise Unable(
-            f"{other}: set PODFABRIC_STATE to that directory, or remove that file once no pod of "
-            "this boot has an interface of podfabric"
-        ) from None
-    except OSError as error:
-        raise Unable(
-            f"cannot record in {paths.run} which state directory is in use: {error.filename}: "
-            f"{error.strerror}: make it writable for root"
-        ) from None

@@ -109,6 +109,7 @@ def measure(nodes: int, blocks: int) -> None:
         began = time.process_time()
         world = World(
             read_at=time.monotonic(),
+            read_until=time.monotonic(),
             nodes=machines,
             definitions=(),
             pools=api.list(AddressPool).items,

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='where /healthz and /readyz are served: "10.0.0.1:9813", ":9813" for every address '
         "(default: nowhere)",
     )
+    parser.add_argument(
+        "--pools-per-namespace",
+        type=int,
+        metavar="NUMBER",
+        help="the most pools that are made for the definitions of one namespace (default: 100)",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -89,11 +95,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitStack) -> None:
+    from base import msgspec_warmup
     from ipam.cluster.controller.exposition import ControllerExposition
     from ipam.cluster.controller.leadership import Leadership
+    from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
     from ipam.cluster.controller.process import ControllerProcess
     from ipam.cluster.kubernetes_api import KubernetesApi
 
+    msgspec_warmup.build()  # several threads read their first lists at the same time
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller")
     stack.callback(api.close)
     # Of its own, so that the pace of many writes is not that of the renewals.
@@ -102,10 +111,12 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     )
     stack.callback(election.close)
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    most = arguments.pools_per_namespace
     process = ControllerProcess(
         api,
         Leadership(election, arguments.namespace, arguments.lease, identity),
         compat=arguments.compat,
+        pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from base.documents import DocumentError
 from base.files import sync_directory
 from base.paths import Paths
 from cli import executables
 from cli.arguments import file
 from cli.executables import FALLBACK, PLUGINS
 from cni import installation
+from ipam import scope
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
@@ -92,7 +94,9 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         )
     fallback = bin_dir / FALLBACK
     contents: dict[Path, bytes] = {}
-    if arguments.fallback:  # first, so that no launcher lacks its fallback
+    if arguments.fallback:
+        _require_scope(Paths.from_environ(os.environ))
+        # First, so that no launcher lacks its fallback.
         contents = {fallback / installation.NAME: b""}
         contents |= {fallback / name: executables.script(name) for name in arguments.plugins}
     contents |= {bin_dir / name: launcher for name in arguments.plugins}
@@ -131,6 +135,26 @@ def _describe(bin_dir: Path) -> bytes:
         raise InstallRefused(
             f"{other}: remove that file, or name another PODFABRIC_STATE"
         ) from None
+
+
+def _require_scope(paths: Paths) -> None:
+    """A node's fallback must not hand out addresses that other nodes lease.
+
+    It reads the host's configuration, and the agents of a cluster read the chart's ConfigMap: where
+    they use the scope `cluster`, the default of a host that says nothing is the wrong one.
+    """
+    if not paths.kubelet.is_dir():
+        return  # no node of Kubernetes
+    try:
+        is_said = scope.is_said(paths.config)
+    except DocumentError as error:
+        raise InstallRefused(f"{error}: nothing was changed") from None
+    if not is_said:
+        raise InstallRefused(
+            f'{paths.config} does not say "ipam.scope", which the fallback goes by, and nothing '
+            "was changed: write there what this cluster's agents use, `ipam: {scope: cluster}` "
+            "(the chart's default) or `ipam: {scope: node}`"
+        )
 
 
 def _plugins(text: str) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 """Queries for leased blocks, and the changes to their rows."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Protocol
 
 from ipam.addresses import Interval
 from ipam.blocks import Instance, LeasedBlock
+from ipam.ranges import merged
 from ipam.schema import (
     BLOCK_COLUMNS,
     BLOCK_MARKS,
@@ -28,12 +30,20 @@ class BlockTables:
             yield block_of(row)
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
-        """The blocks that give out addresses of the interval in the domain, lowest first."""
+        """The blocks that give out addresses of the interval in the domain, lowest first.
+
+        One with rails is returned as it is on the rail of the interval.
+        """
         rows = self.connection.execute(
-            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? ORDER BY first",
+            f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE first <= ? AND last >= ? "
+            "OR rails != '[]' ORDER BY first",
             (key_of(interval.last), key_of(interval.first)),
         )
-        return [block for block in map(_seen, rows) if domain in block.domains]
+        blocks = [block for block in map(_seen, rows) if domain in block.domains]
+        if not any(block.rails for block in blocks):
+            return blocks
+        seen = (block.seen_in(interval) for block in blocks)
+        return [block for block in seen if block is not None]
 
     def block(self, name: str) -> LeasedBlock | None:
         """The block of that name."""
@@ -62,3 +72,24 @@ class BlockTables:
 
 # A row of the same content has the same checksum: an ADD does not work it out again.
 _seen = lru_cache(512)(block_of)
+
+
+class Runs(Protocol):
+    """The part of `Tables` that knows which addresses are taken."""
+
+    def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
+        """Runs that touch `interval`, lowest first."""
+
+
+def taken_on(
+    tables: Runs, domain: str, block: LeasedBlock, rails: Iterable[Interval]
+) -> tuple[Interval, ...]:
+    """What is taken on some of the block's rails, as addresses of the one that it begins on."""
+    return merged(
+        Interval(
+            max(run.first, rail.first) - rail.first + block.first,
+            min(run.last, rail.last) - rail.first + block.first,
+        )
+        for rail in rails
+        for run in tables.runs_in(domain, rail)
+    )

@@ -29,7 +29,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
     the pools in `space`. What is `kept_out` (sorted) nobody may hand out. It was last `confirmed`
     at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for `max_offline` seconds
-    from then.
+    from then. `rails` are its first addresses on the other rails of its pool: the lease is of the
+    same addresses on all of them. `sticky` names the pod that the block is for
+    (`ipam.cluster.sticky`), "" for any.
     """
 
     name: str
@@ -44,6 +46,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     max_offline: float = 0.0
     boot: str = ""
     confirmed: float = 0.0
+    rails: tuple[int, ...] = ()
+    sticky: str = ""
 
     @property
     def interval(self) -> Interval:
@@ -60,6 +64,36 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         """How many addresses it has."""
         return self.last - self.first + 1
 
+    @property
+    def on_other_rails(self) -> tuple[Interval, ...]:
+        """Its addresses on each of the other rails."""
+        return tuple(Interval(first, first + self.size - 1) for first in self.rails)
+
+    @property
+    def on_all_rails(self) -> tuple[Interval, ...]:
+        """All addresses that the lease is of."""
+        return (self.interval, *self.on_other_rails)
+
+    def index_of(self, address: int) -> int:
+        """The index of an address that it has on any rail: equal on all rails for one pod."""
+        rail = next(rail for rail in self.on_all_rails if rail.first <= address <= rail.last)
+        return address - rail.first
+
+    def seen_in(self, interval: Interval) -> "LeasedBlock | None":
+        """The block as it is on the rail that the interval touches; None if it touches none."""
+        touched = (rail for rail in self.on_all_rails if touch(rail, interval))
+        rail = next(touched, None)
+        if rail is None or rail.first == self.first:
+            return None if rail is None else self
+        moved = rail.first - self.first
+        return msgspec.structs.replace(
+            self,
+            first=rail.first,
+            last=rail.last,
+            kept_out=tuple(Interval(hole[0] + moved, hole[1] + moved) for hole in self.kept_out),
+            rails=tuple(each for each in (self.first, *self.rails) if each != rail.first),
+        )
+
     def is_confirmed(self, boot: str, now: float) -> bool:
         """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME."""
         return (
@@ -67,6 +101,11 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
             and self.boot == boot
             and 0 <= now - self.confirmed < self.max_offline
         )
+
+
+def touch(one: Interval, other: Interval) -> bool:
+    """Whether they have an address in common."""
+    return one.first <= other.last and other.first <= one.last
 
 
 class Leases(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ COLUMNS = (
     "segment"
 )
 BLOCK_COLUMNS = (
-    "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed"
+    "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed, "
+    "rails, sticky"
 )
 BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
@@ -42,7 +43,7 @@ INDEXES = (
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
 BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
     first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
-    crc INTEGER)
+    rails TEXT, sticky TEXT, crc INTEGER)
     WITHOUT ROWID"""
 LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
     crc INTEGER)"""
@@ -167,6 +168,8 @@ def block_row(block: LeasedBlock) -> tuple[object, ...]:
         block.max_offline,
         block.boot,
         block.confirmed,
+        json.dumps([str(first) for first in block.rails]),
+        block.sticky,
     )
     return (*content, crc_of(content))
 
@@ -188,6 +191,8 @@ def block_of(row: tuple[Any, ...]) -> LeasedBlock:
         max_offline=content[9],
         boot=content[10],
         confirmed=content[11],
+        rails=tuple(map(int, json.loads(content[12]))),
+        sticky=content[13],
     )
 
 

@@ -86,12 +86,22 @@ def of(part: object, name: str) -> AddressSettings:
 
 def load(path: Path) -> AddressSettings:
     """The settings in that file; the defaults if it is missing. Raises DocumentError, OSError."""
+    return of(_part(path), str(path))
+
+
+def is_said(path: Path) -> bool:
+    """Whether that file says the scope itself. Raises DocumentError, OSError."""
+    load(path)  # a mistake is an error
+    part = _part(path)
+    return isinstance(part, dict) and "scope" in part
+
+
+def _part(path: Path) -> object:
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
-        return AddressSettings()
-    whole = documents.mapping(documents.decode(content, str(path)), str(path))
-    return of(whole.get(PART), str(path))
+        return None
+    return documents.mapping(documents.decode(content, str(path)), str(path)).get(PART)
 
 
 def on_node(path: Path) -> Source:

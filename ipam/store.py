@@ -66,9 +66,12 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
         By uid if both have one, else by namespace and name.
         """
-        attachment, pod = owner.attachment, owner.pod
-        if (self.network, self.ifname) != (attachment.network, attachment.ifname):
-            return False
+        attachment = owner.attachment
+        same = (self.network, self.ifname) == (attachment.network, attachment.ifname)
+        return same and self.is_of(owner.pod)
+
+    def is_of(self, pod: Pod) -> bool:
+        """Whether the pod holds it. By uid if both have one, else by namespace and name."""
         if self.uid and pod.uid:
             return self.uid == pod.uid
         # A name alone does not identify a pod: podman and bare CNI_ARGS send one for everything.

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from base.pod import Pod
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
 from ipam.block_tables import BlockTables
@@ -147,7 +148,10 @@ class Tables(Database, DomainQueries, BlockTables):
 
     def of_pod(self, owner: Owner) -> list[Reservation]:
         """What the owner's pod holds for the owner's network and ifname."""
-        pod = owner.pod
+        return [held for held in self.of_whole_pod(owner.pod) if held.held_by_pod_of(owner)]
+
+    def of_whole_pod(self, pod: Pod) -> list[Reservation]:
+        """What the pod holds on all its interfaces."""
         keys = set()
         if pod.uid:
             keys |= set(
@@ -166,7 +170,7 @@ class Tables(Database, DomainQueries, BlockTables):
                 )
             )
         held = [self._existing(*key) for key in sorted(keys)]
-        return [reservation for reservation in held if reservation.held_by_pod_of(owner)]
+        return [reservation for reservation in held if reservation.is_of(pod)]
 
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""

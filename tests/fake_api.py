@@ -32,7 +32,7 @@ from ipam.cluster.api import (
     Unavailable,
     WatchExpired,
 )
-from ipam.cluster.objects import AnyResource, Meta, Resource
+from ipam.cluster.objects import AnyResource, Resource
 from tests.fake_api_rules import (
     Key,
     check,
@@ -432,10 +432,8 @@ class FakeApi(FakeClient):
         spec_changed = last is not None and getattr(last, "spec", None) != getattr(
             resource, "spec", None
         )
-        meta = Meta(
-            name=resource.metadata.name,
-            namespace=resource.metadata.namespace,
-            labels=resource.metadata.labels,
+        meta = replace(
+            resource.metadata,
             uid=before.uid if before else str(uuid.uuid4()),
             resource_version=before.resource_version if before else "",
             creation_timestamp=before.creation_timestamp if before else self._now(),

@@ -19,8 +19,8 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressReservation": frozenset({"spec.pool"}),
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
-    "AddressPool": ("spec.range", "spec.network_name", "spec.shared"),
-    "AddressBlock": ("spec.pool", "spec.space", "spec.first", "spec.prefix"),
+    "AddressPool": ("spec.range", "spec.network_name", "spec.shared", "spec.rails"),
+    "AddressBlock": ("spec.pool", "spec.space", "spec.first", "spec.prefix", "spec.rails"),
 }
 
 Key = tuple[str, str, str]

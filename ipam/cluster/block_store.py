@@ -12,8 +12,10 @@ import msgspec
 
 from cni.spec.attachment import Attachment
 from ipam.addresses import parse
+from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
 from ipam.changes import change
+from ipam.ranges import merged
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
@@ -171,14 +173,22 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
     return {
         parse(reservation.address): reservation
         for domain in block.domains
-        for reservation in tables.within(domain, block.interval)
+        for rail in block.on_all_rails
+        for reservation in tables.within(domain, rail)
     }
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """From the runs: no reservation is read."""
-    return sum(
-        min(run.last, block.last) - max(run.first, block.first) + 1
+    """From the runs: no reservation is read. One that is held on several rails counts once."""
+    if not block.rails:
+        return sum(
+            min(run.last, block.last) - max(run.first, block.first) + 1
+            for domain in block.domains
+            for run in tables.runs_in(domain, block.interval)
+        )
+    taken = merged(
+        run
         for domain in block.domains
-        for run in tables.runs_in(domain, block.interval)
+        for run in taken_on(tables, domain, block, block.on_all_rails)
     )
+    return sum(run.last - run.first + 1 for run in taken)

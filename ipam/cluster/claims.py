@@ -6,6 +6,7 @@ from an earlier read, so the pool is read after the POST: a controller that chan
 first, and looks for blocks then.
 """
 
+import math
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -17,12 +18,11 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
-from ipam.cluster.block_store import BlockStore
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Holder, Meta
+from ipam.cluster.leasing import Leasing
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta
 from ipam.cluster.pools import (
-    Pools,
     Unusable,
     foreign_within,
     kept_out,
@@ -30,6 +30,7 @@ from ipam.cluster.pools import (
     pool_of,
     require_usable,
 )
+from ipam.cluster.rails import Rails
 from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts import placeholders
 from ipam.ranges import merged, outside
@@ -46,22 +47,11 @@ class Late(Exception):
 
 
 class Claimant:
-    """Claims blocks for `holder`. `clock` is CLOCK_BOOTTIME. `conflicts` counts lost claims."""
+    """Claims blocks for a holder. `conflicts` counts lost claims."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        store: BlockStore,
-        pools: Pools,
-        holder: Holder,
-        clock: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._pools = pools
-        self.holder = holder
-        self._clock = clock
-        self._random = random.Random(holder.instance)  # so that nodes try different ones
+    def __init__(self, leasing: Leasing) -> None:
+        self._api, self._store, self._pools, self.holder, self._clock = leasing
+        self._random = random.Random(self.holder.instance)  # so that nodes try different ones
         self.claims = 0
         self.conflicts = 0
 
@@ -70,13 +60,21 @@ class Claimant:
 
         Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
         """
-        name = pool_of(want)
-        pool = self._pools.recent(name)
+        pool = self._pools.recent(pool_of(want))
+        if pool.spec.compat != "None" and (pool.spec.rails or pool.status.rail_of):
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} has rails, which whereabouts cannot share: set "
+                "its spec.compat to None"
+            )
+        if pool.status.rail_of:
+            pool = self._pools.recent(pool.status.rail_of)
+        name = pool.metadata.name
         tried: set[str] = set()
         listed = False
         while True:
             blocks = require_usable(pool)
-            if pool.spec.range != str(want.pool[1]):
+            sought = _rails(pool).sought(want)
+            if sought is None:
                 raise Unusable(
                     f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
                     'the network another "network_name"'
@@ -88,12 +86,12 @@ class Claimant:
                 placeholders.require_whole(self._api, pool)
             holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
             mine = self._store.blocks()
-            if want.fixed and self._has(mine.values(), pool, want):
+            if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
             leased = self._leased(pool) if listed else frozenset()
             losses = 0
-            for index in self._candidates(pool, blocks, want, holes, use_map=not listed):
+            for index in self._candidates(pool, blocks, sought, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
@@ -108,18 +106,18 @@ class Claimant:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    raise self._none_left(pool, blocks, want, holes, len(foreign))
+                    raise self._none_left(pool, blocks, want, sought, holes, len(foreign))
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and pool.status.free_map == former.status.free_map:
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
 
-    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
+    def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, sought: Want) -> bool:
         """Whether a block with a fixed address was leased meanwhile, for another want.
 
         Raises AddressTaken if the block keeps the address out: to lease it does not help.
         """
-        address, now = want.range.first, self._clock()
+        address, now = sought.range.first, self._clock()
         for block in mine:
             if (
                 block.space == pool.status.space
@@ -127,7 +125,7 @@ class Claimant:
                 and block.is_confirmed(self.holder.boot, now)
             ):
                 if _is_within(address, block.kept_out):
-                    raise _is_kept_out(want, pool)
+                    raise _is_kept_out(sought, pool)
                 return True
         return False
 
@@ -149,8 +147,15 @@ class Claimant:
             stored = self._activated(pool, stored)
         fresh = self._pools.read(pool.metadata.name)
         try:
-            fits = require_usable(fresh) == blocks and (fresh.status.space, fresh.spec.compat) == (
+            fits = (
+                require_usable(fresh),
+                fresh.status.space,
+                fresh.spec.rails,
+                fresh.spec.compat,
+            ) == (
+                blocks,
                 pool.status.space,
+                pool.spec.rails,
                 pool.spec.compat,
             )
         except Exception:
@@ -172,6 +177,7 @@ class Claimant:
             max_offline=min(max_offline(pool), max_offline(fresh)),
             boot=self.holder.boot,
             confirmed=at,
+            rails=_rails(pool).firsts(interval.first),
         )
         self._store.put(row)
         self.claims += 1
@@ -224,11 +230,13 @@ class Claimant:
                 space=pool.status.space,
                 first=text(interval.first),
                 prefix=blocks.prefix,
+                rails=tuple(map(text, _rails(pool).firsts(interval.first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
                 foreign=foreign_within(foreign, interval),
                 compat="None" if coexists else pool.spec.compat,
                 state="Pending" if coexists else "Active",
+                max_offline_seconds=math.ceil(max_offline(pool)),
             ),
         )
 
@@ -293,13 +301,14 @@ class Claimant:
         pool: AddressPool,
         blocks: Geometry,
         want: Want,
+        sought: Want,
         holes: Sequence[Interval],
         foreign: int,
     ) -> CNIError:
         if want.fixed:
-            if _is_within(want.range.first, holes):
+            if _is_within(sought.range.first, holes):
                 return _is_kept_out(want, pool)
-            name = blocks.name(pool.status.space, blocks.index(want.range.first))
+            name = blocks.name(pool.status.space, blocks.index(sought.range.first))
             if name in self._store.blocks():
                 return CNIError(
                     Code.TRY_AGAIN,
@@ -311,7 +320,7 @@ class Claimant:
                 "node has leased: nothing was reserved; ask for another address",
                 f"see who holds AddressBlock {name}",
             )
-        if not any(list(outside(part, kept_out(pool))) for part in want.parts):
+        if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
             return CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
@@ -326,6 +335,14 @@ class Claimant:
             + (f", or whereabouts' pods hold what is left ({foreign} addresses)" if foreign else "")
             + ": nothing was reserved; delete pods that no longer need one, or widen the range",
         )
+
+
+def _rails(pool: AddressPool) -> Rails:
+    """The networks of a pool. Unusable: they are none."""
+    try:
+        return Rails.of(pool.spec)
+    except ValueError as error:
+        raise Unusable(f"AddressPool {pool.metadata.name}: {error}") from None
 
 
 def _is_within(address: int, holes: Collection[Interval]) -> bool:

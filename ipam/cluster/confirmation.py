@@ -7,6 +7,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,32 +19,25 @@ import msgspec
 from ipam.addresses import Interval, Network, parse, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import (
-    AlreadyExists,
-    ApiError,
-    ClusterApi,
-    Conflict,
-    NotFound,
-    Refused,
-)
-from ipam.cluster.block_store import BlockStore, Revision
+from ipam.cluster.api import AlreadyExists, ApiError, Conflict, NotFound, Refused
+from ipam.cluster.block_store import Revision
+from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     BlockSpec,
     BlockStatus,
-    Holder,
     Meta,
 )
 from ipam.cluster.pools import (
     NotReadyYet,
-    Pools,
     Unusable,
     foreign_within,
     kept_out,
     max_offline,
     require_usable,
 )
+from ipam.cluster.rails import Rails
 from ipam.cluster.whereabouts import placeholders
 from ipam.cluster.whereabouts.held import Held
 from ipam.cluster.whereabouts.objects import IPAllocation
@@ -67,22 +61,10 @@ class Confirmed(NamedTuple):
 
 
 class Confirmation:
-    """Settles the store's rows with the API server's objects. `clock` is CLOCK_BOOTTIME."""
+    """Settles the store's rows with the API server's objects."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        store: BlockStore,
-        pools: Pools,
-        holder: Holder,
-        clock: Callable[[], float],
-        conflicted: Conflicted,
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._pools = pools
-        self._holder = holder
-        self._clock = clock
+    def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
+        self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
         self._foreign: dict[str, Mapping[int, Held] | None] = {}
         self._clashes: list[Reservation] = []
@@ -114,7 +96,7 @@ class Confirmation:
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
-                ours = self._asserted(found, at)
+                ours = self._asserted(found, at, row)
             else:
                 continue
             if ours is not None:
@@ -151,39 +133,49 @@ class Confirmation:
         )
 
     def _asserted(
-        self, found: AddressBlock, at: float, nonce: str = ""
+        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
         """The object as it is ours in this boot, and when that was sure; None if it is not.
 
-        With a new `nonce` it is changed in any case.
+        `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
         looked = self._looked(found)
         if found.spec.state == "Pending" and not self._may_activate(looked):
             return None
-        is_as_wanted = (found.spec.state, found.spec.holder) == ("Active", self._holder)
-        if is_as_wanted and looked == found.spec and not nonce:
+        spec = msgspec.structs.replace(
+            looked,
+            state="Active",
+            holder=self._holder,
+            epoch=found.spec.epoch + (found.spec.holder != self._holder),
+            nonce=nonce or found.spec.nonce,
+            max_offline_seconds=self._max_offline(found, row),
+        )
+        if spec == found.spec:
             return found, at
         when = self._clock()
         try:
-            return self._written(msgspec.structs.replace(found, spec=looked), nonce), when
+            return self._written(found, spec), when
         except (Conflict, NotFound):
             return None  # the next confirmation sees why
         except Refused as error:  # the others are confirmed all the same
             _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
             return None
 
-    def _written(self, found: AddressBlock, nonce: str) -> AddressBlock:
+    def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
+        """The seconds that the object must say: a longer time before this node goes by it, a
+        shorter one when it does so already."""
+        limits = [row.max_offline if row is not None else 0.0]
+        pool = self._pools.known(found.spec.pool)
+        if pool is not None:
+            with suppress(Unusable):
+                limits.append(max_offline(pool))
+        return math.ceil(max(limits)) or found.spec.max_offline_seconds
+
+    def _written(self, found: AddressBlock, spec: BlockSpec) -> AddressBlock:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
             # Its `seq` and holders are of a store or a boot that is over.
             found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
-        spec = msgspec.structs.replace(
-            found.spec,
-            state="Active",
-            holder=self._holder,
-            epoch=found.spec.epoch + (former != self._holder),
-            nonce=nonce or found.spec.nonce,
-        )
         return self._api.update(msgspec.structs.replace(found, spec=spec))
 
     def _may_activate(self, looked: BlockSpec) -> bool:
@@ -239,8 +231,14 @@ class Confirmation:
         try:
             pool = self._pools.read(found.spec.pool)
             blocks = require_usable(pool)
-            fits = (pool.status.space, blocks.prefix) == (found.spec.space, found.spec.prefix)
-        except Unusable:
+            interval = geometry.interval(found)
+            firsts = Rails.of(pool.spec).firsts(interval.first)
+            fits = (pool.status.space, blocks.prefix, tuple(map(text, firsts))) == (
+                found.spec.space,
+                found.spec.prefix,
+                found.spec.rails,
+            )
+        except (Unusable, ValueError):
             fits = False
         if not fits:
             if not (same_boot and found.status.used):
@@ -249,7 +247,6 @@ class Confirmation:
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
         if ours is None:
             return None
-        interval = geometry.interval(found)
         row = LeasedBlock(
             name=found.metadata.name,
             uid=found.metadata.uid,
@@ -258,6 +255,7 @@ class Confirmation:
             domains=(domain_of_pool(pool),),
             first=interval.first,
             last=interval.last,
+            rails=firsts,
         )
         self._store.put(row)
         return ours
@@ -299,8 +297,10 @@ class Confirmation:
                 space=row.space,
                 first=text(row.first),
                 prefix=prefix_of(row),
+                rails=tuple(map(text, row.rails)),
                 holder=self._holder,
                 nonce=row.uid,
+                max_offline_seconds=math.ceil(row.max_offline),
             ),
         )
         when = self._clock()

@@ -16,6 +16,12 @@ DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
 PAGE = 500
 """How many objects one answer to a LIST has at most."""
 
+_SENT = frozenset(
+    (
+        *("name", "namespace", "uid", "resourceVersion"),
+        *("labels", "annotations", "finalizers", "ownerReferences"),
+    )
+)
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 
 AnyType = TypeVar("AnyType")
@@ -181,8 +187,7 @@ def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
 def document(resource: Resource) -> dict[str, Any]:
     """What is sent of an object: all of it but what only the server writes."""
     written: dict[str, Any] = msgspec.to_builtins(resource)
-    sent = ("name", "namespace", "uid", "resourceVersion", "labels")
-    meta = {key: value for key, value in written["metadata"].items() if key in sent and value}
+    meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
     kind = {"apiVersion": resource.API, "kind": resource.KIND}
     return {**kind, **written, "metadata": meta}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from base.text import printable
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import text
+from ipam.addresses import Interval, text
 from ipam.cluster import events
 from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused, Unavailable
 from ipam.cluster.attempts import Attempts, Lease
@@ -21,10 +21,11 @@ from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.upkeep import Upkeep
-from ipam.cluster.wants import PATIENCE, PoolPending, PoolRange, Want, boottime
+from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
 from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
@@ -220,10 +221,10 @@ class Lessee:
         """See Claims.announce. The calling thread does it."""
         return self._announcements is None or self._announcements.announce(owner, grant)
 
-    def used(self, want: Want, free: int) -> None:
-        """See Claims.used: more is leased in time, by what was used lately."""
+    def used(self, want: Want, occupancy: Occupancy) -> None:
+        """See Claims.used: more is leased in time, by how much the use has grown lately."""
         if not want.fixed:
-            self._upkeep.low.used(want, free)
+            self._upkeep.low.used(want, occupancy)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """See Claims.failed."""
@@ -268,13 +269,16 @@ class Lessee:
 
     def _may_have(self, want: Want) -> bool:
         """Whether a block may hand out an address of what is wanted."""
-        now = self._clock()
-        return any(
-            want.range.domain in block.domains
-            and block.is_confirmed(self._boot, now)
-            and want.range.restricted(block.parts).parts
+        now, wanted = self._clock(), Interval(want.range.first, want.range.last)
+        seen = (
+            block.seen_in(wanted)
             for block, used in self._store.survey().blocks
-            if used < block.size
+            if used < block.size and want.range.domain in block.domains
+        )
+        return any(
+            block.is_confirmed(self._boot, now) and want.range.restricted(block.parts).parts
+            for block in seen
+            if block is not None
         )
 
     # --- confirmation ------------------------------------------------------------------------
@@ -286,14 +290,13 @@ class Lessee:
         at = self._clock()
         is_first = self._holder is None
         holder = self._identified()
-        confirmation = Confirmation(
-            self._api, self._store, self._pools, holder, self._clock, self._conflicted
-        )
+        leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
+        confirmation = Confirmation(leasing, self._conflicted)
         if is_first:
             confirmation.adopt()
         if self._claimant is None or self._claimant.holder != holder:
             former = self._claimant
-            self._claimant = Claimant(self._api, self._store, self._pools, holder, self._clock)
+            self._claimant = Claimant(leasing)
             if former is not None:
                 self._claimant.claims = former.claims
                 self._claimant.conflicts = former.conflicts

@@ -5,7 +5,7 @@ these types: a writer that does not know it must not write the object (`fieldVal
 and the structural schema refuse unknown fields; unknown ones that are read are ignored).
 """
 
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `uid` differs for each object that ever had the name: it is the fencing token of a lease.
     `resource_version` changes with each write, and is "" for an object that was not yet written.
+    Labels and what follows them are users': a write replaces all of the object, so it sends them
+    as they were read.
     """
 
     name: str
@@ -30,6 +32,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     creation_timestamp: str = ""
     generation: int = 0
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -67,14 +72,16 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One range of one network name. `network_name`, `range` and `shared` are immutable.
+    """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
 
+    `rails` are further networks of the same size: a block is the same run of addresses on each.
     `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md).
     """
 
     range: str
     network_name: str = ""
     shared: bool = True
+    rails: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
@@ -104,12 +111,14 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     `space` is the first part of the names of the pool's blocks: where an address is unique.
     `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
+    `rail_of` is the pool that leases these addresses as one of its rails, "" for none.
     `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
     "" if there are more than 65,536 blocks. `high_water` is the index behind the last leased one.
     """
 
     space: str = ""
     block_size: int = 0
+    rail_of: str = ""
     blocks: BlockCounts = BlockCounts()
     addresses: AddressCounts = AddressCounts()
     free_map: str = ""
@@ -145,26 +154,28 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first` and `prefix` are immutable.
+    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails` are immutable.
 
+    `rails` are the first addresses of the same run on the other rails of the pool.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out, as
     whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
-    `probe`: the block was taken from a holder that may still run, so each address is looked for on
-    the link before its first use.
+    `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
+    confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
     """
 
     pool: str
     space: str
     first: str
     prefix: int
+    rails: tuple[str, ...] = ()
     state: BlockState = "Active"
     epoch: int = 1
     holder: Holder
     nonce: str = ""
     foreign: tuple[str, ...] = ()
     compat: Compat = "None"
-    probe: bool = False
+    max_offline_seconds: int = 0
 
 
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

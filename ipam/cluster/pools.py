@@ -9,10 +9,10 @@ from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
+from ipam.cluster.rails import Rails
 from ipam.cluster.wants import PoolRange, Want
 from ipam.cluster.whereabouts import held
 from ipam.cluster.whereabouts.held import Held
-from ipam.ranges import merged
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 
@@ -40,6 +40,8 @@ def name_of(pool: PoolRange) -> str:
 def require_usable(pool: AddressPool) -> Geometry:
     """The pool's blocks, if nodes may lease some. Raises Unusable."""
     name, blocks = pool.metadata.name, geometry.of_pool(pool)
+    if pool.status.rail_of:
+        raise NotReadyYet(f"AddressPool {name} is a rail of {pool.status.rail_of}")
     if pool.spec.state != "Active":
         raise Unusable(f"AddressPool {name} is being drained: its spec.state is {pool.spec.state}")
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
@@ -67,9 +69,13 @@ def max_offline(pool: AddressPool) -> float:
 
 
 def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, ...]:
-    """What nobody may hand out of a pool or, with its `foreign` addresses, of a block. Unusable."""
+    """What nobody may hand out of a pool or, with its `foreign` addresses, of a block. Unusable.
+
+    What one rail excludes is kept out on all of them.
+    """
     try:
-        return merged(parse_interval(written) for written in (*pool.spec.exclude, *foreign))
+        holes = [parse_interval(written) for written in (*pool.spec.exclude, *foreign)]
+        return Rails.of(pool.spec).all_on_main(holes)
     except ValueError as error:
         raise Unusable(f"AddressPool {pool.metadata.name}: spec.exclude: {error}") from None
 
@@ -109,6 +115,13 @@ class Pools:
     def known(self, name: str) -> AddressPool | None:
         """The pool as it was read last; None if that failed, or never happened."""
         return self._known.get(name)
+
+    def leasing(self, want: Want) -> AddressPool | None:
+        """The pool that leases what is wanted, as it is known: another one for a rail."""
+        pool = self._known.get(pool_of(want))
+        if pool is not None and pool.status.rail_of:
+            return self._known.get(pool.status.rail_of)
+        return pool
 
     def recent(self, name: str) -> AddressPool:
         """The same, read now if it is not known, or could not be used then."""

@@ -39,8 +39,8 @@ class StatusReports:
             return False
         block = next(each.block for each in survey.blocks if each.block.name == name)
         holders = {
-            str(address - block.first): f"{held.pod_name or held.container_id} {held.ifname}"
-            for address, held in self._store.holders(name).items()
+            str(block.index_of(address)): f"{held.pod_name or held.container_id} {held.ifname}"
+            for address, held in sorted(self._store.holders(name).items(), reverse=True)
         }
         status = BlockStatus(
             used=len(holders),

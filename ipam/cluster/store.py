@@ -84,8 +84,8 @@ class ClusterStore:
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
-        for want, free in view.free:
-            self._claims.used(want, free)
+        for want, occupancy in view.occupancies:
+            self._claims.used(want, occupancy)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:

@@ -11,7 +11,7 @@ from ipam.cluster.api import ApiError, ClusterApi
 from ipam.cluster.attempts import Lease, LowRanges
 from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock
-from ipam.cluster.pools import Pools, Unusable, is_exhausted, pool_of
+from ipam.cluster.pools import Pools, Unusable, is_exhausted
 from ipam.cluster.returns import SMALL, Empties, Returns, over, returning
 from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
@@ -97,7 +97,7 @@ class Upkeep:
                 self._tell_at = now
 
     def _is_ample(self, want: Want) -> bool:
-        pool = self._pools.known(pool_of(want))
+        pool = self._pools.leasing(want)
         if pool is None or pool.status.block_size <= SMALL or is_exhausted(pool):
             return False
         blocks = pool.status.blocks

@@ -1,13 +1,15 @@
 """What a request may have of the blocks that this node leases, within one transaction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from cni.spec.errors import CNIError, Code
 from ipam import allocation
 from ipam.addresses import Interval, parse
+from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
-from ipam.cluster.wants import PoolRange, Want
-from ipam.ranges import Range, RangeSet
+from ipam.cluster.wants import Occupancy, PoolRange, Want
+from ipam.ranges import Range, RangeSet, outside
 from ipam.store import Owner
 from ipam.tables import Tables
 
@@ -15,10 +17,10 @@ from ipam.tables import Tables
 class LeasedView:
     """What a request may have of this node's blocks: its sets, restricted within a transaction.
 
-    `wants` are the sets without a free address here, `free` is how many addresses the blocks have
-    left, this request's not counted. Both are of the last call of `narrowed`. `is_passed_over`: the
-    blocks have some, and none may be used on this link. `kept` is what the pod has of each pool
-    from whereabouts, whatever block it is in.
+    `wants` are the sets without a free address here, `occupancies` what the blocks have once this
+    request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
+    have some, and none may be used on this link. `kept` is what the pod has of each pool from
+    whereabouts, whatever block it is in.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class LeasedView:
         self._clock = clock
         self._kept = kept
         self.wants: list[Want] = []
-        self.free: list[tuple[Want, int]] = []
+        self.occupancies: list[tuple[Want, Occupancy]] = []
         self.is_passed_over = False
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
@@ -46,7 +48,7 @@ class LeasedView:
         The clock is read here, so that no wait for the store comes between it and the hand-out.
         """
         now = self._clock()
-        self.wants, self.free = [], []
+        self.wants, self.occupancies = [], []
         held = _HeldBefore(tables, self.owner, self._boot)
         sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
         return [] if self.wants and not held.is_attached else sets
@@ -78,14 +80,17 @@ class LeasedView:
             want = Want(range_, pool, range_set.fixed)
             blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
+            aligned = held.on_other_rails(range_, blocks, confirmed)
             by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
-            ranges += [room.range for room in by_room]
+            ranges += [*aligned, *(room.range for room in by_room)]
             # In a confirmed block a former address is found as any other is.
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
-            free = sum(room.free for room in by_room)
-            self.free.append((want, free - 1))
+            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
+            self.occupancies.append((want, Occupancy(free - 1, used + 1)))
+            if any(allocation.held_in(tables, each) == 0 for each in aligned):
+                continue
             if former is None and not self._has_one(tables, range_set, by_room):
                 missing.append(want)
         if len(missing) == len(range_set.ranges):
@@ -128,12 +133,18 @@ class _Remaining(NamedTuple):
     free: int
     first: int
     range: Range
+    used: int
 
     @classmethod
     def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
-        within = range_.restricted(block.parts)
+        parts: Iterable[Interval] = block.parts
+        if block.rails:  # an index that is taken on one rail is taken on all
+            taken = taken_on(tables, range_.domain, block, block.on_other_rails)
+            parts = (free for part in parts for free in outside(part, taken))
+        within = range_.restricted(parts)
         size = sum(part.last - part.first + 1 for part in within.parts)
-        return cls(size - allocation.held_in(tables, within), block.first, within)
+        used = allocation.held_in(tables, within)
+        return cls(size - used, block.first, within, used)
 
 
 class _HeldBefore:
@@ -155,6 +166,37 @@ class _HeldBefore:
         held = self._tables.of_attachment(self._owner.attachment)
         return any(each.boot == self._boot for each in held)
 
+    def on_other_rails(
+        self, range_: Range, blocks: Sequence[LeasedBlock], confirmed: Sequence[LeasedBlock]
+    ) -> list[Range]:
+        """The indexes that it has on other rails of the blocks, each as a range of this rail.
+
+        CNIError 11 if a block must be confirmed first: another index is worth less than a retry.
+        """
+        railed = [block for block in blocks if block.rails]
+        if not railed or self._owner is None:
+            return []
+        held = [
+            parse(each.address)
+            for each in self._tables.of_whole_pod(self._owner.pod)
+            if each.boot == self._boot and each.domain == range_.domain
+        ]
+        found = []
+        for block in railed:
+            for address in held:
+                if not any(rail.first <= address <= rail.last for rail in block.on_other_rails):
+                    continue
+                index = block.first + block.index_of(address)
+                aligned = range_.restricted([Interval(index, index)]).restricted(block.parts)
+                if aligned.parts and block in confirmed:
+                    found.append(aligned)
+                elif aligned.parts and block.state != "lost" and self._is_free(range_, index):
+                    raise _not_confirmed(block)
+        return found
+
+    def _is_free(self, range_: Range, address: int) -> bool:
+        return self._tables.at(range_.domain, address) is None
+
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
         """Its addresses of the range, but for those in blocks that were lost."""
         ours = [block.interval for block in blocks if block.state != "lost"]
@@ -171,3 +213,12 @@ class _HeldBefore:
         ]
         narrower = range_.restricted(kept)
         return narrower if narrower.parts else None
+
+
+def _not_confirmed(block: LeasedBlock) -> CNIError:
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"the pod's other rails have addresses of AddressBlock {block.name}, and this node has not "
+        "confirmed that lease lately: nothing was reserved; the runtime tries again: see whether "
+        "the API server answers",
+    )

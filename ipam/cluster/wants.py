@@ -21,6 +21,13 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+class Occupancy(NamedTuple):
+    """How many addresses of a range the blocks of this node have left, and how many are held."""
+
+    free: int
+    used: int
+
+
 class Want(NamedTuple):
     """A range of which a node needs an address, the very one if it is `fixed`.
 
@@ -63,8 +70,8 @@ class Claims(Protocol):
         given one of them away: the grant is to be undone. CNIError 11 if that cannot be done now.
         """
 
-    def used(self, want: Want, free: int) -> None:
-        """Such an address was handed out, and this node's blocks have so many more."""
+    def used(self, want: Want, occupancy: Occupancy) -> None:
+        """Such an address was handed out, and this is what this node's blocks have."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """A pod got no address."""
@@ -95,7 +102,7 @@ class NoClaims:
             )
         return True
 
-    def used(self, want: Want, free: int) -> None:
+    def used(self, want: Want, occupancy: Occupancy) -> None:
         pass
 
     def failed(self, owner: Owner, error: CNIError) -> None:

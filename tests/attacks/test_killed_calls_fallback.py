@@ -102,7 +102,9 @@ def install(root: Path) -> None:
     (root / "bin").mkdir(parents=True, exist_ok=True)
     podfabric = Path(sys.executable).with_name("podfabric")
     options = ("--fallback", "--launcher", LAUNCHER, "--bin-dir", root / "bin")
-    roots = {f"PODFABRIC_{name.upper()}": str(root / name) for name in ("run", "state", "etc")}
+    roots = {
+        f"PODFABRIC_{name.upper()}": str(root / name) for name in ("run", "state", "etc", "kubelet")
+    }
     subprocess.run(
         [podfabric, "install", *options],
         env={**os.environ, **roots},

@@ -132,6 +132,10 @@ class ControlPlane:
         """Kills the API server. It does not answer until it is started again."""
         self._kill("kube-apiserver")
 
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a component a signal."""
+        self._running[name].send_signal(number)
+
     def is_ready(self) -> bool:
         """Whether the API server says so."""
         trust = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from ipam.addresses import Interval, parse_interface
+from ipam.addresses import Interval, parse_interface, text
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
 from ipam.cluster.geometry import interval
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.rails import Rails
 
 
 class Contradiction(msgspec.Struct, frozen=True):
@@ -72,6 +73,8 @@ def _of_block(
     range_ = ranges.get(spec.pool)
     if range_ is not None and not (range_.first <= first and last <= range_.last):
         yield Contradiction(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
+    if range_ is not None and spec.rails != _rails_of(pool, first):
+        yield Contradiction(spec.pool, f"{name}: its rails are not those of the pool")
     if pool.status.space and spec.space != pool.status.space:
         yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
     size = last - first + 1
@@ -79,3 +82,11 @@ def _of_block(
         yield Contradiction(
             spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
         )
+
+
+def _rails_of(pool: AddressPool, first: int) -> tuple[str, ...]:
+    """Where a block of the pool that begins there begins on the other rails."""
+    try:
+        return tuple(map(text, Rails.of(pool.spec).firsts(first)))
+    except ValueError:  # the pool is not Ready, and says why
+        return ()

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import msgspec
 
-from ipam.addresses import Interval
+from ipam.addresses import Interval, parse
 from ipam.cluster import geometry
 from ipam.cluster.objects import AddressBlock
 
@@ -15,10 +15,11 @@ _LARGEST = 256  # addresses of a block
 
 
 class PlacedBlock(msgspec.Struct, frozen=True):
-    """A block and what it covers."""
+    """A block and what it covers, on its pool's range or on another of the pool's rails."""
 
     interval: Interval
     block: AddressBlock
+    is_rail: bool = False
 
 
 _first = attrgetter("interval.first")
@@ -36,11 +37,11 @@ class BlockIndex:
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
         for block in blocks:
             try:
-                placed = PlacedBlock(geometry.interval(block), block)
+                placed = list(_placed(block))
             except ValueError:
                 self.unreadable.append(block)
             else:
-                self._spaces[block.spec.space].append(placed)
+                self._spaces[block.spec.space] += placed
         for placements in self._spaces.values():
             placements.sort(key=_first)
 
@@ -65,3 +66,11 @@ class BlockIndex:
                     yield widest, placed
                 if widest is None or placed.interval.last > widest.interval.last:
                     widest = placed
+
+
+def _placed(block: AddressBlock) -> Iterator[PlacedBlock]:
+    """The block on each rail. ValueError: its addresses make no sense."""
+    covered = geometry.interval(block)
+    yield PlacedBlock(covered, block)
+    for first in map(parse, block.spec.rails):
+        yield PlacedBlock(Interval(first, first + covered.last - covered.first), block, True)

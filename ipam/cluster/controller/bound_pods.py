@@ -11,6 +11,7 @@ from ipam.cluster.api import ApiError, ClusterApi
 
 LOOK_EVERY = 10.0  # seconds between two looks for the pods of one name, if there are few
 MOST_LOOKS = 40  # of a round: two seconds of a client's requests
+MOST_FAILURES = 3  # of a round: each may take as long as a request
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -29,11 +30,13 @@ class BoundPods:
         self._looks: dict[str, _Look] = {}
         self._asked: dict[str, _Look] = {}
         self._left = MOST_LOOKS
+        self._failures = 0
 
     def begin(self) -> None:
         """Allow further looks, and forget the names that the last round did not ask for."""
         self._looks, self._asked = self._asked, {}
         self._left = MOST_LOOKS
+        self._failures = 0
 
     def on(self, node: str) -> bool:
         """Whether pods are bound to the name, as of some seconds ago. ApiError."""
@@ -46,7 +49,10 @@ class BoundPods:
             try:
                 look = _Look(self._api.has_pods(node), now)
             except ApiError:
-                # The round ends here: the names that it has not come to are not forgotten.
+                self._failures += 1
+                if self._failures == MOST_FAILURES:
+                    self._left = 0
+                # The round may end here: the names that it has not come to are not forgotten.
                 self._asked = self._looks | self._asked
                 raise
         if look is None:

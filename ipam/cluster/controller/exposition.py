@@ -5,10 +5,10 @@ Pools are named, and with them networks of tenants: so it is served on a loopbac
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import prometheus_client
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from base.scrape import Scrape
+from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
 from ipam.cluster.controller.rounds import Seen
 from ipam.cluster.objects import AddressPool
@@ -30,24 +30,13 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 )
 
 
-class ControllerExposition:
-    """A registry that computes every family for each scrape. A process that stands by has no pools:
-    Prometheus would add up what both say."""
+class ControllerExposition(Scrape):
+    """The families of `process`. One that stands by has no pools: Prometheus would add up what both
+    say."""
 
     def __init__(self, process: ControllerProcess) -> None:
+        super().__init__()
         self._process = process
-        self._registry = CollectorRegistry()
-        prometheus_client.ProcessCollector(registry=self._registry)
-        prometheus_client.PlatformCollector(registry=self._registry)
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format 0.0.4."""
-        return prometheus_client.generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: otherwise the registry computes all families to learn their names."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """All families; the registry calls this for each scrape."""
@@ -56,6 +45,7 @@ class ControllerExposition:
             seen = self._process.seen
             yield from _of_blocks(seen)
             yield from _of_pools(seen.pools)
+            yield from _of_poll(self._process.polled, self._process.now())
 
 
 def _of_process(process: ControllerProcess) -> Iterator[Metric]:
@@ -88,6 +78,21 @@ def _of_process(process: ControllerProcess) -> Iterator[Metric]:
     for labels, count in sorted(process.errors.items()):
         errors.add_metric(labels, count)
     yield errors
+
+
+def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
+    if polled is None:
+        return
+    yield GaugeMetricFamily(
+        "podfabric_controller_nodes_age_seconds",
+        "How old what is known of the Nodes is: without it no block of a dead node is freed.",
+        value=now - polled.began,
+    )
+    yield GaugeMetricFamily(
+        "podfabric_controller_nodes_list_seconds",
+        "How long the last list of all Nodes took.",
+        value=polled.ended - polled.began,
+    )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Follows the API server: a copy of all objects of a kind, and a signal that others changed.
+"""Follows the API server: a copy of all objects of a kind, a signal that others changed, and polls.
 
 What a copy shows may be late. Whoever acts on it names the resource version, which the API server
 compares.
@@ -7,16 +7,18 @@ compares.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Generic
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NamedTuple
 
-from ipam.cluster.api import ApiError, ClusterApi, NotFound, WatchExpired
+from ipam.cluster.api import ApiError, ClusterApi, Node, NotFound, WatchExpired
 from ipam.cluster.controller.complaints import Complaint
 from ipam.cluster.objects import AnyResource
 
 LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between two watches
 KIND_EVERY = 10.0  # seconds between two looks for a kind that is not installed
+
+SLOW_AFTER = 10.0  # seconds that a poll takes, from which on it is said
 
 _log = logging.getLogger(__name__)
 
@@ -136,3 +138,50 @@ class Signal(Follower):
         except NotFound:
             self._closed.wait(KIND_EVERY)
             self._is_set.set()  # it may have been installed with its first definitions
+
+
+class Polled(NamedTuple):
+    """The Nodes as of a time after `began`. The poll was over at `ended`."""
+
+    nodes: Sequence[Node]
+    began: float
+    ended: float
+
+
+class NodePoll(Follower):
+    """All Nodes, read again and again: their objects are large and change all the time, so they
+    are not watched. `changed` is called after each poll.
+
+    A poll may take long, and nothing waits for it.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        changed: Callable[[], None],
+        pause: Callable[[int], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("nodes")
+        self._api = api
+        self._changed = changed
+        self._pause = pause
+        self._clock = clock
+        self._last: Polled | None = None
+        self._start()
+
+    @property
+    def last(self) -> Polled | None:
+        """The last poll; None before the first one has ended."""
+        return self._last
+
+    def _follow(self) -> None:
+        began = self._clock()
+        nodes = self._api.nodes()
+        self._complaint.works()
+        self._last = Polled(nodes, began, self._clock())
+        took = self._last.ended - began
+        if took > SLOW_AFTER:
+            _log.warning("the API server took %.0f s for a list of %d nodes", took, len(nodes))
+        self._changed()
+        self._closed.wait(self._pause(len(nodes)))

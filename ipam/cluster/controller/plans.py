@@ -9,58 +9,25 @@ each claim, and drop a claim if it is not Ready), waits, looks for blocks again,
 
 from collections.abc import Collection, Iterable
 
-import msgspec
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, Network, parse_interface
+from ipam.addresses import Network, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.pool_conditions import is_ready
+from ipam.cluster.controller.rail_plans import without_rails
+from ipam.cluster.controller.ranged import (
+    Plan,
+    Ranged,
+    age,
+    automatic_size,
+    length,
+    paused,
+    rank,
+    refused,
+    sized,
+)
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressPool
-
-LEAST_NODES = 8
-LARGEST_AUTOMATIC = 128
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool's status shall say. `block_size` 0: nothing was decided yet.
-
-    `reason` and `message` are those of the condition Ready.
-    """
-
-    space: str = ""
-    block_size: int = 0
-    ready: bool = True
-    reason: str = "Decided"
-    message: str = ""
-
-
-class _Ranged(msgspec.Struct, frozen=True):
-    """A pool and its range; `space` is the one that it has or gets."""
-
-    pool: AddressPool
-    range: Network
-    space: str
-
-    @property
-    def name(self) -> str:
-        return self.pool.metadata.name
-
-    @property
-    def interval(self) -> Interval:
-        return Interval(self.range.address, self.range.last)
-
-    @property
-    def decided(self) -> int:
-        """The block size that the status says."""
-        return self.pool.status.block_size
-
-
-def automatic_size(range_: Network, nodes: int) -> int:
-    """The largest power of two of which each node can have four blocks; at least 1."""
-    capacity = range_.last - range_.address + 1
-    share = max(1, capacity // (4 * max(nodes, LEAST_NODES)))
-    return min(LARGEST_AUTOMATIC, 1 << (share.bit_length() - 1))
 
 
 def plans(
@@ -73,7 +40,7 @@ def plans(
     """
     planned: dict[str, Plan] = {}
     ranged = []
-    for pool in sorted(pools, key=_age):
+    for pool in sorted(pools, key=age):
         try:
             range_ = _canonical(pool.spec.range)
         except ValueError as error:
@@ -81,14 +48,11 @@ def plans(
                 ready=False, reason="InvalidRange", message=str(error)
             )
         else:
-            ranged.append(_Ranged(pool, range_, pool.status.space))
-    for group in _overlapping(_with_spaces(ranged, index, quiet, planned)):
+            ranged.append(Ranged(pool, range_, pool.status.space))
+    spaced = _with_spaces(ranged, index, quiet, planned)
+    for group in _overlapping(without_rails(spaced, index, nodes, quiet, planned)):
         _plan_sizes(group, index, nodes, quiet, planned)
     return planned
-
-
-def _age(pool: AddressPool) -> tuple[str, str]:
-    return pool.metadata.creation_timestamp, pool.metadata.name
 
 
 def _canonical(written: str) -> Network:
@@ -103,11 +67,11 @@ def _own_space(pool: AddressPool, *, shared: bool) -> str:
 
 
 def _with_spaces(
-    ranged: Iterable[_Ranged],
+    ranged: Iterable[Ranged],
     index: BlockIndex,
     quiet: Collection[str],
     planned: dict[str, Plan],
-) -> list[_Ranged]:
+) -> list[Ranged]:
     """Each pool with its space. Those that must wait for a change of spaces go to `planned`."""
     ranged = tuple(ranged)
     shared = {
@@ -138,16 +102,16 @@ def _with_spaces(
             spaces.append(replace(each, space=wanted))
         else:
             for waiting in (each, twin):
-                planned[waiting.name] = _paused(waiting, "SpaceChanges", f"the space is {wanted}")
+                planned[waiting.name] = paused(waiting, "SpaceChanges", f"the space is {wanted}")
     return [each for each in spaces if each.name not in planned]
 
 
-def _overlapping(ranged: Iterable[_Ranged]) -> list[list[_Ranged]]:
+def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
     """The pools in groups: those of one space whose ranges overlap.
 
     First come those that nodes claim from: the next ones must not change them.
     """
-    groups: list[list[_Ranged]] = []
+    groups: list[list[Ranged]] = []
     end: tuple[str, int] = ("", -1)
     # Networks are nested or apart: the widest of a group begins first.
     for each in sorted(ranged, key=lambda each: (each.space, each.range)):
@@ -156,21 +120,17 @@ def _overlapping(ranged: Iterable[_Ranged]) -> list[list[_Ranged]]:
         else:
             groups.append([each])
             end = (each.space, each.interval.last)
-    return [sorted(group, key=_rank) for group in groups]
-
-
-def _rank(each: _Ranged) -> tuple[bool, bool, tuple[str, str]]:
-    return not (each.decided and is_ready(each.pool)), not each.decided, _age(each.pool)
+    return [sorted(group, key=rank) for group in groups]
 
 
 def _plan_sizes(
-    group: list[_Ranged],
+    group: list[Ranged],
     index: BlockIndex,
     nodes: int,
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> None:
-    widest = max((each.interval for each in group), key=_length)
+    widest = max((each.interval for each in group), key=length)
     if any(index.within(group[0].space, widest)):
         _plan_in_use(group, index, nodes, quiet, planned)
     else:
@@ -178,7 +138,7 @@ def _plan_sizes(
 
 
 def _plan_unused(
-    group: list[_Ranged], nodes: int, quiet: Collection[str], planned: dict[str, Plan]
+    group: list[Ranged], nodes: int, quiet: Collection[str], planned: dict[str, Plan]
 ) -> None:
     """One size for all: nothing is leased, so what was decided may change."""
     written = [each.pool.spec.block_size for each in group]
@@ -188,74 +148,40 @@ def _plan_unused(
     waiting = not moving <= set(quiet)
     for each in group:
         if waiting and each.decided != size:
-            planned[each.name] = _paused(each, "BlockSizeChanges", f"blockSize is {size}")
+            planned[each.name] = paused(each, "BlockSizeChanges", f"blockSize is {size}")
         else:
-            planned[each.name] = _sized(each, size)
+            planned[each.name] = sized(each, size)
 
 
 def _plan_in_use(
-    group: list[_Ranged],
+    group: list[Ranged],
     index: BlockIndex,
     nodes: int,
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> None:
     """Those that are Ready stay as they are. Each other one takes the size of what it overlaps."""
-    known: list[tuple[_Ranged, int]] = []
+    known: list[tuple[Ranged, int]] = []
     for each in group:
         around = {size for other, size in known if _overlap(each, other)}
-        around |= {_length(placed.interval) for placed in index.within(each.space, each.interval)}
+        around |= {length(placed.interval) for placed in index.within(each.space, each.interval)}
         if each.decided and is_ready(each.pool):
-            plan = _sized(each, each.decided)
+            plan = sized(each, each.decided)
         elif len(around) > 1:
             sizes = " and ".join(map(str, sorted(around)))
-            plan = _refused(f"it overlaps pools and blocks of {sizes} addresses: use another range")
+            plan = refused(f"it overlaps pools and blocks of {sizes} addresses: use another range")
         else:
             written = each.pool.spec.block_size
             choice = each.decided or written or automatic_size(each.range, nodes)
             size = next(iter(around), choice)
             if each.decided not in (0, size) and each.name not in quiet:
-                plan = _paused(each, "BlockSizeChanges", f"blockSize is {size}")
+                plan = paused(each, "BlockSizeChanges", f"blockSize is {size}")
             else:
-                plan = _sized(each, size)
+                plan = sized(each, size)
         planned[each.name] = plan
         if plan.block_size:
             known.append((each, plan.block_size))
 
 
-def _length(interval: Interval) -> int:
-    return interval.last - interval.first + 1
-
-
-def _overlap(one: _Ranged, other: _Ranged) -> bool:
+def _overlap(one: Ranged, other: Ranged) -> bool:
     return one.interval.first <= other.interval.last and other.interval.first <= one.interval.last
-
-
-def _sized(each: _Ranged, size: int) -> Plan:
-    written = each.pool.spec.block_size
-    if size > _length(each.interval):
-        return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")
-    if written in (0, size):
-        return Plan(space=each.space, block_size=size)
-    if each.decided == size:
-        later = f"spec.blockSize {written} takes effect when the pool has no block"
-        return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=later)
-    return _refused(
-        f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
-    )
-
-
-def _refused(why: str) -> Plan:
-    """Nothing is decided: so the pools that the pool overlaps need not wait for it."""
-    return Plan(ready=False, reason="BlockSizeDiffers", message=why)
-
-
-def _paused(each: _Ranged, reason: str, what: str) -> Plan:
-    """The pool as it was decided, without claims until the change is made."""
-    return Plan(
-        space=each.pool.status.space,
-        block_size=each.decided,
-        ready=False,
-        reason=reason,
-        message=f"nodes may claim again in a few minutes, when {what}",
-    )

@@ -7,14 +7,16 @@ from msgspec.structs import replace
 from ipam.addresses import Interval, Network, parse_interface, parse_interval
 from ipam.cluster.controller import pool_conditions
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
-from ipam.cluster.controller.plans import Plan
+from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.geometry import MOST_MAPPED, Geometry, free_map
 from ipam.cluster.objects import (
     AddressCounts,
     AddressPool,
     BlockCounts,
+    PoolSpec,
     PoolStatus,
 )
+from ipam.cluster.rails import Rails
 from ipam.ranges import merged, never_usable, of_network
 
 MOST = 2**63 - 1  # that a number of the API server can be
@@ -43,7 +45,11 @@ def status(
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
         ]
-        return PoolStatus(space=plan.space, conditions=pool_conditions.dated(pool, conditions, now))
+        return PoolStatus(
+            space=plan.space,
+            rail_of=plan.rail_of,
+            conditions=pool_conditions.dated(pool, conditions, now),
+        )
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
     whole = Interval(geometry.range.address, geometry.range.last)
     leased = [
@@ -51,7 +57,7 @@ def status(
     ]
     # A block of another size, which a conflict names, counts as each that it covers a part of.
     indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
-    holes = _holes(geometry.range, pool.spec.exclude)
+    holes = _holes(pool.spec, geometry.range)
     free = _free(geometry, indexes, holes)
     mapped = geometry.total <= MOST_MAPPED
     return PoolStatus(
@@ -88,9 +94,10 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
     """Whether nobody decides otherwise by the new status: only counts and hints may differ."""
-    return (old.space, old.block_size, old.conditions) == (
+    return (old.space, old.block_size, old.rail_of, old.conditions) == (
         new.space,
         new.block_size,
+        new.rail_of,
         new.conditions,
     )
 
@@ -104,8 +111,9 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
     return range(geometry.index(first), geometry.index(last) + 1)
 
 
-def _holes(range_: Network, exclude: Iterable[str]) -> tuple[Interval, ...]:
+def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
+    rails = Rails.of(spec)
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
@@ -115,9 +123,9 @@ def _holes(range_: Network, exclude: Iterable[str]) -> tuple[Interval, ...]:
         holes.append(Interval(range_.address, first - 1))
     if last < range_.last:
         holes.append(Interval(last + 1, range_.last))
-    for written in exclude:
+    for written in spec.exclude:
         try:
-            excluded = parse_interval(written)
+            excluded = rails.on_main(parse_interval(written))
         except ValueError:
             continue
         start, end = max(excluded.first, range_.address), min(excluded.last, range_.last)

@@ -6,13 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ipam.cluster.api import ApiError, ClusterApi, NetworkDefinition, Node
+from ipam.cluster.api import ClusterApi, NetworkDefinition
 from ipam.cluster.controller.complaints import Complaint
 from ipam.cluster.controller.guarded import GuardedApi, NotLeading
 from ipam.cluster.controller.leadership import RENEW_EVERY, Leadership
-from ipam.cluster.controller.mirror import Mirror, Signal
+from ipam.cluster.controller.mirror import Mirror, NodePoll, Polled, Signal
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
+from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
@@ -29,47 +31,67 @@ class LiveView:
     """What the API server has, for one leader: mirrors of our objects, polls of the others."""
 
     def __init__(
-        self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
+        self,
+        api: ClusterApi,
+        changed: Callable[[], None],
+        clock: Callable[[], float],
+        steps: Steps,
     ) -> None:
         self._api = api
         self._clock = clock
+        self._steps = steps
+        self._nodes = NodePoll(api, changed, _until_next_poll, clock)
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
         self._requests = Mirror(api, AddressRequest, changed)
-        self._nodes: Sequence[Node] = ()
-        self._nodes_at: float | None = None
         self._definitions: Sequence[NetworkDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
 
     def world(self) -> World | None:
-        """The cluster now; None before the first lists. ApiError."""
+        """The cluster now; None before the first lists. Definitions are as they were if they cannot
+        be read."""
         pools, blocks, requests = self._pools.items(), self._blocks.items(), self._requests.items()
-        if pools is None or blocks is None or requests is None:
+        polled = self._nodes.last
+        if pools is None or blocks is None or requests is None or polled is None:
             return None
         now = self._clock()
-        every = max(ROUND_EVERY, len(self._nodes) / NODES_PER_SECOND)
-        if self._nodes_at is None or now - self._nodes_at >= every - SETTLE:
-            self._nodes = self._api.nodes()
-            self._nodes_at = now
         old = self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY
         if self._redefined.taken() or old:
             self._definitions_at = None  # until they are read
-            self._definitions = self._api.network_definitions()
-            self._definitions_at = now
+            self._steps.each("definitions", [("all", now)], self._read_definitions)
         return World(
-            read_at=self._nodes_at,
-            nodes=tuple(self._nodes),
+            read_at=polled.began,
+            read_until=polled.ended,
+            nodes=tuple(polled.nodes),
             definitions=tuple(self._definitions),
             pools=pools,
             blocks=blocks,
             requests=requests,
         )
 
+    def polled(self) -> Polled | None:
+        """The last poll of the Nodes."""
+        return self._nodes.last
+
+    def _read_definitions(self, now: float) -> None:
+        self._definitions = self._api.network_definitions()
+        self._definitions_at = now
+
     def close(self) -> None:
         """Follow nothing any more."""
-        for follower in (self._pools, self._blocks, self._requests, self._redefined):
+        for follower in (
+            self._nodes,
+            self._pools,
+            self._blocks,
+            self._requests,
+            self._redefined,
+        ):
             follower.close()
+
+
+def _until_next_poll(nodes: int) -> float:
+    return max(ROUND_EVERY, nodes / NODES_PER_SECOND)
 
 
 class ControllerProcess:
@@ -85,6 +107,7 @@ class ControllerProcess:
         leadership: Leadership,
         *,
         clock: Callable[[], float] = time.monotonic,
+        pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
     ) -> None:
         self._compat: Compat = compat
@@ -93,6 +116,8 @@ class ControllerProcess:
         self.errors: Counter[tuple[str, str]] = Counter()
         self.rounds = 0
         self.seen = Seen()
+        self.polled: Polled | None = None  # while this process leads
+        self._pools_per_namespace = pools_per_namespace
         self._api = GuardedApi(api, self._may_write, self.errors)
         self._clock = clock
         self._complaint = Complaint(_log, "a round", clock)
@@ -105,7 +130,7 @@ class ControllerProcess:
         election = threading.Thread(target=self._elect, name="election", daemon=True)
         election.start()
         while not self._stopped.wait(0.2):
-            self._stepped_at["rounds"] = self._clock()
+            self._progress()
             if self.leadership.holds:
                 self._lead()
         election.join()
@@ -115,6 +140,10 @@ class ControllerProcess:
         """End `run` after the request under way."""
         self._stopped.set()
         self._changed.set()
+
+    def now(self) -> float:
+        """The time on this process' clock."""
+        return self._clock()
 
     def alive(self) -> tuple[bool, str]:
         """Whether both loops go on, with or without an API server."""
@@ -138,11 +167,19 @@ class ControllerProcess:
     def _lead(self) -> None:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
-        view = LiveView(self._api, self._changed.set, self._clock)
-        rounds = Rounds(self._api, clock=self._clock, counts=self.counts, compat=self._compat)
+        steps = Steps(self._progress)
+        view = LiveView(self._api, self._changed.set, self._clock, steps)
+        rounds = Rounds(
+            self._api,
+            clock=self._clock,
+            counts=self.counts,
+            pools_per_namespace=self._pools_per_namespace,
+            steps=steps,
+            compat=self._compat,
+        )
         try:
             while self._may_write():
-                self._stepped_at["rounds"] = self._clock()
+                self._progress()
                 self._changed.clear()
                 began = time.thread_time()  # a wait for the API server costs no CPU
                 self._round(rounds, view)
@@ -151,19 +188,28 @@ class ControllerProcess:
         finally:
             view.close()
             self.seen = Seen()
+            self.polled = None
         _log.info("leading no more")
+
+    def _progress(self) -> None:
+        """The loop of rounds goes on. A round may have many steps, and each a slow request."""
+        self._stepped_at["rounds"] = self._clock()
 
     def _round(self, rounds: Rounds, view: LiveView) -> None:
         try:
             world = view.world()
-            if world is not None:
-                self.seen = rounds.round(world)
+            self.polled = view.polled()
+            if world is None:
+                return
+            self.seen = rounds.round(world)
+            errors = rounds.steps.taken_errors()
+            for error in errors:
+                self._complaint.fails(error)
+            if not errors:
                 self._complaint.works()
-                self.rounds += 1
+            self.rounds += 1
         except NotLeading:
             return
-        except ApiError as error:
-            self._complaint.fails(error)
         except Exception:  # noqa: BLE001 - the outermost edge: a defect must not end the rounds
             self.errors["round", "Defect"] += 1
             _log.exception("this round failed")

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
+from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
 
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
 MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
-FRESH = 10.0  # seconds that a decision may rest on what was read of the nodes
+FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
 _log = logging.getLogger(__name__)
@@ -80,19 +81,21 @@ class Reclaim:
         blocks: Iterable[AddressBlock],
         pools: Mapping[str, AddressPool],
         machines: Machines,
-        read_at: float,
+        polled: tuple[float, float],
+        steps: Steps,
     ) -> dict[str, Standing]:
         """Do what the proofs allow now. The standing of each block's holder, by block name.
 
-        `read_at` is the time before `machines` was read: what is older than FRESH is not acted on,
-        and a deletion needs a proof that was read after the fence.
-        Unavailable: the API server does not answer, and the rest is left for the next round.
+        `polled` are the times before and after the Nodes of `machines` were read, which may take
+        long. What is older than FRESH is not acted on, and a deletion needs a proof that was read
+        after the fence. What fails is left for the next round.
         """
         blocks = tuple(blocks)
+        began, ended = polled
         self._remember(pools)
-        standings = self._look({block.spec.holder for block in blocks}, machines)
+        standings, unsure = self._look({block.spec.holder for block in blocks}, machines, steps)
         self._forget({block.metadata.uid for block in blocks})
-        left = MOST_STEPS
+        ripe = []
         for block in blocks:
             standing = standings[block.spec.holder]
             fenced = self._fences.get(block.metadata.uid)
@@ -105,27 +108,48 @@ class Reclaim:
             if standing not in PROOFS:
                 self._fences.pop(block.metadata.uid, None)  # another proof waits anew
                 continue
-            fresh = self._clock() - read_at < FRESH
-            if left > 0 and fresh and not is_old and self._is_ripe(block, standing, pools):
-                left -= self._free(block, standing, pools, read_at)
+            sure = block.spec.holder not in unsure and not is_old
+            if sure and self._is_ripe(block, standing, pools):
+                ripe.append((block.metadata.name, block))
+        left = MOST_STEPS
+
+        def free(block: AddressBlock) -> None:
+            nonlocal left
+            if left > 0 and self._clock() - ended < FRESH:
+                left -= self._free(block, standings[block.spec.holder], pools, began)
+
+        steps.each("reclaim", ripe, free)
         return {block.metadata.name: standings[block.spec.holder] for block in blocks}
 
-    def _look(self, holders: Iterable[Holder], machines: Machines) -> dict[Holder, Standing]:
+    def _look(
+        self, holders: Iterable[Holder], machines: Machines, steps: Steps
+    ) -> tuple[dict[Holder, Standing], set[Holder]]:
+        """How the holders stand, and of which that could not be found out now: they stand as they
+        did."""
         now = self._clock()
-        standings = {holder: machines.standing(holder) for holder in holders}
+        standings: dict[Holder, Standing] = {}
+        unsure: set[Holder] = set()
         former, self._since = self._since, {}
-        for holder, standing in standings.items():
+        for holder in holders:
             last = former.get(holder)
+            try:
+                standing = machines.standing(holder)
+            except ApiError as error:
+                steps.failed(error)
+                unsure.add(holder)
+                standing = last.standing if last is not None else Standing.SILENT
+            standings[holder] = standing
             unchanged = last is not None and last.standing is standing
             self._since[holder] = last if last and unchanged else _Since(standing, now)
             if not unchanged and standing in PROOFS:
                 _log.info(
                     "%s (store %s): its node %s", holder.node, holder.instance, standing.value
                 )
-        return standings
+        return standings, unsure
 
     def _remember(self, pools: Mapping[str, AddressPool]) -> None:
-        """A lost node goes by the maxOffline that it read last, also if it is shortened now."""
+        """A lost node goes by the maxOffline that it read last, also if it is shortened now. An
+        older agent has not written it into the block."""
         self._offline = {
             name: max(
                 self._offline.get(name, 0.0),
@@ -186,6 +210,8 @@ class Reclaim:
     def _wait(self, block: AddressBlock, standing: Standing) -> float:
         if standing in POWERED_OFF:
             return 0.0
+        if block.spec.max_offline_seconds:
+            return block.spec.max_offline_seconds + self._margin
         default = seconds(ReclaimSpec().max_offline)
         return self._offline.get(block.spec.pool, default) + self._margin
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import Machines
 from ipam.cluster.controller.pool_conditions import is_exhausted
+from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import AddressPool, AddressRequest
 
 KEPT = 3600.0  # seconds: a node that still needs addresses asks again
@@ -26,28 +27,35 @@ class Requests:
         requests: Iterable[AddressRequest],
         pools: Mapping[str, AddressPool],
         machines: Machines,
+        steps: Steps,
     ) -> int:
-        """Delete the requests that nobody waits for; how many remain. Unavailable."""
+        """Delete the requests that nobody waits for; how many remain."""
         now = self._clock()
         requests = tuple(requests)
         self._since = {
             request.metadata.uid: self._since.get(request.metadata.uid, now) for request in requests
         }
-        left = 0
-        for request in requests:
-            why = _why(request, pools, machines, now - self._since[request.metadata.uid])
-            if why is None:
-                left += 1
-                continue
+        left = len(requests)
+
+        def delete(doomed: tuple[AddressRequest, str]) -> None:
+            nonlocal left
+            request, why = doomed
             try:
                 self._api.delete(request)
             except NotFound:
-                continue
+                left -= 1
             except (Conflict, Refused) as error:
-                left += 1
                 _log.info("request %s: left: %s", request.metadata.name, error)
             else:
+                left -= 1
                 _log.info("request %s: deleted: %s", request.metadata.name, why)
+
+        doomed = [
+            (request.metadata.name, (request, why))
+            for request in requests
+            if (why := _why(request, pools, machines, now - self._since[request.metadata.uid]))
+        ]
+        steps.each("requests", doomed, delete)
         return left
 
 

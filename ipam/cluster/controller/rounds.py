@@ -8,15 +8,14 @@ what is there.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from ipam.cluster.api import (
-    AlreadyExists,
+    ApiError,
     ClusterApi,
     Conflict,
     NetworkDefinition,
@@ -27,43 +26,30 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
-from ipam.cluster.controller.definitions import (
-    DemandedPool,
-    UnusableDefinition,
-    demand,
-    not_of,
-)
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.plans import Plan, plans
+from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
 from ipam.cluster.controller.pool_status import decides_alike, differs_in_use_only, status
+from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
+from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
-from ipam.cluster.objects import (
-    GROUP,
-    VERSION,
-    AddressBlock,
-    AddressPool,
-    AddressRequest,
-    Compat,
-    Meta,
-    PoolStatus,
-)
+from ipam.cluster.controller.steps import Steps
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat, PoolStatus
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
 COUNTS_EVERY = 2.0  # seconds between two writes of which blocks are leased
-MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
-EVENTS_IN = 3600.0  # seconds
-REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 
 _log = logging.getLogger(__name__)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server has. `read_at` is the time before the nodes were asked for."""
+    """What the API server has. The nodes were asked for at `read_at`, and known at `read_until`."""
 
     read_at: float
+    read_until: float
     nodes: tuple[Node, ...]
     definitions: tuple[NetworkDefinition, ...]
     pools: tuple[AddressPool, ...]
@@ -86,9 +72,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
     """Everything, by consistent reads. ApiError."""
     read_at = clock()
+    nodes = tuple(api.nodes())
     return World(
         read_at=read_at,
-        nodes=tuple(api.nodes()),
+        read_until=clock(),
+        nodes=nodes,
         definitions=tuple(api.network_definitions()),
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
@@ -111,60 +99,38 @@ class Rounds:
         wall: Callable[[], float] = time.time,
         counts: ReclaimCounts | None = None,
         margin: float = MARGIN,
+        pools_per_namespace: int = POOLS_PER_NAMESPACE,
+        steps: Steps | None = None,
         compat: Compat = "None",
     ) -> None:
-        self._compat: Compat = compat
         self._api = api
         self._clock = clock
         self._wall = wall
+        self.steps = steps or Steps()
+        self._reports = Reports(api, clock)
+        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat)
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
         self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
-        self._reported: dict[tuple[str, ...], float] = {}  # when
-        self._refused: dict[str, float] = {}  # when, by the pool's name
 
     def round(self, world: World) -> Seen:
-        """Do everything once. Unavailable: the rest is left for the next round."""
-        demanded = demand(world.definitions)
-        mistakes = list(demanded.unusable)
+        """Do everything once. A step that fails is left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
-        self._refused = {
-            name: at
-            for name, at in self._refused.items()
-            if name in demanded.pools and name not in pools
-        }
-        for name, asked in demanded.pools.items():
-            if name not in pools:
-                self._create(name, asked, pools)
-            elif pools[name].spec.range != asked.spec.range:
-                why = not_of(name, pools[name].spec, asked.spec)
-                mistakes.append(UnusableDefinition(asked.definition, why))
-        for mistake in mistakes:
-            self._report_definition(mistake)
+        unusable = self._pool_maker.make(world.definitions, pools, self.steps)
         self._bound_pods.begin()
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
-        standings = self._reclaim.step(world.blocks, pools, machines, world.read_at)
-        requests = self._requests.collect(world.requests, pools, machines)
+        polled = (world.read_at, world.read_until)
+        standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
+        requests = self._requests.collect(world.requests, pools, machines, self.steps)
         index = BlockIndex(world.blocks)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
-        quiet = self._quiet(pools.values())
-        uids = {pool.metadata.uid for pool in pools.values()}
-        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        planned = plans(pools.values(), index, machines.count, quiet)
-        if any(_decides(plan, pools[name]) for name, plan in planned.items()):
-            # What is decided must not rest on what a watch has shown: look now.
-            index = BlockIndex(self._api.list(AddressBlock).items)
-            planned = plans(pools.values(), index, machines.count, quiet)
-        for name, plan in planned.items():
-            pool = pools[name]
-            wanted = status(pool, plan, index, quarantined, conflicts[name], self._now())
-            pools[name] = self._write(pool, wanted)
+        self._write_statuses(pools, index, machines.count, quarantined, conflicts)
         over_limit = self._watch_limits(world.blocks, pools)
         return Seen(
             pools=tuple(pools.values()),
@@ -173,24 +139,41 @@ class Rounds:
             requests=requests,
             contradictions=len(found),
             over_limit=over_limit,
-            unusable=len(mistakes) + len(self._refused),
+            unusable=unusable,
         )
 
-    def _create(self, name: str, asked: DemandedPool, pools: dict[str, AddressPool]) -> None:
-        now = self._clock()
-        if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
-            return
-        spec = replace(asked.spec, compat=self._compat)
-        try:
-            pools[name] = self._api.create(AddressPool(metadata=Meta(name=name), spec=spec))
-        except AlreadyExists:
-            return  # the next round sees it
-        except Refused as error:
-            self._refused[name] = now
-            self._report_definition(UnusableDefinition(asked.definition, str(error)))
-        else:
-            self._refused.pop(name, None)
-            _log.info("pool %s: made, a definition names it", name)
+    def _write_statuses(
+        self,
+        pools: dict[str, AddressPool],
+        index: BlockIndex,
+        nodes: int,
+        quarantined: Collection[str],
+        conflicts: Mapping[str, list[str]],
+    ) -> None:
+        """Bring the statuses of `pools` up to date, on the API server and there."""
+        quiet = self._quiet(pools.values())
+        uids = {pool.metadata.uid for pool in pools.values()}
+        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
+        planned = plans(pools.values(), index, nodes, quiet)
+        if any(_decides(plan, pools[name]) for name, plan in planned.items()):
+            # What is decided must not rest on what a watch has shown: look now.
+            try:
+                index = BlockIndex(self._api.list(AddressBlock).items)
+            except ApiError as error:
+                self.steps.failed(error)
+                planned = {
+                    name: plan for name, plan in planned.items() if not _decides(plan, pools[name])
+                }
+            else:
+                planned = plans(pools.values(), index, nodes, quiet)
+
+        def write(item: tuple[str, Plan]) -> None:
+            name, plan = item
+            texts = conflicts.get(name, [])
+            wanted = status(pools[name], plan, index, quarantined, texts, self._now())
+            pools[name] = self._write(pools[name], wanted)
+
+        self.steps.each("status", [(item[0], item) for item in planned.items()], write)
 
     def _write(self, pool: AddressPool, wanted: PoolStatus) -> AddressPool:
         """Write the pool's status if it differs; the pool as it is then."""
@@ -231,55 +214,22 @@ class Rounds:
             if pool is None or not limit or count <= limit:
                 continue
             over += 1
-            self._report(
+            self._reports.pool(
                 "TooManyBlocks",
                 f"{node} holds {count} blocks, spec.maxBlocksPerNode is {limit}: see whether its "
                 "agent is well, and whether its token is used elsewhere",
-                {
-                    "apiVersion": f"{GROUP}/{VERSION}",
-                    "kind": AddressPool.KIND,
-                    "name": name,
-                    "uid": pool.metadata.uid,
-                },
+                pool,
                 once=node,
             )
         return over
-
-    def _report_definition(self, mistake: UnusableDefinition) -> None:
-        definition = mistake.definition
-        self._report(
-            "NoAddressPool",
-            f"it gets no AddressPool: {mistake.why}",
-            {
-                "apiVersion": "k8s.cni.cncf.io/v1",
-                "kind": "NetworkAttachmentDefinition",
-                "namespace": definition.namespace,
-                "name": definition.name,
-                "uid": definition.uid,
-            },
-            once=mistake.why,
-        )
-
-    def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
-        key = (reason, *map(str, regarding.values()), once)
-        if key in self._reported:
-            return
-        now = self._clock()
-        if len(self._reported) >= MOST_EVENTS:
-            oldest = next(iter(self._reported))
-            if now - self._reported[oldest] < EVENTS_IN:
-                return
-            del self._reported[oldest]
-        self._reported[key] = now
-        _log.warning("%s %s: %s", regarding["kind"], regarding["name"], message)
-        self._api.report(reason, message, regarding)
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _decides(plan: Plan, pool: AddressPool) -> bool:
-    return (plan.space, plan.block_size) != (pool.status.space, pool.status.block_size)
+    decided = pool.status.space, pool.status.block_size, pool.status.rail_of
+    return (plan.space, plan.block_size, plan.rail_of) != decided
 
 
 def _quarantined(

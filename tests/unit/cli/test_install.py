@@ -34,7 +34,8 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PODFABRIC_STATE", str(tmp_path / "state"))
+    for root in ("state", "etc", "kubelet"):
+        monkeypatch.setenv(f"PODFABRIC_{root.upper()}", str(tmp_path / root))
     return tmp_path / "state"
 
 
@@ -107,6 +108,46 @@ def test_fallback_goes_by_the_environment_of_its_installation(bin_dir: Path, sta
     assert written["roots"]["run"] == "/run/podfabric"
     assert written["roots"]["cni_bin"] == str(bin_dir)
     assert written["state_identity"] == (state / "identity").read_text().strip()
+
+
+@pytest.mark.parametrize("written", [None, "", "agent: {workers: 3}\n", "ipam: {}\n"])
+def test_a_node_of_kubernetes_gets_no_fallback_that_does_not_know_its_scope(
+    bin_dir: Path, tmp_path: Path, written: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agents of its cluster may lease blocks, of which such a fallback knows nothing."""
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "etc").mkdir()
+    config = tmp_path / "etc/config.yaml"
+    if written is not None:
+        config.write_text(written)
+    assert _install(bin_dir, "--fallback") == 1
+    assert _tree(bin_dir) == []
+    said = capsys.readouterr().err
+    assert f'{config} does not say "ipam.scope"' in said
+    assert "`ipam: {scope: cluster}`" in said
+    assert _install(bin_dir) == 0
+
+
+@pytest.mark.parametrize("scope", ["cluster", "node"])
+def test_a_fallback_is_installed_where_the_scope_is_said(
+    bin_dir: Path, tmp_path: Path, scope: str
+) -> None:
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/config.yaml").write_text(f"ipam: {{scope: {scope}}}\n")
+    assert _install(bin_dir, "--fallback") == 0
+    assert (bin_dir / FALLBACK / installation.NAME).exists()
+
+
+def test_a_fallback_is_not_installed_beside_a_configuration_with_a_mistake(
+    bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/config.yaml").write_text("ipam: {scope: clutser}\n")
+    assert _install(bin_dir, "--fallback") == 1
+    assert _tree(bin_dir) == []
+    assert "scope" in capsys.readouterr().err
 
 
 def test_state_directory_keeps_its_identity(bin_dir: Path, state: Path) -> None:

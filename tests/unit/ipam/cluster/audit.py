@@ -33,7 +33,15 @@ def audit(server: FakeApi, nodes: Sequence[ClusterNode]) -> None:
             key = (held.domain, held.address)
             assert key not in owners, f"{key} is held on {owners[key]} and {node.name}"
             owners[key] = node.name
-            inside = [row for row in rows if row.first <= address <= row.last]
+            inside = [
+                row
+                for row in rows
+                if any(rail.first <= address <= rail.last for rail in row.on_all_rails)
+            ]
+            for row in inside:
+                if row.rails and held.uid:  # the index is one pod's on all rails
+                    index = (held.domain, f"{row.name} {row.index_of(address)}")
+                    assert owners.setdefault(index, held.uid) == held.uid, index
             assert inside, f"{held.address} of {node.name} is in no block"
             assert all(row.state != "returning" for row in inside), f"{held.address} is given back"
         for row in rows:

@@ -121,6 +121,26 @@ class ApiContract:
             assert meta.generation == 1
             assert api.get(type(new), meta.name, meta.namespace) == stored
 
+    def test_a_change_keeps_what_users_have_written_beside_it(self, api: ClusterApi) -> None:
+        new = pool()
+        meta = replace(
+            new.metadata,
+            labels={"team": "a"},
+            annotations={"example.com/note": "keep"},
+            finalizers=("example.com/hold",),
+        )
+        stored = api.create(replace(new, metadata=meta))
+        stored = api.update(replace(stored, spec=replace(stored.spec, max_blocks_per_node=3)))
+        stored = api.update_status(replace(stored, status=PoolStatus(space="contract")))
+        kept = stored.metadata
+        assert (kept.labels, kept.annotations, kept.finalizers) == (
+            {"team": "a"},
+            {"example.com/note": "keep"},
+            ("example.com/hold",),
+        )
+        free = api.update(replace(stored, metadata=replace(kept, finalizers=())))
+        api.delete(free)
+
     def test_all_fields_of_a_pool_are_kept(self, api: ClusterApi) -> None:
         new = pool()
         spec = replace(

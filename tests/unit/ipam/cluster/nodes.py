@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -152,10 +153,10 @@ class ClusterNode:
         )
         return AddressPlugin(stores, lambda: self.boot)
 
-    def add(self, pod: str, ipam: Json | None = None, **how: str) -> list[str]:
+    def add(self, pod: str, ipam: Json | None = None, **how: Any) -> list[str]:  # noqa: ANN401
         """ADD for a new sandbox of the pod; its addresses."""
         container = how.pop("container", f"{pod}-1")
-        asked = request("ADD", ipam or {"range": RANGE}, container, pod=pod, **how)  # type: ignore[arg-type]
+        asked = request("ADD", ipam or {"range": RANGE}, container, pod=pod, **how)
         result = self.plugin.add(asked)
         assert isinstance(result, Result)
         return [ip.address.partition("/")[0] for ip in result.ips]

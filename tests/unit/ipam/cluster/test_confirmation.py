@@ -97,6 +97,35 @@ def test_it_confirms_four_times_in_max_offline(server: FakeApi, node: ClusterNod
     assert error_of(lambda: node.add("p1")).code == Code.TRY_AGAIN
 
 
+def test_a_block_says_a_longer_max_offline_before_and_a_shorter_one_after(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """So the controller waits for a node that is cut off at any point."""
+
+    def said_and_used() -> tuple[int, float]:
+        (row,) = node.lessee._store.blocks().values()
+        return block_of(server).spec.max_offline_seconds, row.max_offline
+
+    assert said_and_used() == (1800, 1800.0)
+    put_pool(server, reclaim=ReclaimSpec(max_offline="1h"))
+    node.api.faults = lambda verb, kind, name: (
+        Fault.LOST_REQUEST if (verb, kind) == ("update", "AddressBlock") else None
+    )
+    node.steps(1, CONFIRM_EVERY)
+    assert said_and_used() == (1800, 1800.0)
+    node.api.faults = None
+    node.steps(2, CONFIRM_EVERY)
+    assert said_and_used() == (3600, 3600.0)
+    put_pool(server, reclaim=ReclaimSpec(max_offline="4m"))
+    node.steps(1, CONFIRM_EVERY)
+    assert said_and_used() == (3600, 240.0)
+    node.steps(1, CONFIRM_EVERY)
+    assert said_and_used() == (240, 240.0)
+    node.api.calls.clear()
+    node.steps(3, CONFIRM_EVERY)
+    assert not node.api.calls["update", "AddressBlock"]
+
+
 def test_a_pool_that_cannot_be_used_is_not_looked_at_each_second(
     server: FakeApi, node: ClusterNode
 ) -> None:

@@ -226,6 +226,20 @@ def test_a_block_is_leased_ahead_before_the_last_address_is_used(
         node.add(f"p{number}")
 
 
+def test_pods_that_come_and_go_lease_nothing_ahead(server: FakeApi, node: ClusterNode) -> None:
+    """Else the nodes of a busy cluster lease each other's last blocks and give them back."""
+    for number in range(60):
+        node.add(f"p{number}")
+        node.delete(f"p{number}")
+        if number % 10 == 0:
+            node.steps(1, 1.0)
+    node.steps(3, 1.0)
+    assert len(node.rows()) == 1
+    fill(node, 9)
+    node.steps(1, 1.0)
+    assert len(node.rows()) == 2
+
+
 def test_a_pool_that_can_lease_no_more_does_not_keep_another_from_leasing_ahead(
     server: FakeApi, node: ClusterNode, caplog: pytest.LogCaptureFixture
 ) -> None:

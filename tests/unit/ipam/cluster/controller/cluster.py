@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import NetworkDefinition, Node
+from ipam.cluster.api import ApiError, NetworkDefinition, Node
+from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, read_world
 from ipam.cluster.names import block_name
@@ -38,6 +39,8 @@ class Cluster:
         self.client = self.api.client("controller", faults)
         self.counts = ReclaimCounts()
         self.seen = Seen()
+        self.errors: list[ApiError] = []  # of the last round
+        self.pools_per_namespace = POOLS_PER_NAMESPACE
         self.rounds = self.new_leader()
 
     @property
@@ -56,11 +59,13 @@ class Cluster:
             wall=lambda: self.now,
             counts=self.counts,
             margin=MARGIN,
+            pools_per_namespace=self.pools_per_namespace,
         )
         return self.rounds
 
     def round(self) -> Seen:
         self.seen = self.rounds.round(read_world(self.client, lambda: self.now))
+        self.errors = self.rounds.steps.taken_errors()
         return self.seen
 
     def run(self, seconds: float, every: float = 1.0) -> None:
@@ -84,12 +89,14 @@ class Cluster:
     def remove_node(self, name: str) -> None:
         del self.api.machines[name]
 
-    def define(self, ipam: Mapping[str, Any], name: str = "fabric") -> None:
+    def define(
+        self, ipam: Mapping[str, Any], name: str = "fabric", namespace: str = "team-a"
+    ) -> None:
         """A NetworkAttachmentDefinition of an ipoib network."""
         config = {"cniVersion": "1.0.0", "name": name, "type": "ipoib", "ipam": dict(ipam)}
         self.api.definitions.append(
             NetworkDefinition(
-                namespace="team-a", name=name, config=json.dumps(config), uid=f"{name}-uid"
+                namespace=namespace, name=name, config=json.dumps(config), uid=f"{name}-uid"
             )
         )
 
@@ -111,6 +118,7 @@ class Cluster:
         prefix: int = 29,
         space: str = "default",
         pool: str = "pool",
+        max_offline: int = 0,
     ) -> AddressBlock:
         """A block that the store `instance` on the node leases."""
         holder = Holder(
@@ -128,6 +136,7 @@ class Cluster:
             prefix=prefix,
             holder=holder,
             nonce=str(uuid.uuid4()),
+            max_offline_seconds=max_offline,
         )
         name = block_name(space, parse(first), prefix)
         return self.api.create(AddressBlock(metadata=Meta(name=name), spec=spec))

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from ipam.addresses import Network, parse_interface
 from ipam.cluster import geometry
-from ipam.cluster.controller import rounds
-from ipam.cluster.controller.plans import automatic_size
+from ipam.cluster.controller import pool_maker, reports
+from ipam.cluster.controller.ranged import automatic_size
 from ipam.cluster.controller.rounds import QUIET_AFTER, USED_EVERY
 from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressBlock, AddressPool
@@ -103,13 +103,13 @@ def test_a_definition_does_not_get_the_pool_of_another_range_with_its_name(is_th
 
 
 def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "MOST_EVENTS", 3)
+    monkeypatch.setattr(reports, "MOST_EVENTS", 3)
     cluster = Cluster()
     for number in range(5):
         cluster.define({"type": "whereabouts", "range": "10.0.0.0/33"}, f"wrong-{number}")
     cluster.run(20)
     assert len(cluster.api.events) == 3
-    cluster.run(rounds.EVENTS_IN, every=60)
+    cluster.run(reports.EVENTS_IN, every=60)
     assert {event.regarding["name"] for event in cluster.api.events} == {
         f"wrong-{number}" for number in range(5)
     }
@@ -124,7 +124,7 @@ def test_a_pool_that_is_refused_is_an_event_and_tried_again_now_and_then() -> No
 
     cluster = Cluster(faults)
     cluster.define({"type": "whereabouts", "range": "10.0.0.0/24"})
-    cluster.run(rounds.REFUSED_AGAIN)
+    cluster.run(pool_maker.REFUSED_AGAIN)
     assert cluster.client.calls["create", "AddressPool"] == 1
     (event,) = cluster.api.events
     assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "fabric")
@@ -437,3 +437,42 @@ def test_a_node_with_more_blocks_than_allowed_is_reported_once() -> None:
     assert (event.reason, event.regarding["kind"]) == ("TooManyBlocks", "AddressPool")
     assert "gpu-1 holds 2 blocks, spec.maxBlocksPerNode is 1" in event.message
     assert cluster.seen.over_limit == 1
+
+
+def test_a_namespace_gets_so_many_pools_and_others_get_theirs() -> None:
+    cluster = Cluster()
+    cluster.pools_per_namespace = 2
+    cluster.new_leader()
+    cluster.pool("10.1.0.0/24", name="by-hand")
+    for number in range(5):
+        cluster.define({"type": "whereabouts", "range": f"10.70.{number}.0/24"}, f"n{number}")
+    cluster.define({"type": "whereabouts", "range": "10.80.0.0/24"}, "other", "team-b")
+    cluster.round()
+    made = {"10.70.0.0-24", "10.70.1.0-24", "10.80.0.0-24", "by-hand"}
+    assert _pools(cluster).keys() == made
+    assert cluster.seen.unusable == 3
+    told = [event for event in cluster.api.events if event.reason == "NoAddressPool"]
+    assert [event.regarding["name"] for event in told] == ["n2", "n3", "n4"]
+    assert "kubectl get apool -l ipam.podfabric.io/namespace=team-a" in told[0].message
+    # Another leader counts what is there, and deleting one makes room for one.
+    cluster.new_leader()
+    cluster.round()
+    assert _pools(cluster).keys() == made
+    del cluster.api.definitions[0]
+    cluster.api.remove(AddressPool, "10.70.0.0-24")
+    cluster.round()
+    assert _pools(cluster).keys() == made - {"10.70.0.0-24"} | {"10.70.2.0-24"}
+
+
+def test_a_write_of_a_status_keeps_what_users_have_written_beside_it() -> None:
+    cluster = Cluster()
+    pool = cluster.pool()
+    meta = replace(
+        pool.metadata, labels={"team": "a"}, annotations={"note": "x"}, finalizers=("x/y",)
+    )
+    cluster.api.put(replace(pool, metadata=meta))
+    cluster.round()
+    after = cluster.pool_now()
+    assert after.status.block_size
+    assert (after.metadata.labels, after.metadata.annotations) == ({"team": "a"}, {"note": "x"})
+    assert after.metadata.finalizers == ("x/y",)

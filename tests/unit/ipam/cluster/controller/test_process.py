@@ -147,6 +147,53 @@ def test_a_loop_that_hangs_is_not_alive() -> None:
     assert process.alive() == (False, "stuck: election, rounds")
 
 
+def test_a_round_of_many_slow_requests_is_alive_all_the_time() -> None:
+    cluster = Cluster()
+    for number in range(60):
+        cluster.pool(f"10.{number}.0.0/24", name=f"pool-{number}")
+    now = [0.0]
+    said: list[str] = []
+
+    def slow(verb: str, kind: str, name: str) -> None:
+        if verb == "update_status":
+            now[0] += 9.0
+            said.append(process.alive()[1])
+
+    client = cluster.api.client("only", slow)
+    # The election has a clock of its own, so that the process leads through all of the round.
+    leadership = Leadership(cluster.api, "podfabric", "controller", "only")
+    process = ControllerProcess(client, leadership, clock=lambda: now[0])
+    with _running(process):
+        until(lambda: len(said) >= 60)
+    assert not [text for text in said if "rounds" in text]
+    assert STUCK_AFTER < 60 * 9.0
+
+
+def test_a_list_of_nodes_that_takes_long_is_said_and_delays_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    listing = threading.Event()
+
+    def slow(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("list", "Node") and cluster.client.calls["list", "Node"] > 1:
+            now[0] += 120.0
+            listing.wait(60.0)
+
+    cluster = Cluster(slow)
+    leadership = Leadership(cluster.api, "podfabric", "controller", "only")
+    process = ControllerProcess(cluster.client, leadership, clock=lambda: now[0])
+    with _running(process):
+        until(lambda: cluster.client.calls["list", "Node"] > 1)
+        cluster.pool("10.80.0.0/24", name="late")
+        until(lambda: _is_ready(cluster, "late"))
+        assert _samples(process)["podfabric_controller_nodes_age_seconds"] >= 120
+        listing.set()
+        until(lambda: "podfabric_controller_nodes_list_seconds" in _samples(process))
+        until(lambda: _samples(process)["podfabric_controller_nodes_list_seconds"] >= 120)
+    assert "the API server took 120 s for a list of 0 nodes" in caplog.messages
+
+
 def test_without_the_leadership_nothing_is_written() -> None:
     cluster = Cluster()
     pool = cluster.pool()

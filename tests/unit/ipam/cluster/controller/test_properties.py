@@ -9,8 +9,9 @@ from ipam.addresses import parse_interface, text
 from ipam.cluster import geometry
 from ipam.cluster.controller import pool_conditions
 from ipam.cluster.controller.block_index import BlockIndex
-from ipam.cluster.controller.plans import Plan, plans
+from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_status import status
+from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.objects import (
     AddressBlock,

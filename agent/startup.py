@@ -1,0 +1,60 @@
+"""what an agent does before it serves: its place among the node's files and processes."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from agent import departure, presence
+from agent.presence import Presence
+from base.paths import Paths
+from cni import installation
+from cni.installation import OtherState
+
+
+class Unable(Exception):
+    """The agent cannot start. The text says why and what to do."""
+
+
+def allow_descriptors() -> None:
+    """Raise the limit of descriptors: a client has two or three, and the usual limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextmanager
+def present(run: Path) -> Iterator[Presence]:
+    with ExitStack() as stack:
+        try:
+            told = stack.enter_context(presence.present(run, "starting"))
+        except OSError as error:
+            raise Unable(f"cannot use {run}: {error.strerror}: make it writable for root") from None
+        yield told
+
+
+def finish_removal(paths: Paths) -> None:
+    """Remove the rest of the files of an installation whose removal was interrupted."""
+    try:
+        if departure.removal_has_begun(paths):
+            departure.remove_state(paths)
+        claim(paths)
+    except OSError as error:
+        raise Unable(
+            f"cannot remove {error.filename}, of a podfabric that left this node: {error.strerror}"
+        ) from None
+
+
+def claim(paths: Paths) -> None:
+    """Record the state directory of this boot: the fallback works on the same one or fails."""
+    try:
+        installation.claim(paths, installation.identify(paths.state))
+    except OtherState as other:
+        raise Unable(
+            f"{other}: set PODFABRIC_STATE to that directory, or remove that file once no pod of "
+            "this boot has an interface of podfabric"
+        ) from None
+    except OSError as error:
+        raise Unable(
+            f"cannot record in {paths.run} which state directory is in use: {error.filename}: "
+            f"{error.strerror}: make it writable for root"
+        ) from None

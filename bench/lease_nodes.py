@@ -1,0 +1,280 @@
+"""The nodes of `bench.leases`: address plugin, store and lessee of many agents, each with its own
+directory, Node object and token. A process has some of them, and does what its pipe says."""
+
+import multiprocessing
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from base import msgspec_warmup
+from cni.spec.errors import CNIError
+from ipam.cluster.api import Unavailable
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from ipam.cluster.wants import boottime
+from ipam.plugin import AddressPlugin
+from ipam.resident import Resident
+from ipam.scope import Stores
+from ipam.sqlite_store import SqliteStore
+from tests.unit.ipam.calls import request
+
+Ipam = Mapping[str, object]
+TRIES = 40  # of one ADD, as its runtime repeats it
+
+
+class Place(NamedTuple):
+    """Where a node is, and how it reaches the API server. One that `leases` does so by itself."""
+
+    name: str
+    kubeconfig: Path
+    directory: Path
+    boot: str = "boot-1"
+    leases: bool = True
+
+
+class State(NamedTuple):
+    """What a node's store has, and what its client has asked for."""
+
+    name: str
+    instance: str
+    held: Sequence[tuple[str, str]]  # domain and address
+    rows: Mapping[str, tuple[str, str]]  # uid and state by name
+    calls: Mapping[str, int]  # by verb
+    claims: int
+    conflicts: int
+    confirmed: float | None  # seconds ago
+
+
+class Did(NamedTuple):
+    """ADDs: the seconds of each, when the last one ended, errors by code, what failed for good."""
+
+    seconds: Sequence[float]
+    ended: float
+    errors: Counter[int]
+    failed: Sequence[str]
+
+
+class FaultyTransport:
+    """Fails some of the requests: not sent, not answered, refused, or silent for a while."""
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a Transport
+        self._inner = inner
+        self._random = random.Random(14)
+        self.rate = 0.0
+        self.calls: Counter[str] = Counter()
+
+    def send(
+        self,
+        method: str,
+        where: str,
+        query: Query,
+        body: Body | None,
+        accept: str,
+        patience: float,
+    ) -> Response:
+        self.calls[method] += 1
+        fault = self._random.random() < self.rate and self._random.choice(("500", "cut", "silent"))
+        if fault == "500":
+            return Response(500, b"")
+        answer: Response = self._inner.send(method, where, query, body, accept, patience)
+        if fault == "cut":
+            raise Unavailable("cut off after the effect")
+        if fault == "silent":
+            time.sleep(min(patience, 2.0))
+            raise Unavailable("no answer in time")
+        return answer
+
+    def follow(self, where: str, query: Query) -> Lines:
+        self.calls["WATCH"] += 1
+        lines: Lines = self._inner.follow(where, query)
+        return lines
+
+
+class Node:
+    """One node. Its clock can be put forward."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.offset = 0.0
+        self._client = KubernetesApi(place.kubeconfig)
+        self.transport = FaultyTransport(self._client._client)
+        self.files = Resident(place.directory)
+        self.lessee = Lessee(
+            RestApi(self.transport), self.files, place.name, place.boot, clock=self.clock
+        )
+        self._store = SqliteStore(self.files, place.boot)
+        stores = Stores(self.files, lambda: "cluster", self.lessee, clock=self.clock)
+        self.plugin = AddressPlugin(stores, lambda: place.boot)
+        if place.leases:
+            self.lessee.start()
+
+    def clock(self) -> float:
+        return boottime() + self.offset
+
+    def add(self, pod: str, ipam: Ipam, ifname: str, did: list[float], errors: Counter[int]) -> str:
+        """One interface of a pod, as a runtime asks for it again and again; "", or an error."""
+        began = time.monotonic()
+        text = ""
+        for _ in range(TRIES):
+            try:
+                self.plugin.add(request("ADD", ipam, f"{pod}-1", pod=pod, ifname=ifname))
+            except CNIError as error:
+                errors[int(error.code)] += 1
+                text = f"{self.place.name} {pod}: {error.message}"
+                time.sleep(0.2)
+            else:
+                did.append(time.monotonic() - began)
+                return ""
+        return text
+
+    def delete(self, pod: str, ifname: str) -> None:
+        self.plugin.delete(request("DEL", None, f"{pod}-1", pod=pod, ifname=ifname))
+
+    def state(self) -> State:
+        with self.files.transaction() as tables:
+            known = tables.instance()
+            rows = {row.name: (row.uid, row.state) for row in tables.blocks()}
+        held = [(each.domain, each.address) for each in self._store.reservations()]
+        counted = self.lessee.counted()
+        return State(
+            self.place.name,
+            known.id if known else "",
+            held,
+            rows,
+            dict(self.transport.calls),
+            counted.claims,
+            counted.conflicts,
+            counted.confirmed,
+        )
+
+
+class NodeProcess:
+    """Some nodes in a process of their own. `ask` and `answer` may be apart, for all at once."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.places = places
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, places), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, order: str, *arguments: object) -> None:
+        self._pipe.send((order, arguments))
+
+    def answer(self) -> list[Any]:
+        """One for each node."""
+        answers: list[Any] = self._pipe.recv()
+        return answers
+
+    def kill(self) -> None:
+        """As a SIGKILL of the agents."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _serve(pipe: Connection, places: Sequence[Place]) -> None:
+    with (places[0].directory.parent / f"{places[0].name}.log").open("w") as log:
+        os.dup2(log.fileno(), 2)  # a line for each ADD that is repeated
+    msgspec_warmup.build()
+    nodes = [Node(place) for place in places]
+    while True:
+        try:
+            order, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_all(nodes, lambda node: ORDERS[order](node, *arguments)))  # noqa: B023
+
+
+def _all(nodes: Sequence[Node], work: Callable[[Node], Any]) -> list[Any]:
+    """Do it on all nodes at once."""
+    answers: list[Any] = [None] * len(nodes)
+
+    def run(number: int) -> None:
+        answers[number] = work(nodes[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(nodes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:
+    """A pod of each name with an interface for each `ipam`, one after the other."""
+    seconds: list[float] = []
+    errors: Counter[int] = Counter()
+    failed = [
+        text
+        for pod in names
+        for number, ipam in enumerate(ipams)
+        if (text := node.add(f"{node.place.name}-{pod}", ipam, f"net{number}", seconds, errors))
+    ]
+    return Did(seconds, time.monotonic(), errors, failed)
+
+
+def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
+    """ADD and DEL of a pod, again and again."""
+    seconds: list[float] = []
+    errors: Counter[int] = Counter()
+    failed: list[str] = []
+    end = time.monotonic() + for_
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        pod = f"{node.place.name}-churn-{number}"
+        for index, ipam in enumerate(ipams):
+            if text := node.add(pod, ipam, f"net{index}", seconds, errors):
+                failed.append(text)
+        for index in range(len(ipams)):
+            node.delete(pod, f"net{index}")
+        if pause:
+            time.sleep(pause * random.uniform(0.5, 1.5))
+    return Did(seconds, time.monotonic(), errors, failed)
+
+
+def _deletions(node: Node, names: Sequence[str], interfaces: int) -> Sequence[float]:
+    """The seconds of each DEL."""
+    took = []
+    for pod in names:
+        for number in range(interfaces):
+            began = time.monotonic()
+            node.delete(f"{node.place.name}-{pod}", f"net{number}")
+            took.append(time.monotonic() - began)
+    return took
+
+
+def _forward(node: Node, seconds: float) -> None:
+    """Put the clock forward; the lessee's thread sees it within a second."""
+    node.offset += seconds
+
+
+def _idle(node: Node, seconds: int) -> None:
+    """Time passes without a pod, second by second, for a lessee without a thread."""
+    for _ in range(seconds):
+        node.offset += 1.0
+        node.lessee.step()
+
+
+def _faults(node: Node, rate: float) -> None:
+    node.transport.rate = rate
+
+
+ORDERS: Mapping[str, Callable[..., Any]] = {
+    "pods": _pods,
+    "churn": _churn,
+    "deletions": _deletions,
+    "forward": _forward,
+    "idle": _idle,
+    "faults": _faults,
+    "state": Node.state,
+}

@@ -1,0 +1,104 @@
+"""Makes the pools that definitions ask for, and says which it does not make."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from ipam.cluster.api import AlreadyExists, ClusterApi, NetworkDefinition, Refused
+from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand, not_of
+from ipam.cluster.controller.reports import Reports
+from ipam.cluster.controller.steps import Steps
+from ipam.cluster.objects import GROUP, AddressPool, Compat, Meta
+
+REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
+POOLS_PER_NAMESPACE = 100
+NAMESPACE = f"{GROUP}/namespace"
+"""The label of a pool that was made for a definition: the definition's namespace."""
+
+_log = logging.getLogger(__name__)
+
+
+class PoolMaker:
+    """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
+    write definitions, and a pool stays when its definition is deleted. `compat` is new pools'.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float],
+        reports: Reports,
+        most: int,
+        compat: Compat = "None",
+    ) -> None:
+        self._compat: Compat = compat
+        self._api = api
+        self._clock = clock
+        self._reports = reports
+        self._most = most
+        self._refused: dict[str, float] = {}  # when, by the pool's name
+
+    def make(
+        self,
+        definitions: Iterable[NetworkDefinition],
+        pools: dict[str, AddressPool],
+        steps: Steps,
+    ) -> int:
+        """Add the pools that are missing to `pools`; how many definitions get none."""
+        demanded = demand(definitions)
+        mistakes = list(demanded.unusable)
+        missing: list[tuple[str, DemandedPool]] = []
+        for name, asked in demanded.pools.items():
+            if name not in pools:
+                missing.append((name, asked))
+            elif pools[name].spec.range != asked.spec.range:
+                why = not_of(name, pools[name].spec, asked.spec)
+                mistakes.append(UnusableDefinition(asked.definition, why))
+        names = {name for name, _ in missing}
+        self._refused = {name: at for name, at in self._refused.items() if name in names}
+        made = Counter(pool.metadata.labels.get(NAMESPACE) for pool in pools.values())
+
+        def create(item: tuple[str, DemandedPool]) -> None:
+            name, asked = item
+            namespace = asked.definition.namespace
+            if made[namespace] >= self._most:
+                mistakes.append(UnusableDefinition(asked.definition, self._too_many(namespace)))
+                return
+            pool = self._create(name, asked)
+            if pool is not None:
+                pools[name] = pool
+                made[namespace] += 1
+
+        steps.each("create", [(name, (name, asked)) for name, asked in missing], create)
+        for mistake in mistakes:
+            self._reports.definition(mistake)
+        return len(mistakes) + len(self._refused)
+
+    def _too_many(self, namespace: str) -> str:
+        return (
+            f"podfabric's controller has made {self._most} AddressPools for definitions of "
+            f"namespace {namespace}, and makes no more: delete those that no definition names "
+            f"(kubectl get apool -l {NAMESPACE}={namespace}), or raise the chart's "
+            "controller.poolsPerNamespace"
+        )
+
+    def _create(self, name: str, asked: DemandedPool) -> AddressPool | None:
+        now = self._clock()
+        if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
+            return None
+        labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
+        spec = replace(asked.spec, compat=self._compat)
+        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
+        try:
+            pool = self._api.create(new)
+        except AlreadyExists:
+            return None  # the next round sees it
+        except Refused as error:
+            self._refused[name] = now
+            self._reports.definition(UnusableDefinition(asked.definition, str(error)))
+            return None
+        self._refused.pop(name, None)
+        _log.info("pool %s: made, a definition names it", name)
+        return pool

@@ -1,0 +1,67 @@
+"""Warning events of the controller: each is reported once, and not too many of them."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ipam.cluster.api import ClusterApi
+from ipam.cluster.controller.definitions import UnusableDefinition
+from ipam.cluster.objects import GROUP, VERSION, AddressPool
+
+MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
+EVENTS_IN = 3600.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+class Reports:
+    """What one leader has reported."""
+
+    def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._reported: dict[tuple[str, ...], float] = {}  # when
+
+    def definition(self, mistake: UnusableDefinition) -> None:
+        """That a definition gets no pool."""
+        definition = mistake.definition
+        self._report(
+            "NoAddressPool",
+            f"it gets no AddressPool: {mistake.why}",
+            {
+                "apiVersion": "k8s.cni.cncf.io/v1",
+                "kind": "NetworkAttachmentDefinition",
+                "namespace": definition.namespace,
+                "name": definition.name,
+                "uid": definition.uid,
+            },
+            once=mistake.why,
+        )
+
+    def pool(self, reason: str, message: str, pool: AddressPool, *, once: str) -> None:
+        """Something about a pool, once for each `once`."""
+        self._report(
+            reason,
+            message,
+            {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": AddressPool.KIND,
+                "name": pool.metadata.name,
+                "uid": pool.metadata.uid,
+            },
+            once=once,
+        )
+
+    def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
+        key = (reason, *map(str, regarding.values()), once)
+        if key in self._reported:
+            return
+        now = self._clock()
+        if len(self._reported) >= MOST_EVENTS:
+            oldest = next(iter(self._reported))
+            if now - self._reported[oldest] < EVENTS_IN:
+                return
+            del self._reported[oldest]
+        self._reported[key] = now
+        _log.warning("%s %s: %s", regarding["kind"], regarding["name"], message)
+        self._api.report(reason, message, regarding)

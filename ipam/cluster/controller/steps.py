@@ -1,0 +1,51 @@
+"""The steps of a round. One that fails does not keep the others from being done."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from ipam.cluster.api import ApiError
+from ipam.cluster.controller.guarded import NotLeading
+
+MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
+
+T = TypeVar("T")
+
+
+class Steps:
+    """Does steps, and remembers which of them failed. `progress` is called before each."""
+
+    def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
+        self._progress = progress
+        self._failures: dict[str, dict[str, int]] = {}  # by kind and name, one after the other
+        self._errors: list[ApiError] = []
+
+    def taken_errors(self) -> list[ApiError]:
+        """What failed since the last call."""
+        taken, self._errors = self._errors, []
+        return taken
+
+    def failed(self, error: ApiError) -> None:
+        """Remember what went wrong in a step that goes on."""
+        self._errors.append(error)
+
+    def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:
+        """Do `step` for each item, first for those whose name has failed least. After MOST_FAILURES
+        the rest is left for the next round. NotLeading."""
+        items = tuple(named)
+        counts = self._failures.get(kind, {})
+        counts = self._failures[kind] = {name: counts.get(name, 0) for name, _ in items}
+        left = MOST_FAILURES
+        for name, item in sorted(items, key=lambda each: counts[each[0]]):
+            if left == 0:
+                break
+            self._progress()
+            try:
+                step(item)
+            except NotLeading:
+                raise
+            except ApiError as error:
+                left -= 1
+                counts[name] += 1
+                self._errors.append(error)
+            else:
+                counts[name] = 0

@@ -1,0 +1,38 @@
+"""`podfabric controller`, as far as it needs no API server."""
+
+import argparse
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from base import msgspec_warmup
+from cli import controller
+from ipam.cluster import kubernetes_api
+from ipam.cluster.controller.process import ControllerProcess
+from tests.fake_api import FakeApi, FakeClient
+
+
+class Client(FakeClient):
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_decoders_are_built_before_the_first_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that decode a type for the first time crash the process."""
+    order: list[str] = []
+    server = FakeApi()
+
+    def client(*_: Any, **__: Any) -> Client:  # noqa: ANN401
+        order.append("client")
+        return Client(server, "only")
+
+    monkeypatch.setattr(kubernetes_api, "KubernetesApi", client)
+    monkeypatch.setattr(msgspec_warmup, "build", lambda: order.append("built"))
+    monkeypatch.setattr(ControllerProcess, "run", lambda self: order.append("threads"))
+    parser = argparse.ArgumentParser()
+    controller.add_arguments(parser)
+    with ExitStack() as stack:
+        controller._serve(parser.parse_args(["--metrics", ""]), SimpleQueue(), stack)
+    assert order == ["built", "client", "client", "threads"]
