@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipam.addresses import Interval, Network, parse, text
+from ipam.addresses import Interval, Network, text
 from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ApiError, Conflict, NotFound, Refused
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
 from ipam.cluster.block_store import Revision
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
@@ -32,15 +32,12 @@ from ipam.cluster.objects import (
 from ipam.cluster.pools import (
     NotReadyYet,
     Unusable,
-    foreign_within,
     kept_out,
     max_offline,
     require_usable,
 )
 from ipam.cluster.rails import Rails
-from ipam.cluster.whereabouts import placeholders
-from ipam.cluster.whereabouts.held import Held
-from ipam.cluster.whereabouts.objects import IPAllocation
+from ipam.cluster.whereabouts.looks import Looks
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -66,8 +63,7 @@ class Confirmation:
     def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
         self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
-        self._foreign: dict[str, Mapping[int, Held] | None] = {}
-        self._clashes: list[Reservation] = []
+        self._looks = Looks(leasing)
 
     def run(self, at: float) -> Confirmed:
         """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
@@ -104,7 +100,7 @@ class Confirmation:
                 revisions[name, found.metadata.uid] = self._revision(objects[name], when)
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
-        return Confirmed(objects, bool(again), self._clashes)
+        return Confirmed(objects, bool(again), self._looks.clashes)
 
     def _read_pool(self, name: str) -> None:
         with suppress(NotReadyYet):  # its blocks are confirmed for as long as before
@@ -139,8 +135,8 @@ class Confirmation:
 
         `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
-        looked = self._looked(found)
-        if found.spec.state == "Pending" and not self._may_activate(looked):
+        looked = self._looks.of(found)
+        if looked is None:
             return None
         spec = msgspec.structs.replace(
             looked,
@@ -177,46 +173,6 @@ class Confirmation:
             # Its `seq` and holders are of a store or a boot that is over.
             found = self._api.update_status(msgspec.structs.replace(found, status=BlockStatus()))
         return self._api.update(msgspec.structs.replace(found, spec=spec))
-
-    def _may_activate(self, looked: BlockSpec) -> bool:
-        """Whether a pending block has become what its pool wants it to be."""
-        pool = self._pools.known(looked.pool)
-        return pool is not None and looked.compat == pool.spec.compat
-
-    def _looked(self, found: AddressBlock) -> BlockSpec:
-        """The block's spec, with what whereabouts holds of it now.
-
-        It is asked for blocks of which it held addresses, and where the pool's `compat` is new.
-        """
-        spec, pool = found.spec, self._pools.known(found.spec.pool)
-        if pool is None or (spec.compat == pool.spec.compat and not spec.foreign):
-            return spec
-        held = self._held(pool, found)
-        if held is None:
-            return spec
-        foreign = foreign_within(held, geometry.interval(found))
-        for address in {parse(each) for each in set(foreign) - set(spec.foreign)}:
-            holder = self._store.holders(found.metadata.name).get(address)
-            if holder is not None and _is_another(held[address].allocation, holder):
-                self._clashes.append(holder)
-        return msgspec.structs.replace(spec, foreign=foreign, compat=pool.spec.compat)
-
-    def _held(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, Held] | None:
-        """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
-        name = pool.metadata.name
-        try:
-            if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
-                interval = geometry.interval(found)
-                return placeholders.put(self._api, pool, interval, found.metadata.uid)
-            if found.spec.compat == "Coexist":
-                placeholders.remove(self._api, found.metadata.uid)
-            if name not in self._foreign:
-                self._foreign[name] = self._pools.foreign(pool)
-        except (ApiError, Unusable) as error:  # leases do not depend on it
-            _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
-            self._foreign.setdefault(name, None)
-            return None
-        return self._foreign[name]
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
         """Begin to use a block of our instance that the store does not know, or delete it.
@@ -330,10 +286,8 @@ class Confirmation:
             self._conflicted(row.name, why, held)
 
     def _delete(self, found: AddressBlock) -> None:
-        pool = self._pools.known(found.spec.pool)
         with suppress(NotFound, Conflict, Refused):
-            if found.spec.compat == "Coexist" or (pool and pool.spec.compat == "Coexist"):
-                placeholders.remove(self._api, found.metadata.uid)
+            self._looks.forget(found)
             self._api.delete(found)
 
     def adopt(self) -> None:
@@ -364,11 +318,6 @@ def domain_of_pool(pool: AddressPool) -> str:
     """The store's domain of the addresses of a pool."""
     name = pool.spec.network_name
     return name if pool.spec.shared else f"{name} {pool.spec.range}"
-
-
-def _is_another(allocation: IPAllocation, holder: Reservation) -> bool:
-    """Whether whereabouts has given the address to another pod."""
-    return allocation.id != holder.container_id and allocation.podref != holder.pod_name
 
 
 def _renewed(row: LeasedBlock, uid: str) -> LeasedBlock:

