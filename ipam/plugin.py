@@ -47,7 +47,7 @@ class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
     Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node. `nv_ipam`
-    serves definitions of NVIDIA's nv-ipam, where the node does.
+    returns what serves definitions of NVIDIA's nv-ipam; None on a node that does not.
     """
 
     versions = VERSIONS
@@ -57,7 +57,7 @@ class AddressPlugin:
         stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
-        nv_ipam: NvIpam | None = None,
+        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
     ) -> None:
         self._nv_ipam = nv_ipam
         self._stores = stores
@@ -74,7 +74,7 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
-        nv_ipam: NvIpam | None = None,
+        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
         return cls(Stores(files, scope), boot_id, policy, nv_ipam)
@@ -134,12 +134,13 @@ class AddressPlugin:
         return result, grant
 
     def _of_nv_ipam(self) -> NvIpam:
-        if self._nv_ipam is None:
+        nv_ipam = self._nv_ipam()
+        if nv_ipam is None:
             raise invalid_config(
                 '"ipam.type": "nv-ipam": this node does not follow nv-ipam\'s pools: set '
                 '"ipam.nv_ipam" to follow in config.yaml (ipam.nv_ipam of the chart)'
             )
-        return self._nv_ipam
+        return nv_ipam
 
     def undo(self, grant: Grant) -> None:
         """Release what this `reserve` reserved, and nothing that another call did."""

@@ -48,13 +48,13 @@ class NodeDefaults(msgspec.Struct, frozen=True):
     forcePoolName: bool = False
 
 
-class _Ipam(msgspec.Struct, frozen=True):
+class _PoolNames(msgspec.Struct, frozen=True):
     poolName: str = ""
     poolType: str = ""
     forcePoolName: bool | None = None
 
 
-class _Arguments(msgspec.Struct, frozen=True):
+class _PodWishes(msgspec.Struct, frozen=True):
     ips: Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)] = ()
     poolNames: Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)] = ()
     poolType: str = ""
@@ -62,16 +62,16 @@ class _Arguments(msgspec.Struct, frozen=True):
     allocateIPWithIndex: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
 
 
-class _Runtime(msgspec.Struct, frozen=True):
+class _RuntimeWishes(msgspec.Struct, frozen=True):
     ips: Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)] = ()
 
 
-class _Written(msgspec.Struct, frozen=True):
+class _WrittenOptions(msgspec.Struct, frozen=True):
     """A definition's part: the same for all its pods."""
 
-    ipam: _Ipam
-    arguments: _Arguments
-    runtime: _Runtime
+    ipam: _PoolNames
+    arguments: _PodWishes
+    runtime: _RuntimeWishes
     network: str
 
 
@@ -94,6 +94,12 @@ def read(network: NetworkConfig, arguments: Arguments, defaults: NodeDefaults) -
     )
 
 
+def conf_of(directory: Path) -> Path:
+    """nv-ipam.conf below the directory of CNI configurations. A definition's `confDir` has no
+    effect: a tenant names no file of the node."""
+    return directory / "nv-ipam.d/nv-ipam.conf"
+
+
 def node_defaults(path: Path) -> NodeDefaults:
     """What that nv-ipam.conf says; nothing without the file. CNIError 5 and 6."""
     try:
@@ -114,14 +120,14 @@ def _read_defaults(path: Path, mtime: int, inode: int) -> NodeDefaults:
         raise CNIError(Code.DECODING_FAILURE, f"{path}: {error}: mend or remove it") from None
 
 
-def _written(network: NetworkConfig) -> _Written:
+def _written(network: NetworkConfig) -> _WrittenOptions:
     def part(path: str) -> _Section:
         return _present(network.at(path, _Section) or {})
 
-    return _Written(
-        ipam=convert(part("ipam"), _Ipam, "ipam"),
-        arguments=convert(part("args.cni"), _Arguments, "args.cni"),
-        runtime=convert(part("runtimeConfig"), _Runtime, "runtimeConfig"),
+    return _WrittenOptions(
+        ipam=convert(part("ipam"), _PoolNames, "ipam"),
+        arguments=convert(part("args.cni"), _PodWishes, "args.cni"),
+        runtime=convert(part("runtimeConfig"), _RuntimeWishes, "runtimeConfig"),
         network=network.network,
     )
 
@@ -131,7 +137,7 @@ def _present(section: _Section) -> _Section:
     return {key: value for key, value in section.items() if value is not None}
 
 
-def _pools(written: _Written, defaults: NodeDefaults) -> tuple[str, ...]:
+def _pools(written: _WrittenOptions, defaults: NodeDefaults) -> tuple[str, ...]:
     where = "args.cni.poolNames"
     names: Sequence[str] = written.arguments.poolNames
     if not names:
@@ -171,7 +177,7 @@ def _key(name: str, kind: str, where: str) -> str:
     return f"{kind}/{name}"
 
 
-def _requested(written: _Written, arguments: Arguments) -> tuple[tuple[str, int], ...]:
+def _requested(written: _WrittenOptions, arguments: Arguments) -> tuple[tuple[str, int], ...]:
     """The first of the three ways that is used; a prefix length is not looked at, as there."""
     where, ips, code = "runtimeConfig.ips", written.runtime.ips, Code.INVALID_CONFIG
     if not ips:
@@ -188,8 +194,12 @@ def _requested(written: _Written, arguments: Arguments) -> tuple[tuple[str, int]
     return tuple(dict.fromkeys(found))
 
 
-def _require_one(arguments: _Arguments, requested: Sequence[object]) -> None:
-    used = (bool(requested), arguments.allocateDefaultGateway, arguments.allocateIPWithIndex)
-    named = [key for key, value in zip(_FEATURES, used, strict=True) if value not in (False, None)]
+def _require_one(arguments: _PodWishes, requested: Sequence[object]) -> None:
+    used = (
+        bool(requested),
+        arguments.allocateDefaultGateway,
+        arguments.allocateIPWithIndex is not None,
+    )
+    named = [key for key, is_used in zip(_FEATURES, used, strict=True) if is_used]
     if len(named) > 1:
         raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from base.paths import Paths
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
-from ipam.addresses import parse_interface, text
+from ipam import scope
+from ipam.addresses import Network, parse_interface, text
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
-from ipam.nv_ipam.pools import NodePools, PoolsFile
+from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
 from ipam.nv_ipam.requests import NotHere, ResolvedRequest, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -21,7 +23,7 @@ from ipam.store import Grant, Owner, Reservation, ReservedAddress
 from ipam.tables import Tables
 
 
-class Follower(Protocol):
+class PoolSource(Protocol):
     """The agent's view of nv-ipam's pools."""
 
     def ask(self, key: str, address: int) -> None:
@@ -41,7 +43,7 @@ class NvIpam:
     `follower` is None in a process that is not the agent.
     """
 
-    def __init__(self, directory: Path, conf: Path, follower: Follower | None = None) -> None:
+    def __init__(self, directory: Path, conf: Path, follower: PoolSource | None = None) -> None:
         self._file = PoolsFile(directory)
         self._conf = conf
         self._follower = follower
@@ -96,6 +98,21 @@ class NvIpam:
         plain = NvIpamOptions(pools=self._options(request).pools)
         return store.exhausted(resolved(plain, self._file.read()).sets)
 
+    def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
+        """What answers domain and range of an address that an ADD of this request gave, or would
+        have; its second argument is the address's own network. CNIError as of an ADD."""
+        keys = self._options(request).pools
+        known = (self._file.read() or NodePools()).pools
+
+        def home(address: int, own: Network) -> tuple[str, Network]:
+            pools = [known[key] for key in keys if key in known]
+            for pool in pools:
+                if address in pool.subnet:
+                    return pool.domain, pool.subnet
+            return domain_of(keys[0]), own
+
+        return home
+
     def _options(self, request: Request) -> NvIpamOptions:
         defaults = nv_options.node_defaults(self._conf)
         return nv_options.read(request.config, request.arguments, defaults)
@@ -143,6 +160,17 @@ class NvIpam:
                     f"pods; {others}, which nv-ipam does not lend"
                 )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
+
+
+def on_node(paths: Paths) -> Callable[[], NvIpam | None]:
+    """What serves nv-ipam's definitions in a process that is not the agent, by config.yaml."""
+
+    def served() -> NvIpam | None:
+        if scope.settings(paths.config).nv_ipam != "follow":
+            return None
+        return NvIpam(paths.ipam, nv_options.conf_of(paths.cni_conf))
+
+    return served
 
 
 def _ip(granted: ReservedAddress) -> IPConfig:

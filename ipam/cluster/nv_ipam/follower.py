@@ -39,7 +39,7 @@ Source = Callable[[], Sequence[NvPool] | None]
 _log = logging.getLogger(__name__)
 
 
-class PoolState(NamedTuple):
+class FollowedPool(NamedTuple):
     """Of one pool: how many addresses the entry has, how many of them may be handed out, how many
     of them other nodes use, how many pods hold outside of it, and how many were asked for."""
 
@@ -56,7 +56,7 @@ class PoolState(NamedTuple):
 
 
 class PoolFollower:
-    """Implements `ipam.nv_ipam.plugin.Follower`. Without `start`, `step` does what is due."""
+    """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due."""
 
     def __init__(
         self,
@@ -81,9 +81,7 @@ class PoolFollower:
         self._objects: dict[str, NvPool] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._settled: set[str] = set()  # pools whose share is as it must be, and others' were read
-        self.states: Mapping[str, PoolState] = {}
-        if self._known().node not in ("", node):  # of another machine, whose disk this was
-            self._file.write(NodePools(node=node))
+        self.states: Mapping[str, FollowedPool] = {}
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -116,13 +114,15 @@ class PoolFollower:
     def step(self) -> float:
         """Bring file and shares up to date; for how many seconds nothing is due then."""
         with self._working:
+            if self._known().node not in ("", self._node):  # of another machine: a copied disk
+                self._file.write(NodePools(node=self._node))
             seen = [pools for source in self._sources if (pools := source()) is not None]
             if len(seen) < len(self._sources):
                 return LOOK_EVERY
             self._objects = {each.key: each for pools in seen for each in pools}
-            states: dict[str, PoolState] = {}
+            states: dict[str, FollowedPool] = {}
             for key in sorted(self._objects.keys() | self._known().pools.keys()):
-                states[key] = self.states.get(key, PoolState())
+                states[key] = self.states.get(key, FollowedPool())
                 if self._closed:
                     return LOOK_EVERY
                 try:
@@ -140,7 +140,7 @@ class PoolFollower:
 
     # --- one pool ----------------------------------------------------------------------------
 
-    def _follow(self, key: str) -> PoolState:
+    def _follow(self, key: str) -> FollowedPool:
         old = self._known().pools.get(key)
         new = self._view(key, old)
         entry = allotted(new) if new is not None else ()
@@ -166,7 +166,7 @@ class PoolFollower:
         self._reports.tell(
             key, self._objects.get(key), self._holders(key, outside), blocked, others
         )
-        return PoolState(size(entry), size(usable), size(blocked), size(outside), len(beside))
+        return FollowedPool(size(entry), size(usable), size(blocked), size(outside), len(beside))
 
     def _view(self, key: str, old: NodePool | None) -> NodePool | None:
         """The node's part as the pool says it; None of a pool that is gone."""
@@ -226,7 +226,7 @@ class PoolFollower:
     # --- what ADDs ask -----------------------------------------------------------------------
 
     def ask(self, key: str, address: int) -> None:
-        """See Follower.ask: write it into the share, then read the others."""
+        """See PoolSource.ask: write it into the share, then read the others."""
         one = (Interval(address, address),)
         with self._working:
             pool, old = self._objects.get(key), self._known().pools.get(key)
@@ -255,7 +255,7 @@ class PoolFollower:
                 raise _not_now(key, address, str(error)) from None
 
     def elsewhere(self, key: str) -> str:
-        """See Follower.elsewhere."""
+        """See PoolSource.elsewhere."""
         pool = self._objects.get(key)
         if pool is None:
             return "what other nodes have is not known"
@@ -263,7 +263,7 @@ class PoolFollower:
         return f"{nodes} other nodes have {addresses} addresses of it"
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """See Follower.failed."""
+        """See PoolSource.failed."""
         if error.code == Code.NO_FREE_ADDRESS:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
             self._wake.set()

@@ -53,7 +53,7 @@ class PoolRoute(msgspec.Struct, frozen=True):
     dst: str
 
 
-class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class NvIPPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """As far as a node reads it."""
 
     subnet: str
@@ -64,7 +64,7 @@ class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     routes: tuple[PoolRoute, ...] | None = None
 
 
-class IPPoolEntry(
+class NvIPPoolEntry(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -77,8 +77,8 @@ class IPPoolEntry(
     end: str
 
 
-class IPPoolStatus(msgspec.Struct, frozen=True):
-    allocations: tuple[IPPoolEntry, ...] | None = None
+class NvIPPoolStatus(msgspec.Struct, frozen=True):
+    allocations: tuple[NvIPPoolEntry, ...] | None = None
 
 
 class NvIPPool(Resource, frozen=True, kw_only=True):
@@ -88,8 +88,8 @@ class NvIPPool(Resource, frozen=True, kw_only=True):
     KIND = "IPPool"
     PLURAL = "ippools"
 
-    spec: IPPoolSpec
-    status: IPPoolStatus = IPPoolStatus()
+    spec: NvIPPoolSpec
+    status: NvIPPoolStatus = NvIPPoolStatus()
 
     @property
     def key(self) -> str:
@@ -111,7 +111,7 @@ class NvIPPool(Resource, frozen=True, kw_only=True):
         return _network("spec.subnet", self.spec.subnet)
 
 
-class CIDRPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class NvCIDRPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """As far as a node reads it."""
 
     cidr: str
@@ -121,7 +121,7 @@ class CIDRPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     routes: tuple[PoolRoute, ...] | None = None
 
 
-class CIDRPoolEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"node": "nodeName"}):
+class NvCIDRPoolEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"node": "nodeName"}):
     """A node's prefix, with the gateway of it."""
 
     node: str
@@ -129,8 +129,8 @@ class CIDRPoolEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"node": "
     gateway: str = ""
 
 
-class CIDRPoolStatus(msgspec.Struct, frozen=True):
-    allocations: tuple[CIDRPoolEntry, ...] | None = None
+class NvCIDRPoolStatus(msgspec.Struct, frozen=True):
+    allocations: tuple[NvCIDRPoolEntry, ...] | None = None
 
 
 class NvCIDRPool(Resource, frozen=True, kw_only=True):
@@ -140,8 +140,8 @@ class NvCIDRPool(Resource, frozen=True, kw_only=True):
     KIND = "CIDRPool"
     PLURAL = "cidrpools"
 
-    spec: CIDRPoolSpec
-    status: CIDRPoolStatus = CIDRPoolStatus()
+    spec: NvCIDRPoolSpec
+    status: NvCIDRPoolStatus = NvCIDRPoolStatus()
 
     @property
     def key(self) -> str:

@@ -9,20 +9,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-
 from cni.spec.result import Result
 from ipam.addresses import parse, text
 from ipam.cluster.api import NotFound
 from ipam.cluster.nv_ipam.follower import PoolFollower
 from ipam.cluster.nv_ipam.objects import (
-    CIDRPoolEntry,
-    CIDRPoolSpec,
-    CIDRPoolStatus,
-    IPPoolEntry,
-    IPPoolSpec,
-    IPPoolStatus,
     NvCIDRPool,
+    NvCIDRPoolEntry,
+    NvCIDRPoolSpec,
+    NvCIDRPoolStatus,
     NvIPPool,
+    NvIPPoolEntry,
+    NvIPPoolSpec,
+    NvIPPoolStatus,
 )
 from ipam.cluster.objects import Meta
 from ipam.nv_ipam.plugin import NvIpam
@@ -47,14 +46,14 @@ def put_ippool(
 ) -> NvIPPool:
     """An IPPool as nv-ipam's controller leaves it: first and last address of each node."""
     allocations = tuple(
-        IPPoolEntry(node=node, start=first, end=last)
+        NvIPPoolEntry(node=node, start=first, end=last)
         for node, (first, last) in sorted(entries.items())
     )
     return server.put(
         NvIPPool(
             metadata=Meta(name=name, namespace=NAMESPACE),
-            spec=IPPoolSpec(subnet=subnet, **spec),
-            status=IPPoolStatus(allocations=allocations),
+            spec=NvIPPoolSpec(subnet=subnet, **spec),
+            status=NvIPPoolStatus(allocations=allocations),
         )
     )
 
@@ -68,14 +67,14 @@ def put_cidrpool(
 ) -> NvCIDRPool:
     """A CIDRPool as nv-ipam's controller leaves it: prefix and gateway of each node."""
     allocations = tuple(
-        CIDRPoolEntry(node=node, prefix=prefix, gateway=gateway)
+        NvCIDRPoolEntry(node=node, prefix=prefix, gateway=gateway)
         for node, (prefix, gateway) in sorted(entries.items())
     )
     return server.put(
         NvCIDRPool(
             metadata=Meta(name=name, namespace=NAMESPACE),
-            spec=CIDRPoolSpec(cidr=cidr, **spec),
-            status=CIDRPoolStatus(allocations=allocations),
+            spec=NvCIDRPoolSpec(cidr=cidr, **spec),
+            status=NvCIDRPoolStatus(allocations=allocations),
         )
     )
 
@@ -170,7 +169,7 @@ class FollowingNode:
 
     @property
     def plugin(self) -> AddressPlugin:
-        return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=self.nv_ipam)
+        return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=lambda: self.nv_ipam)
 
     def result(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> Result:  # noqa: ANN401
         """ADD for a new sandbox of the pod."""
