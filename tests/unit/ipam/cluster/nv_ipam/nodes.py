@@ -122,7 +122,45 @@ class Cutter:
         return self.sizes.get(node) == self.size
 
 
-class FollowingNode:
+class NodeVerbs:
+    """The verbs of a node's plugin."""
+
+    name: str
+    boot: str
+    files: PerCall
+
+    @property
+    def plugin(self) -> AddressPlugin:
+        """A new one for each call, as for each process."""
+        raise NotImplementedError
+
+    @property
+    def store(self) -> SqliteStore:
+        return SqliteStore(self.files, self.boot)
+
+    def result(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> Result:  # noqa: ANN401
+        """ADD for a new sandbox of the pod."""
+        keys = {"type": "nv-ipam", "poolName": "pool"} | dict(ipam or {})
+        container = how.pop("container", f"{pod}-1")
+        asked = request("ADD", keys, container, pod=pod, **{"network": NETWORK} | how)
+        result = self.plugin.add(asked)
+        assert isinstance(result, Result)
+        return result
+
+    def add(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> list[str]:  # noqa: ANN401
+        """ADD; the addresses with their prefixes."""
+        return [ip.address for ip in self.result(pod, ipam, **how).ips]
+
+    def delete(self, pod: str) -> None:
+        """DEL of the pod's sandbox, with nothing but what the runtime must send."""
+        self.plugin.delete(request("DEL", {"type": "nv-ipam"}, f"{pod}-1", network=NETWORK))
+
+    def held(self) -> set[str]:
+        """The addresses that its pods hold."""
+        return {each.address for each in self.store.reservations()}
+
+
+class FollowingNode(NodeVerbs):
     """A node: its store, its follower without a thread, and the verbs of the plugin."""
 
     def __init__(
@@ -164,41 +202,16 @@ class FollowingNode:
         return self.server.look_at_all(kind, namespace=NAMESPACE).items
 
     @property
-    def store(self) -> SqliteStore:
-        return SqliteStore(self.files, self.boot)
-
-    @property
     def plugin(self) -> AddressPlugin:
         return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=lambda: self.nv_ipam)
-
-    def result(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> Result:  # noqa: ANN401
-        """ADD for a new sandbox of the pod."""
-        keys = {"type": "nv-ipam", "poolName": "pool"} | dict(ipam or {})
-        container = how.pop("container", f"{pod}-1")
-        asked = request("ADD", keys, container, pod=pod, **{"network": NETWORK} | how)
-        result = self.plugin.add(asked)
-        assert isinstance(result, Result)
-        return result
-
-    def add(self, pod: str, ipam: Mapping[str, object] | None = None, **how: Any) -> list[str]:  # noqa: ANN401
-        """ADD; the addresses with their prefixes."""
-        return [ip.address for ip in self.result(pod, ipam, **how).ips]
-
-    def delete(self, pod: str) -> None:
-        """DEL of the pod's sandbox, with nothing but what the runtime must send."""
-        self.plugin.delete(request("DEL", {"type": "nv-ipam"}, f"{pod}-1", network=NETWORK))
 
     def step(self, seconds: float = 5.0) -> float:
         """One look of the follower, a while later."""
         self.clock.now += seconds
         return self.follower.step()
 
-    def held(self) -> set[str]:
-        """The addresses that its pods hold."""
-        return {each.address for each in self.store.reservations()}
 
-
-def duplicates(nodes: Iterable[FollowingNode]) -> dict[str, list[str]]:
+def duplicates(nodes: Iterable[NodeVerbs]) -> dict[str, list[str]]:
     """Addresses that pods of two nodes hold."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
