@@ -31,10 +31,15 @@ def _load(script: str) -> "Plugin":
     from cni.policy import rules
     from ipam import scope
     from ipam.executable import IpamExecutable
+    from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
     paths = paths_of(script, os.environ, sys.argv[1:])
     addresses = AddressPlugin.on_node(
-        paths.ipam, paths.boot_id, rules.on_node(paths.config), scope.on_node(paths.config)
+        paths.ipam,
+        paths.boot_id,
+        rules.on_node(paths.config),
+        scope.on_node(paths.config),
+        nv_ipam.on_node(paths),
     )
     return IpamExecutable(addresses, paths.locks)

@@ -36,6 +36,7 @@ from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
 from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
+from ipam.nv_ipam import plugin as nv_ipam
 from ipam.plugin import AddressPlugin
 
 ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
@@ -161,7 +162,11 @@ class InterfacePlugin(ABC):
         self.paths = paths
         self._policy = policy or rules.on_node(paths.config)
         self._addresses = addresses or AddressPlugin.on_node(
-            paths.ipam, paths.boot_id, self._policy, scope.on_node(paths.config)
+            paths.ipam,
+            paths.boot_id,
+            self._policy,
+            scope.on_node(paths.config),
+            nv_ipam.on_node(paths),
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)
@@ -267,7 +272,7 @@ class InterfacePlugin(ABC):
                 raise CNIError(
                     Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"
                 ) from None
-            if ipam_type in (OURS, TAKEN_OVER):
+            if ipam_type in (OURS, *TAKEN_OVER):
                 self._require_store()
             yield sandbox
 

@@ -6,10 +6,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ipam.cluster.api import Lease, NetworkDefinition, Node
-from ipam.cluster.objects import GROUP, VERSION, Resource
+from ipam.cluster.objects import Resource
 
 JSON = "application/json"
-OURS = f"/apis/{GROUP}/{VERSION}"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
@@ -188,7 +187,7 @@ def document(resource: Resource) -> dict[str, Any]:
     """What is sent of an object: all of it but what only the server writes."""
     written: dict[str, Any] = msgspec.to_builtins(resource)
     meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
-    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": resource.KIND}
+    kind = {"apiVersion": resource.API, "kind": resource.KIND}
     return {**kind, **written, "metadata": meta}
 
 
@@ -242,11 +241,8 @@ def event(
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
     """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
-    if namespace:
-        return "/".join(
-            filter(None, (OURS, "namespaces", namespace, kind.PLURAL, name, subresource))
-        )
-    return "/".join(filter(None, (OURS, kind.PLURAL, name, subresource)))
+    where = f"/apis/{kind.API}/namespaces/{namespace}" if namespace else f"/apis/{kind.API}"
+    return "/".join(filter(None, (where, kind.PLURAL, name, subresource)))
 
 
 def leases(namespace: str) -> str:
