@@ -18,6 +18,7 @@ from ipam.store_files import StoreFiles
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from ipam.cluster.kubernetes_api import KubernetesApi
     from ipam.cluster.lessee import Lessee
 
 NODE_NAME = "NODE_NAME"
@@ -47,14 +48,28 @@ def lessee_of(
             NODE_NAME,
         )
         return None
-    from ipam.cluster.api import ApiError
-    from ipam.cluster.kubernetes_api import KubernetesApi
+    api = api_of(environ)
+    if api is None:
+        return None
     from ipam.cluster.lessee import Lessee
 
     msgspec_warmup.build()  # of the modules that were imported just now
+    try:
+        boot = paths.boot_id()
+    except OSError as error:
+        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
+        return None
+    return Lessee(api, files, node, boot, compat=settings.compat != "None")
+
+
+def api_of(environ: Mapping[str, str]) -> "KubernetesApi | None":
+    """A client of the node's cluster; None without one, and the log says why."""
+    from ipam.cluster.api import ApiError
+    from ipam.cluster.kubernetes_api import KubernetesApi
+
     kubeconfig = environ.get(KUBECONFIG)
     try:
-        api = KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
+        return KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
     except ApiError as error:
         _log.error(
             '"ipam.scope" is cluster, and there is no cluster to ask: %s; run the agent in a pod '
@@ -64,12 +79,6 @@ def lessee_of(
             KUBECONFIG,
         )
         return None
-    try:
-        boot = paths.boot_id()
-    except OSError as error:
-        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
-        return None
-    return Lessee(api, files, node, boot, compat=settings.compat != "None")
 
 
 def families(lessee: "Lessee") -> Callable[[], "Sequence[Metric]"]:

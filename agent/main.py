@@ -29,6 +29,7 @@ from agent import (
     cluster_addresses,
     departure,
     logs,
+    nv_ipam_pools,
     settings,
     startup,
     systemd,
@@ -122,7 +123,13 @@ class Agent:
         stores = Stores(
             self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
         )
-        self._addresses = AddressPlugin(stores, cache(paths.boot_id), self._policy)
+        self._nv_ipam = nv_ipam_pools.service_of(self._store, loaded.ipam)
+        self._addresses = AddressPlugin(
+            stores,
+            cache(paths.boot_id),
+            self._policy,
+            nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam),
+        )
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)
         self._rdma = Rdma(paths)
@@ -146,6 +153,9 @@ class Agent:
             self._metrics.more.append(cluster_addresses.families(self._lessee))
             self._lessee.leaving = leaving is not None
             stack.callback(self._lessee.close)
+        if self._nv_ipam is not None:
+            self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
+            stack.callback(self._nv_ipam.close)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
@@ -204,6 +214,8 @@ class Agent:
             self._devices.start()
         if self._lessee is not None:
             self._lessee.start()
+        if self._nv_ipam is not None:
+            self._nv_ipam.start()
         if self._settings.sweep:
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         gc.freeze()  # what exists now lasts: no collection needs to look at it
@@ -240,7 +252,7 @@ class Agent:
             "ib-sriov": lambda environ: self._sriov,
             "rdma": lambda environ: self._rdma,
             OURS: lambda environ: ipam,
-            TAKEN_OVER: lambda environ: ipam,
+            **{name: lambda environ: ipam for name in TAKEN_OVER},
         }
 
     @contextmanager
@@ -340,6 +352,8 @@ class Agent:
         self._sockets.close()
         if self._lessee is not None:  # there is one lessee of a node at a time
             self._lessee.close()
+        if self._nv_ipam is not None:
+            self._nv_ipam.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
             _log.info("left the next calls to the next agent")

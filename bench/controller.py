@@ -133,7 +133,9 @@ class _Quiet:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._api, name)
 
-    def list(self, kind: type[Any], fields: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+    def list(
+        self, kind: type[Any], fields: Mapping[str, str] | None = None, namespace: str = ""
+    ) -> Any:  # noqa: ANN401
         from ipam.cluster.api import Listing
 
         return Listing(self._blocks, "1") if kind is AddressBlock else self._api.list(kind, fields)

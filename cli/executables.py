@@ -24,6 +24,9 @@ PLUGINS = {
 }
 """The module of each plugin, by the name its executable has."""
 
+EVERY = {**PLUGINS, "nv-ipam": "ipam"}
+"""Also those that are installed only if they are named: most nodes have no nv-ipam, or NVIDIA's."""
+
 FALLBACK = ".podfabric"
 """The directory of the scripts, beside the launchers; cni/launcher/launcher.c has the name too."""
 
@@ -64,7 +67,7 @@ def script(name: str, *, development: bool = False) -> bytes:
         mark=_SCRIPT_MARK.decode(),
         name=name,
         path=[str(CODE), sysconfig.get_paths()["purelib"]],
-        module=PLUGINS[name],
+        module=EVERY[name],
     ).encode()
 
 

@@ -16,7 +16,7 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli import executables
 from cli.arguments import file
-from cli.executables import FALLBACK, PLUGINS
+from cli.executables import EVERY, FALLBACK, PLUGINS
 from cni import installation
 from ipam import scope
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=tuple(PLUGINS),
         metavar="NAME,...",
-        help=f"which of {', '.join(PLUGINS)} (default: all)",
+        help=f"which of {', '.join(EVERY)} (default: all but nv-ipam)",
     )
     parser.add_argument(
         "--fallback",
@@ -121,7 +121,7 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
     if not bin_dir.is_dir():
         raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):
-        yield from _remove(bin_dir / name for name in PLUGINS)
+        yield from _remove(bin_dir / name for name in EVERY)
         yield from _remove_fallback(bin_dir / FALLBACK)
         sync_directory(bin_dir)
 
@@ -160,8 +160,8 @@ def _require_scope(paths: Paths) -> None:
 def _plugins(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in PLUGINS:
-            plugins = ", ".join(PLUGINS)
+        if name not in EVERY:
+            plugins = ", ".join(EVERY)
             raise argparse.ArgumentTypeError(f'no plugin "{name}": choose from {plugins}')
     return names
 

@@ -4,7 +4,7 @@ import argparse
 import ipaddress
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from base.paths import Paths
 from cli import cluster_addresses, whereabouts
@@ -21,6 +21,8 @@ from ipam import options as ipam_options
 from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.fsck import LivingAddress, NodeFacts
+from ipam.nv_ipam.options import conf_of, is_nv_ipam
+from ipam.nv_ipam.plugin import NvIpam
 from ipam.options import IpamOptions
 from ipam.store import Reservation
 
@@ -76,21 +78,21 @@ def _journalled(paths: Paths) -> list[Reservation]:
             sys.stderr.write(f"{entry}\n")
             continue
         try:
-            reservations += _of(entry)
+            reservations += _of(entry, paths)
         except (CNIError, ValueError) as error:
             sys.stderr.write(f"journal of {entry.attachment}: {error}\n")
     return reservations
 
 
-def _of(entry: JournalEntry) -> Iterator[Reservation]:
-    if not entry.addresses or entry.ipam.type not in (OURS, TAKEN_OVER):
+def _of(entry: JournalEntry, paths: Paths) -> Iterator[Reservation]:
+    if not entry.addresses or entry.ipam.type not in (OURS, *TAKEN_OVER):
         return
-    options = ipam_options.read(entry.delete_request().config)
+    home = _home_of(entry, paths)
     for cidr in entry.addresses:
         address, own = parse_interface(cidr)
-        network = _network(options, address, own)
+        domain, network = home(address, own)
         yield Reservation(
-            domain=options.domain(network),
+            domain=domain,
             address=text(address),
             range=str(network),
             network=entry.network,
@@ -102,6 +104,21 @@ def _of(entry: JournalEntry) -> Iterator[Reservation]:
             boot=entry.boot_id,
             segment=_segment(entry),
         )
+
+
+def _home_of(entry: JournalEntry, paths: Paths) -> Callable[[int, Network], tuple[str, Network]]:
+    """What answers domain and range of an address of the entry; its second argument is the
+    address's own network."""
+    request = entry.delete_request()
+    if is_nv_ipam(request.config):
+        return NvIpam(paths.ipam, conf_of(paths.cni_conf)).homes(request)
+    options = ipam_options.read(request.config)
+
+    def home(address: int, own: Network) -> tuple[str, Network]:
+        network = _network(options, address, own)
+        return options.domain(network), network
+
+    return home
 
 
 def _segment(entry: JournalEntry) -> str:

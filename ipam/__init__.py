@@ -31,6 +31,7 @@ def _load(script: str) -> "Plugin":
     from cni.policy import rules
     from ipam import scope
     from ipam.executable import IpamExecutable
+    from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
     paths = paths_of(script, os.environ, sys.argv[1:])
@@ -40,5 +41,6 @@ def _load(script: str) -> "Plugin":
         rules.on_node(paths.config),
         scope.on_node(paths.config),
         scope.compat_on_node(paths.config),
+        nv_ipam.on_node(paths),
     )
     return IpamExecutable(addresses, paths.locks)

@@ -21,7 +21,8 @@ from ipam.plugin import AddressPlugin
 from ipam.store import Grant
 
 OURS = "podfabric-ipam"
-TAKEN_OVER = "whereabouts"
+TAKEN_OVER = ("whereabouts", "nv-ipam")
+"""Types of other IPAM plugins that ours serves where no executable of theirs is installed."""
 _NONE = IpamConfig()
 _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
@@ -55,9 +56,9 @@ class IpamCall(Protocol):
 class Delegation:
     """The IPAM plugins of one node: ours, and the executables of others in `directory`.
 
-    Ours is `plugin`, called in-process. It serves "podfabric-ipam", and "whereabouts" unless the
-    directory has another plugin's executable of that name. Other plugins run only if `policy`
-    allows their type and the paths in their options.
+    Ours is `plugin`, called in-process. It serves "podfabric-ipam", and "whereabouts" and
+    "nv-ipam" unless the directory has another plugin's executable of that name. Other plugins run
+    only if `policy` allows their type and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -114,7 +115,7 @@ class Delegation:
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
         """Whether this package serves the type. CNIError 101 if that is uncertain."""
-        if ipam_type != TAKEN_OVER:
+        if ipam_type not in TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type
         if here.is_file():

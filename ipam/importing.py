@@ -37,7 +37,7 @@ class _ImportedAddress(msgspec.Struct, frozen=True):
     ifname: str = ""
 
 
-class _ImportedPoolSpec(msgspec.Struct, frozen=True):
+class _WhereaboutsPoolSpec(msgspec.Struct, frozen=True):
     range: str
     allocations: dict[str, _ImportedAddress] | None = None
 
@@ -46,8 +46,8 @@ class _Metadata(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _ImportedPool(msgspec.Struct, frozen=True):
-    spec: _ImportedPoolSpec
+class _WhereaboutsPool(msgspec.Struct, frozen=True):
+    spec: _WhereaboutsPoolSpec
     metadata: _Metadata = _Metadata()
 
 
@@ -97,7 +97,7 @@ def whereabouts(manifest: Path, defaults: Defaults, notes: list[str]) -> list[Re
             notes.append(f"{manifest}: {kind or 'a document without a kind'}: left out")
             continue
         name = str((document.get("metadata") or {}).get("name", ""))
-        pool = convert(document, _ImportedPool, f"IPPool {name}")
+        pool = convert(document, _WhereaboutsPool, f"IPPool {name}")
         reservations += _allocations(pool, defaults)
     return reservations
 
@@ -128,7 +128,7 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     return len(new)
 
 
-def _allocations(pool: _ImportedPool, defaults: Defaults) -> Iterator[Reservation]:
+def _allocations(pool: _WhereaboutsPool, defaults: Defaults) -> Iterator[Reservation]:
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError as error:
@@ -160,7 +160,7 @@ def _allocations(pool: _ImportedPool, defaults: Defaults) -> Iterator[Reservatio
         )
 
 
-def _network_name(pool: _ImportedPool) -> str:
+def _network_name(pool: _WhereaboutsPool) -> str:
     """whereabouts names a pool `[<network_name>-]<range with ':' and '/' as '-'>`."""
     normalised = pool.spec.range.replace(":", "-").replace("/", "-")
     name = pool.metadata.name.removesuffix(normalised)

@@ -4,7 +4,7 @@ ADD and CHECK read the configuration strictly. DEL and GC go by the attachment a
 also release what was reserved under an earlier configuration, or one that is broken now.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ from ipam import resolv_conf, segments
 from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
+from ipam.nv_ipam.options import is_nv_ipam
+from ipam.nv_ipam.plugin import NvIpam
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.requested_ips import final_sets
@@ -44,7 +46,8 @@ from ipam.usage import SeenRanges
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
 
-    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
+    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node. `nv_ipam`
+    returns what serves definitions of NVIDIA's nv-ipam; None on a node that does not.
     """
 
     versions = VERSIONS
@@ -54,7 +57,9 @@ class AddressPlugin:
         stores: Stores,
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
+        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
     ) -> None:
+        self._nv_ipam = nv_ipam
         self._stores = stores
         self._store = stores.of_node
         self._boot_id = boot_id
@@ -70,9 +75,10 @@ class AddressPlugin:
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
         compat: scopes.CompatSource = scopes.no_compat,
+        nv_ipam: Callable[[], NvIpam | None] = lambda: None,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope, compat=compat), boot_id, policy)
+        return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
@@ -83,6 +89,8 @@ class AddressPlugin:
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
         """
+        if is_nv_ipam(request.config):
+            return self._reserve_of_nv_ipam(request, segment)
         options = ipam_options.read(request.config)
         sets = final_sets(options, request.arguments)
         _require_answerable(sets, request)
@@ -114,6 +122,26 @@ class AddressPlugin:
         addresses = ", ".join(ip.address for ip in result.ips)
         messages.info(f"ADD {owner.attachment}: {addresses}")
         return result, grant
+
+    def _reserve_of_nv_ipam(self, request: Request, segment: str | None) -> tuple[Result, Grant]:
+        result, grant, sets = self._of_nv_ipam().reserve(
+            self._store(self._boot()),
+            Owner(_attachment(request), _encodable(request.arguments.pod)),
+            request,
+            segments.of_config(request.config) if segment is None else segment,
+            lambda sets: _require_answerable(sets, request),
+        )
+        self._seen.see(sets)
+        return result, grant
+
+    def _of_nv_ipam(self) -> NvIpam:
+        nv_ipam = self._nv_ipam()
+        if nv_ipam is None:
+            raise invalid_config(
+                '"ipam.type": "nv-ipam": this node does not follow nv-ipam\'s pools: set '
+                '"ipam.nv_ipam" to follow in config.yaml (ipam.nv_ipam of the chart)'
+            )
+        return nv_ipam
 
     def undo(self, grant: Grant) -> None:
         """Release what this `reserve` reserved, and nothing that another call did."""
@@ -147,6 +175,12 @@ class AddressPlugin:
 
     def check(self, request: Request) -> None:
         """Compare prevResult's addresses with those reserved for the attachment."""
+        if is_nv_ipam(request.config):
+            attachment = _attachment(request)
+            reserved = self._store("").held_by(attachment)
+            self._of_nv_ipam().check(request, reserved)
+            _require_held(attachment, reserved)
+            return
         options = ipam_options.read(request.config)
         previous = request.previous_result
         if previous is None:
@@ -161,10 +195,7 @@ class AddressPlugin:
                     f"{text(address)} is not reserved for {attachment}: recreate the pod "
                     "before another one gets the address",
                 )
-        if not held:
-            raise CNIError(
-                Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
-            )
+        _require_held(attachment, held)
 
     def gc(self, request: Request) -> None:
         """Release the addresses of this network's attachments that the runtime does not list."""
@@ -182,9 +213,13 @@ class AddressPlugin:
 
     def status(self, request: Request) -> None:
         """CNIError 50 if an ADD would get no address now."""
-        options = ipam_options.read(request.config)
+        nv_ipam = self._of_nv_ipam() if is_nv_ipam(request.config) else None
+        options = IpamOptions() if nv_ipam else ipam_options.read(request.config)
         try:
-            full = self._stores.of_request(options, self._boot()).exhausted(options.sets)
+            if nv_ipam is not None:
+                full = nv_ipam.status(self._store(self._boot()), request)
+            else:
+                full = self._stores.of_request(options, self._boot()).exhausted(options.sets)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
         if full:
@@ -241,6 +276,13 @@ def _require_text(value: str, name: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"{name} is not UTF-8") from None
+
+
+def _require_held(attachment: Attachment, held: Collection[object]) -> None:
+    if not held:
+        raise CNIError(
+            Code.CHECK_FAILED, f"no address is reserved for {attachment}: recreate the pod"
+        )
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:

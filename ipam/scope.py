@@ -50,11 +50,14 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part `ipam` of config.yaml.
 
     `compat` other than None: pods that whereabouts set up may run here, so a DEL of a sandbox that
-    the store does not know is kept until whereabouts' objects have been seen to.
+    the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: whether
+    the pools of NVIDIA's nv-ipam in that namespace are followed.
     """
 
     scope: Scope = "node"
     compat: Compat = "None"
+    nv_ipam: Literal["none", "follow"] = "none"
+    nv_ipam_namespace: str = "nvidia-network-operator"
 
 
 def node_only() -> Scope:
@@ -81,7 +84,13 @@ def compat_on_node(path: Path) -> CompatSource:
 def of(part: object, name: str) -> AddressSettings:
     """The settings in the part `ipam` of the file `name`. Raises DocumentError."""
     shapes = typing.get_type_hints(AddressSettings, include_extras=True)
-    return AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
+    settings = AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
+    if settings.nv_ipam != "none" and settings.scope != "cluster":
+        raise DocumentError(
+            f'{name}: {PART}.nv_ipam: "{settings.nv_ipam}" needs "scope: cluster": the agent reads '
+            "the pools from the API server"
+        )
+    return settings
 
 
 def load(path: Path) -> AddressSettings:
@@ -107,16 +116,18 @@ def _part(path: Path) -> object:
 def on_node(path: Path) -> Source:
     """The scope in the configuration file at `path`, which is read again at each call."""
 
-    def read() -> Scope:
-        try:
-            return load(path).scope
-        except (DocumentError, OSError) as error:
-            raise CNIError(
-                Code.IO_FAILURE,
-                f"{error}: nothing was done, since that file says whose addresses they are",
-            ) from None
+    return lambda: settings(path).scope
 
-    return read
+
+def settings(path: Path) -> AddressSettings:
+    """`load`, in a call of a runtime: CNIError 5 if the file cannot be read."""
+    try:
+        return load(path)
+    except (DocumentError, OSError) as error:
+        raise CNIError(
+            Code.IO_FAILURE,
+            f"{error}: nothing was done, since that file says whose addresses they are",
+        ) from None
 
 
 class Stores:

@@ -82,9 +82,14 @@ class FakeClient:
         return self._call("get", kind.KIND, name, lambda: self.server.look(kind, name, namespace))
 
     def list(
-        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Listing[AnyResource]:
-        return self._call("list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields))
+        return self._call(
+            "list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields, namespace)
+        )
 
     def create(self, new: AnyResource) -> AnyResource:
         return self._change("create", new, self.server.store_new)
@@ -106,6 +111,7 @@ class FakeClient:
         kind: type[AnyResource],
         resource_version: str,
         fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         return self._call(
             "watch", kind.KIND, "", lambda: self.server.follow(kind, resource_version, fields, self)
@@ -300,12 +306,16 @@ class FakeApi(FakeClient):
             return copied(cast(AnyResource, found))
 
     def look_at_all(
-        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Listing[AnyResource]:
         """All objects of the kind that the fields select, by name."""
         check_selector(kind, fields)
         with self.changed:
             found = [each for each in self._objects.values() if isinstance(each, kind)]
+            found = [each for each in found if namespace in ("", each.metadata.namespace)]
             found = sorted((each for each in found if selected(each, fields)), key=key)
             return Listing(tuple(map(copied, found)), str(self._version))
 

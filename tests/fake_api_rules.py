@@ -17,10 +17,12 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
     ),
     "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
     "AddressReservation": frozenset({"spec.pool"}),
+    "AddressShare": frozenset({"spec.node", "spec.pool"}),
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "AddressPool": ("spec.range", "spec.network_name", "spec.shared", "spec.rails"),
     "AddressBlock": ("spec.pool", "spec.space", "spec.first", "spec.prefix", "spec.rails"),
+    "AddressShare": ("spec.node", "spec.pool"),
 }
 
 Key = tuple[str, str, str]

@@ -36,6 +36,7 @@ from host.netdev_move import NameTaken
 from host.netlink import Rtnetlink, netlink
 from ipam import scope
 from ipam.delegation import OURS, TAKEN_OVER, Delegation, IpamCall
+from ipam.nv_ipam import plugin as nv_ipam
 from ipam.plugin import AddressPlugin
 
 ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
@@ -166,6 +167,7 @@ class InterfacePlugin(ABC):
             self._policy,
             scope.on_node(paths.config),
             scope.compat_on_node(paths.config),
+            nv_ipam.on_node(paths),
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
         self.journal = Journal(paths)
@@ -271,7 +273,7 @@ class InterfacePlugin(ABC):
                 raise CNIError(
                     Code.INVALID_CONFIG, f"{taken}: give this attachment another interface name"
                 ) from None
-            if ipam_type in (OURS, TAKEN_OVER):
+            if ipam_type in (OURS, *TAKEN_OVER):
                 self._require_store()
             yield sandbox
 

@@ -89,6 +89,7 @@ static const char *const abouts[][2] = {
     {"ipoib", "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"},
     {"rdma", "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it"},
     {"sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
+    {"nv-ipam", "podfabric-ipam: gives pods addresses of nv-ipam's pools"},
     {"podfabric-ipam", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
 };
 

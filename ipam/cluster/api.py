@@ -106,9 +106,13 @@ class ClusterApi(Protocol):
         """One object. NotFound."""
 
     def list(
-        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Listing[AnyResource]:
-        """Every object whose fields ("spec.holder.instance": ...) have these values."""
+        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
+        ...) have these values."""
 
     def create(self, new: AnyResource) -> AnyResource:
         """Write a new object, without its status; as it was stored. AlreadyExists."""
@@ -133,6 +137,7 @@ class ClusterApi(Protocol):
         kind: type[AnyResource],
         resource_version: str,
         fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). WatchExpired."""
 

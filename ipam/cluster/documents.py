@@ -248,8 +248,8 @@ def event(
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
     """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
-    within = ("namespaces", namespace) if namespace else ()
-    return "/".join(filter(None, ("/apis", kind.API, *within, kind.PLURAL, name, subresource)))
+    where = f"/apis/{kind.API}/namespaces/{namespace}" if namespace else f"/apis/{kind.API}"
+    return "/".join(filter(None, (where, kind.PLURAL, name, subresource)))
 
 
 def leases(namespace: str) -> str:

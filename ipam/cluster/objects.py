@@ -49,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What all kinds have in common."""
+    """What all kinds have in common. `API` is group and version."""
 
     API: ClassVar[str] = f"{GROUP}/{VERSION}"
     KIND: ClassVar[str]
@@ -262,9 +262,40 @@ class AddressReservation(Resource, frozen=True, kw_only=True):
     status: ReservationStatus = ReservationStatus()
 
 
+# --- AddressShare ----------------------------------------------------------------------------
+
+
+class ShareSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node uses of a pool of nv-ipam. `pool` ("ippool/NAME") and `node` are immutable.
+
+    `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the node hold or may get.
+    """
+
+    pool: str
+    node: str
+    ranges: tuple[str, ...] = ()
+
+
+class ShareStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Written by the node: what is not as the pool says."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
+class AddressShare(Resource, frozen=True, kw_only=True):
+    """A node's share of a pool of nv-ipam: other nodes leave these addresses alone."""
+
+    KIND = "AddressShare"
+    PLURAL = "addressshares"
+
+    spec: ShareSpec
+    status: ShareStatus = ShareStatus()
+
+
 KINDS: tuple[type[Resource], ...] = (
     AddressPool,
     AddressBlock,
     AddressRequest,
     AddressReservation,
+    AddressShare,
 )

@@ -108,10 +108,13 @@ class RestApi:
         return _decoded(what, self._read(what, documents.path(kind, namespace, name)), kind)
 
     def list(
-        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Listing[AnyResource]:
-        what = f"list {kind.KIND}"
-        items, version = self._pages(what, documents.path(kind), kind, _selector(fields))
+        what, where = f"list {kind.KIND}", documents.path(kind, namespace)
+        items, version = self._pages(what, where, kind, _selector(fields))
         return Listing(tuple(items), version)
 
     def create(self, new: AnyResource) -> AnyResource:
@@ -154,9 +157,11 @@ class RestApi:
         kind: type[AnyResource],
         resource_version: str,
         fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         what, selector = f"watch {kind.KIND}", _selector(fields)
-        key = (kind.KIND, str(selector))
+        where = documents.path(kind, namespace)
+        key = (where, str(selector))
         # A watch that saw nothing but bookmarks goes on from the last of them.
         last, bookmark = self._bookmarks.get(key, ("", ""))
         query = [
@@ -167,7 +172,7 @@ class RestApi:
             *selector,
         ]
         self._take_turn(what, self._deadline())
-        answer = self._transport.follow(documents.path(kind), query)
+        answer = self._transport.follow(where, query)
         if answer.status != HTTPStatus.OK:
             raise self._error(what, Response(answer.status, b"".join(answer.lines)))
         return self._changes(what, answer.lines, kind, key, resource_version)

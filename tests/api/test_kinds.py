@@ -42,6 +42,13 @@ RESERVATION: Document = {
     "spec": {"pool": "kinds-10.7.0.0-16", "owner": {"kind": "Pod", "name": "trainer-0"}},
 }
 
+SHARE: Document = {
+    "apiVersion": "ipam.podfabric.io/v1alpha1",
+    "kind": "AddressShare",
+    "metadata": {"name": "ippool.kinds.n"},
+    "spec": {"pool": "ippool/kinds", "node": "n", "ranges": ["10.7.0.1-10.7.0.9", "fd00::1"]},
+}
+
 
 def changed(document: Document, changes: Changes) -> Document:
     """The document with other values at paths: "spec.holder.node"."""
@@ -136,6 +143,8 @@ LONG = "n" * 60
         (REQUEST, {}),
         (REQUEST, {"spec.address": "10.7.0.9", "spec.count": 4096}),
         (RESERVATION, {}),
+        (SHARE, {}),
+        (SHARE, {"spec.ranges": GONE}),
         (RESERVATION, {"spec.owner": {"kind": "StatefulSet", "name": "t", "ifname": "net1"}}),
     ],
 )
@@ -225,6 +234,11 @@ EXCLUDE = "exclude must name"
         (REQUEST, {"spec.node": GONE}, "spec.node: Required"),
         (RESERVATION, {"spec.owner": {"kind": "Deployment", "name": "x"}}, "spec.owner.kind"),
         (RESERVATION, {"spec.owner": GONE}, "spec.owner: Required"),
+        (SHARE, {"spec.node": GONE}, "spec.node: Required"),
+        (SHARE, {"spec.pool": "kinds"}, "spec.pool"),
+        (SHARE, {"spec.ranges": ["10.7.0.0/24"]}, "in canonical form"),
+        (SHARE, {"spec.ranges": ["10.7.0.01"]}, "in canonical form"),
+        (SHARE, {"spec.ranges": ["10.7.0.1-10.7.0.2-10.7.0.3"]}, "in canonical form"),
     ],
 )
 def test_a_wrong_object_is_refused_with_the_reason(
@@ -258,6 +272,8 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.state": "Reclaiming", "spec.maxOfflineSeconds": 1800}, ""),
         (REQUEST, {"spec.count": 2}, "a request never changes"),
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
+        (SHARE, {"spec.node": "m"}, "pool and node never change"),
+        (SHARE, {"spec.ranges": []}, ""),
     ],
 )
 def test_what_identifies_an_object_never_changes(

@@ -148,7 +148,7 @@ def ready_pool(
 
 
 def _is_empty(server: ApiServer, kind: type[Resource]) -> bool:
-    """Delete all objects of the kind; whether there were none. A large one takes the server long."""
+    """Delete all objects of the kind; whether there were none. A large one takes long."""
     try:
         found = server.admin.list(kind).items
         for each in found:

@@ -70,6 +70,10 @@ spec:
             - install
             {{- with $root.Values.install.plugins }}
             - --plugins={{ join "," . }}
+            {{- else }}
+            {{- if eq $root.Values.ipam.nv_ipam "follow" }}
+            - --plugins=ib-sriov,ipoib,nv-ipam,podfabric-ipam,rdma,sriov
+            {{- end }}
             {{- end }}
             {{- if $root.Values.install.force }}
             - --force

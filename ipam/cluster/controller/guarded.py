@@ -41,10 +41,13 @@ class GuardedApi:
             return self._api.get(kind, name, namespace)
 
     def list(
-        self, kind: type[AnyResource], fields: Mapping[str, str] | None = None
+        self,
+        kind: type[AnyResource],
+        fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Listing[AnyResource]:
         with self._counted("list"):
-            return self._api.list(kind, fields)
+            return self._api.list(kind, fields, namespace)
 
     def create(self, new: AnyResource) -> AnyResource:
         with self._change("create"):
@@ -71,9 +74,10 @@ class GuardedApi:
         kind: type[AnyResource],
         resource_version: str,
         fields: Mapping[str, str] | None = None,
+        namespace: str = "",
     ) -> Iterator[Change[AnyResource]]:
         with self._counted("watch"):
-            yield from self._api.watch(kind, resource_version, fields)
+            yield from self._api.watch(kind, resource_version, fields, namespace)
 
     def node(self, name: str) -> Node:
         with self._counted("get"):

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent import nv_ipam_pools
 from agent.cluster_addresses import families
 from agent.metrics import MAX_REASONS, Lasting, Metrics
 from cni.spec.errors import Code
 from deviceplugin.kubelet.server import PoolState
 from ipam.cluster.lessee import Lessee
+from ipam.cluster.nv_ipam.follower import FollowedPool
+from ipam.cluster.nv_ipam.service import NvPoolService
 from ipam.store import RangeUsage
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi
@@ -228,6 +231,9 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     metrics.swept(removed=1, errors=1)
     lessee = Lessee(FakeApi(), PerCall(tmp_path), "node-a", "boot-1")
     metrics.more.append(families(lessee))
+    pools = NvPoolService(FakeApi(), PerCall(tmp_path), "node-a", "nv")
+    pools.follower.states = {"ippool/a": FollowedPool(entry=1, usable=1)}
+    metrics.more.append(nv_ipam_pools.families(pools))
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

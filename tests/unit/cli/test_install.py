@@ -10,7 +10,7 @@ import pytest
 
 from cli import executables, install
 from cli.commands import run
-from cli.executables import FALLBACK, PLUGINS
+from cli.executables import EVERY, FALLBACK, PLUGINS
 from cni import installation
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
@@ -78,7 +78,7 @@ def test_chosen_plugins_only(bin_dir: Path, capsys: pytest.CaptureFixture[str]) 
     assert _tree(bin_dir) == ["ipoib"]
     with pytest.raises(SystemExit):
         _install(bin_dir, "--plugins", "ipoib,ipam")
-    told = f'no plugin "ipam": choose from {", ".join(PLUGINS)}'
+    told = f'no plugin "ipam": choose from {", ".join(EVERY)}'
     assert told in capsys.readouterr().err
 
 

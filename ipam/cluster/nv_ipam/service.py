@@ -1,0 +1,37 @@
+"""Follows nv-ipam's pools in the agent: a watch for each kind, and the follower that they wake."""
+
+from ipam.cluster.api import ClusterApi
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
+from ipam.store_files import StoreFiles
+
+
+class NvPoolService:
+    """The pools of nv-ipam's namespace, for the node `node`. Nothing is asked before `start`."""
+
+    def __init__(self, api: ClusterApi, files: StoreFiles, node: str, namespace: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._ippools: Mirror[NvIPPool] | None = None
+        self._cidrpools: Mirror[NvCIDRPool] | None = None
+        sources = (lambda: _seen(self._ippools), lambda: _seen(self._cidrpools))
+        self.follower = PoolFollower(api, files, node, sources)
+
+    def start(self) -> None:
+        """Follow until `close`, in threads of its own."""
+        wake, where = self.follower.wake, self._namespace
+        self._ippools = Mirror(self._api, NvIPPool, wake, namespace=where)
+        self._cidrpools = Mirror(self._api, NvCIDRPool, wake, namespace=where)
+        self.follower.start()
+
+    def close(self) -> None:
+        """Begin nothing more. Waits for what is under way."""
+        for mirror in (self._ippools, self._cidrpools):
+            if mirror is not None:
+                mirror.close()
+        self.follower.close()
+
+
+def _seen(mirror: Mirror[NvIPPool] | Mirror[NvCIDRPool] | None) -> tuple[NvPool, ...] | None:
+    return None if mirror is None else mirror.items()

@@ -1,0 +1,181 @@
+"""The verbs of a network whose IPAM plugin is nv-ipam, over the store of this node.
+
+DEL and GC go by the attachment alone, as for every network.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from base.paths import Paths
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.request import Request
+from cni.spec.result import IPConfig, Result
+from ipam import scope
+from ipam.addresses import Network, parse_interface, text
+from ipam.nv_ipam import options as nv_options
+from ipam.nv_ipam.options import NvIpamOptions
+from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
+from ipam.nv_ipam.requests import NotHere, ResolvedRequest, resolved
+from ipam.ranges import RangeSet
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Grant, Owner, Reservation, ReservedAddress
+from ipam.tables import Tables
+
+
+class PoolSource(Protocol):
+    """The agent's view of nv-ipam's pools."""
+
+    def ask(self, key: str, address: int) -> None:
+        """Get that address of the pool for this node, and write it to the node's file. CNIError 111
+        if another node has it, 11 if that cannot be told now."""
+
+    def elsewhere(self, key: str) -> str:
+        """What of the pool other nodes have, for an error."""
+
+    def failed(self, owner: Owner, error: CNIError) -> None:
+        """A pod got no address."""
+
+
+class NvIpam:
+    """nv-ipam on one node. `directory` is the store's, `conf` is nv-ipam.conf.
+
+    `follower` is None in a process that is not the agent.
+    """
+
+    def __init__(self, directory: Path, conf: Path, follower: PoolSource | None = None) -> None:
+        self._file = PoolsFile(directory)
+        self._conf = conf
+        self._follower = follower
+
+    def reserve(
+        self,
+        store: SqliteStore,
+        owner: Owner,
+        request: Request,
+        segment: str,
+        answerable: Callable[[Sequence[RangeSet]], None],
+    ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
+        """Reserve an address of each pool; the result, what `undo` needs, and the sets.
+
+        `answerable` raises CNIError for sets that no result could hold.
+        """
+        options = self._options(request)
+
+        def sets_now() -> ResolvedRequest:
+            found = resolved(options, self._file.read())
+            answerable(found.sets)
+            return found
+
+        try:
+            found, grant = self._attempts(store, owner, sets_now, segment)
+        except CNIError as error:
+            told = self._explained(error, options)
+            if self._follower is not None:
+                self._follower.failed(owner, told)
+            raise told from None
+        ips = tuple(map(_ip, grant.granted))
+        return Result(ips=ips, routes=found.routes), grant, found.sets
+
+    def check(self, request: Request, held: Sequence[Reservation]) -> None:
+        """CNIError 104 if prevResult has an address of a pool that is not among those held."""
+        previous = request.previous_result
+        if previous is None:
+            raise invalid_config("prevResult missing: CHECK compares it with the reservations")
+        own = {reservation.address for reservation in held}
+        networks = [parse_interface(reservation.range)[1] for reservation in held]
+        for ip in previous.ips:
+            address, _ = parse_interface(ip.address)
+            if text(address) not in own and any(address in network for network in networks):
+                raise CNIError(
+                    Code.CHECK_FAILED,
+                    f"{text(address)} is not reserved for this attachment: recreate the pod before "
+                    "another one gets the address",
+                )
+
+    def status(self, store: SqliteStore, request: Request) -> str | None:
+        """Why an ADD would get no address now; None if it would. CNIError as of an ADD."""
+        plain = NvIpamOptions(pools=self._options(request).pools)
+        return store.exhausted(resolved(plain, self._file.read()).sets)
+
+    def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
+        """What answers domain and range of an address that an ADD of this request gave, or would
+        have; its second argument is the address's own network. CNIError as of an ADD."""
+        keys = self._options(request).pools
+        known = (self._file.read() or NodePools()).pools
+
+        def home(address: int, own: Network) -> tuple[str, Network]:
+            pools = [known[key] for key in keys if key in known]
+            for pool in pools:
+                if address in pool.subnet:
+                    return pool.domain, pool.subnet
+            return domain_of(keys[0]), own
+
+        return home
+
+    def _options(self, request: Request) -> NvIpamOptions:
+        defaults = nv_options.node_defaults(self._conf)
+        return nv_options.read(request.config, request.arguments, defaults)
+
+    def _attempts(
+        self,
+        store: SqliteStore,
+        owner: Owner,
+        sets_now: Callable[[], ResolvedRequest],
+        segment: str,
+    ) -> tuple[ResolvedRequest, Grant]:
+        """A grant. What this node does not have yet it asks for: each address once."""
+        asked: set[tuple[str, int]] = set()
+        while True:
+            found: list[ResolvedRequest] = []
+
+            def seen(tables: Tables, found: list[ResolvedRequest] = found) -> tuple[RangeSet, ...]:
+                found.append(sets_now())
+                return found[0].sets
+
+            try:
+                grant = store.reserve_seen(owner, seen, segment=segment)
+                return found[0], grant
+            except NotHere as absent:
+                wanted = (absent.pool, absent.address)
+                if self._follower is None or wanted in asked:
+                    raise
+                asked.add(wanted)
+                self._follower.ask(*wanted)
+
+    def _explained(self, error: CNIError, options: NvIpamOptions) -> CNIError:
+        if error.code != Code.NO_FREE_ADDRESS:
+            return error
+        known = self._file.read() or NodePools()
+        lines = []
+        for key in options.pools:
+            pool = known.pools.get(key)
+            if pool is not None and pool.entry is not None:
+                for_pods = sum(part.last - part.first + 1 for part in pool.range().parts)
+                others = (
+                    self._follower.elsewhere(key) if self._follower else "other nodes have more"
+                )
+                lines.append(
+                    f"{key}: node {known.node} has {pool.first} to {pool.last}, {for_pods} for "
+                    f"pods; {others}, which nv-ipam does not lend"
+                )
+        return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
+
+
+def on_node(paths: Paths) -> Callable[[], NvIpam | None]:
+    """What serves nv-ipam's definitions in a process that is not the agent, by config.yaml."""
+
+    def served() -> NvIpam | None:
+        if scope.settings(paths.config).nv_ipam != "follow":
+            return None
+        return NvIpam(paths.ipam, nv_options.conf_of(paths.cni_conf))
+
+    return served
+
+
+def _ip(granted: ReservedAddress) -> IPConfig:
+    gateway = granted.range.gateway
+    return IPConfig(
+        f"{granted.reservation.address}/{granted.range.network.family_prefix}",
+        None if gateway is None else text(gateway),
+    )

@@ -1,0 +1,141 @@
+"""What this node may use of nv-ipam's pools, as its agent saw it last: a file beside the store.
+
+The agent writes the file whenever a pool changes. Every ADD reads it within the transaction that
+reserves, so after a change nobody reserves by what was there before.
+"""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from base.files import read, write_atomically
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, Network, parse, parse_interface, parse_interval, text
+from ipam.ranges import Range, merged
+
+FILE = "nv-ipam.json"
+
+
+class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pool, and this node's part of it.
+
+    `network` gives the mask; `first` to `last` are the node's entry, "" if it has none. `usable`
+    are the runs of it that no other node uses. `beside` are addresses outside of the entry that
+    pods of this node asked for by name. `routes` go through the gateway, in the result's order.
+    """
+
+    key: str
+    network: str
+    first: str = ""
+    last: str = ""
+    gateway: str = ""
+    excluded: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    usable: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """Where its addresses are unique: a network_name has no slash."""
+        return domain_of(self.key)
+
+    @property
+    def entry(self) -> Interval | None:
+        """The node's own addresses, exclusions included."""
+        return Interval(parse(self.first), parse(self.last)) if self.first else None
+
+    @property
+    def subnet(self) -> Network:
+        """`network`."""
+        return parse_interface(self.network)[1]
+
+    def range(self) -> Range:
+        """The node's part: what may be handed out without being asked for by name."""
+        return _range(self)
+
+    def only(self, address: int, *, gateway: bool = True) -> Range:
+        """A range of that one address."""
+        hop = parse(self.gateway) if gateway and self.gateway else None
+        return Range(
+            network=self.subnet,
+            first=address,
+            last=address,
+            gateway=hop,
+            domain=self.domain,
+            where=self.key,
+        )
+
+
+class NodePools(msgspec.Struct, frozen=True, kw_only=True):
+    """All pools that the node's agent saw, by key. `node` is the name of the Node."""
+
+    node: str = ""
+    pools: dict[str, NodePool] = {}
+
+
+class PoolsFile:
+    """The file in the directory of the node's store."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = f"{directory}/{FILE}"
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self._path
+
+    def read(self) -> NodePools | None:
+        """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - each ADD does this
+            return _decoded(self._path, status.st_mtime_ns, status.st_ino, status.st_size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CNIError(Code.IO_FAILURE, f"cannot read {self._path}: {error.strerror}") from None
+
+    def write(self, pools: NodePools) -> None:
+        """Replace it, durably. Raises OSError."""
+        write_atomically(self._path, msgspec.json.encode(pools))
+
+
+def domain_of(key: str) -> str:
+    """The domain of a pool's addresses in the store."""
+    return f"nv-ipam/{key}"
+
+
+def listed(intervals: tuple[Interval, ...]) -> tuple[str, ...]:
+    """Intervals as texts: "10.0.0.1-10.0.0.9"."""
+    return tuple(
+        text(each.first) if each.first == each.last else f"{text(each.first)}-{text(each.last)}"
+        for each in intervals
+    )
+
+
+@lru_cache(4)
+def _decoded(path: str, mtime: int, inode: int, size: int) -> NodePools:
+    try:
+        return msgspec.json.decode(read(path), type=NodePools)
+    except msgspec.MsgspecError as error:
+        raise CNIError(
+            Code.STORE_DAMAGED,
+            f"{path} is damaged: {error}: remove it; the agent writes it again from the API server",
+        ) from None
+
+
+@lru_cache(128)
+def _range(pool: NodePool) -> Range:
+    entry = pool.entry
+    assert entry is not None
+    whole = Range(
+        network=pool.subnet,
+        first=entry.first,
+        last=entry.last,
+        excluded=merged(map(parse_interval, pool.excluded)),
+        gateway=parse(pool.gateway) if pool.gateway else None,
+        domain=pool.domain,
+        where=pool.key,
+    )
+    return whole.restricted(map(parse_interval, pool.usable))

@@ -1,0 +1,155 @@
+"""Range sets of a pod's request to nv-ipam, out of what this node may use of its pools."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cni.spec.errors import CNIError, Code, invalid_config
+from cni.spec.result import Route
+from ipam.addresses import parse, parse_interval, text
+from ipam.nv_ipam.options import NvIpamOptions
+from ipam.nv_ipam.pools import NodePool, NodePools
+from ipam.ranges import Range, RangeSet
+
+
+class ResolvedRequest(NamedTuple):
+    """One set for each pool, in their order, and the routes of the result."""
+
+    sets: tuple[RangeSet, ...]
+    routes: tuple[Route, ...]
+
+
+class NotHere(CNIError):
+    """A requested address is of a pool, and not of this node's part of it: it can be asked for."""
+
+    def __init__(self, pool: NodePool, address: int) -> None:
+        super().__init__(
+            Code.TRY_AGAIN,
+            f"{text(address)} of {pool.key} is not among the addresses of this node, and only "
+            "podfabric's agent can ask for it: see that the agent of this node runs",
+        )
+        self.pool = pool.key
+        self.address = address
+
+
+def resolved(options: NvIpamOptions, known: NodePools | None) -> ResolvedRequest:
+    """The sets of a request. CNIError 7 for what the pools cannot give, 11 for what they cannot
+    give now; NotHere."""
+    pools = [_pool(key, known) for key in options.pools]
+    sets, routes = [], list[Route]()
+    wanted = [address for _, address in options.requested]
+    for pool in pools:
+        range_set = _set(pool, options, wanted)
+        sets.append(range_set)
+        hop = range_set.ranges[0].gateway
+        if hop is not None:
+            routes += [Route(dst=dst, gw=text(hop)) for dst in pool.routes]
+    _require_all_used(options, sets)
+    return ResolvedRequest(tuple(sets), tuple(routes))
+
+
+def _pool(key: str, known: NodePools | None) -> NodePool:
+    if known is None:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            "this node has not read nv-ipam's pools yet: nothing was reserved; see that the agent "
+            'runs with "ipam.nv_ipam": follow in config.yaml, and what its log says',
+        )
+    pool = known.pools.get(key)
+    if pool is None:
+        raise CNIError(
+            Code.TRY_AGAIN,
+            f"nv-ipam has no pool {key}: nothing was reserved; make the pool, or correct "
+            '"ipam.poolName" and "ipam.poolType"',
+        )
+    return pool
+
+
+def _set(pool: NodePool, options: NvIpamOptions, wanted: Sequence[int]) -> RangeSet:
+    network = pool.subnet
+    if options.gateway:
+        return RangeSet((_gateway(pool),), fixed=True)
+    if options.index is not None:
+        return RangeSet((_indexed(pool, options.index),), fixed=True)
+    for address in wanted:
+        if address in network:
+            return RangeSet((_requested(pool, address),), fixed=True)
+    if pool.entry is None:
+        raise no_entry(pool)
+    return RangeSet((pool.range(),))
+
+
+def no_entry(pool: NodePool) -> CNIError:
+    """The pool has no addresses for this node."""
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"nv-ipam's controller gives this node no addresses of {pool.key} ({pool.network}): "
+        "nothing was reserved; see that the pool's nodeSelector selects the node, that it has room "
+        "for one more node, and that its spec is valid",
+    )
+
+
+def _gateway(pool: NodePool) -> Range:
+    """The gateway, which one pod at a time is. Of an IPPool it is nobody's, wherever it lies."""
+    if not pool.gateway:
+        raise invalid_config(
+            f'"args.cni.allocateDefaultGateway": {pool.key} has no gateway: set one in the pool'
+        )
+    address = parse(pool.gateway)
+    if not _is_usable(pool, address) and pool.gateway not in pool.beside:
+        raise NotHere(pool, address)
+    return pool.only(address, gateway=False)
+
+
+def _indexed(pool: NodePool, index: int) -> Range:
+    entry = pool.entry
+    if entry is None:
+        raise no_entry(pool)
+    address = entry.first + index
+    if pool.gateway and address == parse(pool.gateway):
+        raise invalid_config(
+            f'"args.cni.allocateIPWithIndex": {index} is the gateway of {pool.key}: use '
+            "allocateDefaultGateway"
+        )
+    if address > entry.last:
+        raise invalid_config(
+            f'"args.cni.allocateIPWithIndex": this node has {entry.last - entry.first + 1} '
+            f"addresses of {pool.key}, so the highest index is {entry.last - entry.first}"
+        )
+    if not _is_usable(pool, address):
+        raise taken(pool, address)
+    return pool.only(address)
+
+
+def _requested(pool: NodePool, address: int) -> Range:
+    if pool.gateway and address == parse(pool.gateway):
+        raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
+    entry = pool.entry
+    if entry is not None and entry.first <= address <= entry.last:
+        if not _is_usable(pool, address):
+            raise taken(pool, address)
+    elif text(address) not in pool.beside:
+        raise NotHere(pool, address)
+    return pool.only(address)
+
+
+def _is_usable(pool: NodePool, address: int) -> bool:
+    return any(run.first <= address <= run.last for run in map(parse_interval, pool.usable))
+
+
+def taken(pool: NodePool, address: int, node: str = "another node") -> CNIError:
+    """The address is of this pool, and another node uses it."""
+    return CNIError(
+        Code.ADDRESS_TAKEN,
+        f"{text(address)} of {pool.key} is in use on {node}: nothing was reserved; ask for another "
+        "address",
+    )
+
+
+def _require_all_used(options: NvIpamOptions, sets: Sequence[RangeSet]) -> None:
+    given = {each.ranges[0].first for each in sets if each.fixed}
+    for where, address in options.requested:
+        if address not in given:
+            raise invalid_config(
+                f'"{where}": {text(address)} is in no pool of the network, or a second address of '
+                "one: each pool gives one"
+            )

@@ -1,0 +1,152 @@
+"""nv-ipam's kinds on the API server, and its own programs where they were built."""
+
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.nv_ipam.service import NvPoolService
+from ipam.nv_ipam.plugin import NvIpam
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
+from ipam.store_files import PerCall
+from tests.api.server import ACCOUNT, ApiServer
+from tests.cluster import programs
+from tests.unit.ipam.cluster.nv_ipam.nodes import NodeVerbs
+from tools.manifests import NAMESPACE as OURS
+
+NAMESPACE = "nvidia-network-operator"
+API = "nv-ipam.nvidia.com/v1alpha1"
+PROGRAM = programs.Program(
+    "nv-ipam",
+    "github.com/Mellanox/nvidia-k8s-ipam",
+    "3ce4a34",
+    {name: f"cmd/{name}" for name in ("ipam-controller", "ipam-node", "nv-ipam")},
+    archives=[("nvidia-k8s-ipam", "github.com/Mellanox/nvidia-k8s-ipam")],
+)
+
+_ROLE = f"""\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: podfabric-nv-ipam, namespace: {NAMESPACE}}}
+rules:
+  - {{apiGroups: [nv-ipam.nvidia.com], resources: [ippools, cidrpools], verbs: [list, watch]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: podfabric-nv-ipam, namespace: {NAMESPACE}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: podfabric-nv-ipam}}
+subjects:
+  - {{kind: ServiceAccount, name: {ACCOUNT}, namespace: {OURS}}}
+"""
+_CRD = """\
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {{name: {plural}.nv-ipam.nvidia.com}}
+spec:
+  group: nv-ipam.nvidia.com
+  names: {{kind: {kind}, listKind: {kind}List, plural: {plural}, singular: {singular}}}
+  scope: Namespaced
+  versions:
+    - name: v1alpha1
+      served: true
+      storage: true
+      subresources: {{status: {{}}}}
+      schema:
+        openAPIV3Schema:
+          type: object
+          required: [spec]
+          x-kubernetes-preserve-unknown-fields: true
+"""
+
+
+def crds() -> list[str]:
+    """nv-ipam's own where its archive is there, else kinds of the same names."""
+    archives = PROGRAM.archive_files()
+    if archives:
+        with tarfile.open(archives[0]) as archive:
+            files = [
+                archive.extractfile(member)
+                for member in archive.getmembers()
+                if "/deploy/crds/nv-ipam" in member.name
+            ]
+            return [file.read().decode() for file in files if file is not None]
+    kinds = (("IPPool", "ippools", "ippool"), ("CIDRPool", "cidrpools", "cidrpool"))
+    return [
+        _CRD.format(kind=kind, plural=plural, singular=singular) for kind, plural, singular in kinds
+    ]
+
+
+def install(server: ApiServer) -> None:
+    """The kinds, their namespace, and the rights that the chart gives with `nv_ipam: follow`."""
+    server.kubectl("create", "namespace", NAMESPACE)
+    for document in (*crds(), _ROLE):
+        server.kubectl("apply", "-f", "-", stdin=document)
+    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
+
+
+def put_pool(server: ApiServer, plural: str, name: str, spec: Mapping[str, Any]) -> None:
+    """Make or change a pool."""
+    kind = {"ippools": "IPPool", "cidrpools": "CIDRPool"}[plural]
+    where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}"
+    meta = {"name": name, "namespace": NAMESPACE}
+    status, found = server.send("GET", f"{where}/{name}")
+    if status == 200:
+        status, found = server.send("PUT", f"{where}/{name}", found | {"spec": spec})
+        assert status == 200, found
+        return
+    server.make(where, {"apiVersion": API, "kind": kind, "metadata": meta, "spec": spec})
+
+
+def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[str, str]]) -> None:
+    """What nv-ipam's controller would write."""
+    where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}/{name}"
+    _, found = server.send("GET", where)
+    found["status"] = {"allocations": entries}
+    status, answer = server.send("PUT", f"{where}/status", found)
+    assert status == 200, answer
+
+
+class ApiNode(NodeVerbs):
+    """A node whose agent's part runs with its threads and its own token."""
+
+    def __init__(self, server: ApiServer, directory: Path, name: str) -> None:
+        self.name = name
+        self.directory = directory / name
+        self.directory.mkdir()
+        self.boot = "boot-1"
+        self.client: KubernetesApi = server.node(name)
+        self.start()
+
+    def start(self) -> None:
+        """A new agent process."""
+        self.files = PerCall(self.directory, report=lambda line: None)
+        self.service = NvPoolService(self.client, self.files, self.name, NAMESPACE)
+        self.nv_ipam = NvIpam(self.directory, self.directory / "conf", self.service.follower)
+        self.service.start()
+
+    @property
+    def plugin(self) -> AddressPlugin:
+        return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=lambda: self.nv_ipam)
+
+
+@contextmanager
+def controller(server: ApiServer, executable: Path, log: Path) -> Iterator[None]:
+    """nv-ipam's own controller."""
+    arguments = ["--metrics-bind-address=0", "--health-probe-bind-address=0"]
+    environment = {"KUBECONFIG": str(server.plane.kubeconfig("admin"))}
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [executable, *arguments, f"--ippools-namespace={NAMESPACE}"],
+            env=environment,
+            stdout=written,
+            stderr=written,
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,115 @@
+"""nv-ipam in the agent: there where it is followed, and with its threads."""
+
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.nv_ipam_pools import plugin_of, service_of
+from agent.settings import SettingsError, load
+from base.paths import Paths
+from cni.spec.errors import CNIError, Code
+from ipam.cluster.nv_ipam.service import NvPoolService
+from ipam.nv_ipam import plugin
+from ipam.nv_ipam.plugin import NvIpam
+from ipam.plugin import AddressPlugin
+from ipam.scope import AddressSettings, Stores
+from ipam.store_files import PerCall
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import request
+from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NETWORK, put_ippool
+from tests.waiting import until
+
+FOLLOW = AddressSettings(scope="cluster", nv_ipam="follow")
+
+
+def test_a_node_that_does_not_follow_says_what_to_set(tmp_path: Path) -> None:
+    paths, plain = Paths(state=tmp_path), AddressSettings(scope="cluster")
+    files = PerCall(paths.ipam)
+    assert service_of(files, plain, {"NODE_NAME": "a"}) is None
+    none = plugin_of(paths, plain, None)
+    calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=none)
+    with pytest.raises(CNIError, match="to follow in config") as caught:
+        calls.add(request("ADD", {"type": "nv-ipam"}, "c1"))
+    assert caught.value.code == Code.INVALID_CONFIG
+    calls.delete(request("DEL", {"type": "nv-ipam"}, "c1"))
+
+
+def test_an_agent_without_a_cluster_serves_by_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = Paths(state=tmp_path)
+    with caplog.at_level(logging.ERROR):
+        assert service_of(PerCall(paths.ipam), FOLLOW, {"NODE_NAME": "a"}) is None
+    assert "no cluster to ask" in caplog.text
+    assert plugin_of(paths, FOLLOW, None)() is not None
+
+
+def test_following_needs_the_clusters_scope(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("ipam: {nv_ipam: follow}\n")
+    with pytest.raises(SettingsError, match=r'ipam\.nv_ipam: "follow" needs "scope: cluster"'):
+        load(path)
+    path.write_text("ipam: {scope: cluster, nv_ipam: follow, nv_ipam_namespace: nv}\n")
+    assert load(path).ipam == AddressSettings(
+        scope="cluster", nv_ipam="follow", nv_ipam_namespace="nv"
+    )
+
+
+def test_a_process_for_one_call_serves_where_the_file_says_so(tmp_path: Path) -> None:
+    paths = Paths(state=tmp_path / "state", etc=tmp_path)
+    served = plugin.on_node(paths)
+    assert served() is None
+    (tmp_path / "config.yaml").write_text("ipam: {scope: cluster, nv_ipam: follow}\n")
+    assert served() is not None
+
+
+def test_watches_wake_the_follower_and_adds_follow_the_pools(tmp_path: Path) -> None:
+    server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
+    with closing(NvPoolService(server.client("a"), files, "a", NAMESPACE)) as service:
+        service.start()
+        nv_ipam = NvIpam(tmp_path, tmp_path / "nv-ipam.conf", service.follower)
+        calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=lambda: nv_ipam)
+        keys = {"type": "nv-ipam", "poolName": "pool"}
+        given: list[str] = []
+
+        def add(container: str) -> bool:
+            try:
+                result, _ = calls.reserve(request("ADD", keys, container, network=NETWORK))
+            except CNIError as error:
+                assert error.code in (Code.TRY_AGAIN, Code.NO_FREE_ADDRESS)
+                return False
+            given.extend(ip.address for ip in result.ips)
+            return True
+
+        put_ippool(server, {"a": ("10.0.0.1", "10.0.0.1")})
+        until(lambda: add("c1"), what="an entry")
+        calls.check(
+            request(
+                "CHECK",
+                keys,
+                "c1",
+                network=NETWORK,
+                config={"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": given[0]}]}},
+            )
+        )
+        with pytest.raises(CNIError, match="no free address"):
+            calls.status(request("STATUS", keys, "", network=NETWORK))
+        server.end_watches()
+        put_ippool(server, {"a": ("10.0.0.1", "10.0.0.2")})
+        until(lambda: add("c2"), what="the wider entry")
+        assert given == ["10.0.0.1/24", "10.0.0.2/24"]
+        with pytest.raises(CNIError, match="is not reserved") as caught:
+            calls.check(
+                request(
+                    "CHECK",
+                    keys,
+                    "c2",
+                    network=NETWORK,
+                    config={
+                        "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.9/24"}]}
+                    },
+                )
+            )
+        assert caught.value.code == Code.CHECK_FAILED
