@@ -1,12 +1,13 @@
 """Row A13: nodes of podfabric beside nodes of the real whereabouts, with the same definition.
 
 Scaled to two CPUs: four nodes of each side and some hundred pods. whereabouts' plugin is built from
-its sources, and started as a runtime starts it. Its reconciler and control loop do not run.
+its sources, and started as a runtime starts it. Its reconciler runs once, in a test of its own.
 """
 
 import json
 import os
 import random
+import shutil
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ from cni.spec.errors import CNIError, Code
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import (
+    Entry,
     IPPool,
     OverlappingRangeIPReservation,
     entries,
@@ -28,8 +30,16 @@ from ipam.cluster.whereabouts.objects import (
 from tests.api.server import ApiServer, name
 from tests.api.whereabouts import MovingNode, install_kinds, ready_pool
 from tests.cluster import programs
-from tests.waiting import join
+from tests.cluster.programs import Program
+from tests.waiting import join, until
 
+RECONCILER = Program(
+    "whereabouts-reconciler",
+    WHEREABOUTS.module,
+    WHEREABOUTS.version,
+    {"reconciler": "cmd/reconciler"},
+    archives=WHEREABOUTS.archives,
+)
 RANGE = "10.89.0.0/24"
 IPAM = {"range": RANGE}
 SIDES = 4  # nodes of each side
@@ -193,3 +203,55 @@ def test_nodes_of_whereabouts_and_ours_never_give_one_address_twice(
         if each.spec.podref.startswith("ns/")
     ]
     assert ours == []
+
+
+def _entries(server: ApiServer) -> list[Entry]:
+    pools = server.admin.list(IPPool).items
+    return [entry for pool in pools if pool.spec.range == RANGE for entry in entries(pool)]
+
+
+def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
+    server: ApiServer, nodes: list[MovingNode], tmp_path: Path
+) -> None:
+    """It runs once a minute here, in a directory with the files that it finds in its pod."""
+    plugin, reconciler = programs.build([WHEREABOUTS, RECONCILER])
+    admin = server.plane.kubeconfig("admin")
+    theirs = Theirs(plugin / "whereabouts", admin, tmp_path)
+    leaked = theirs.add("leaked")  # there is no such pod
+    (ours,) = nodes[0].add("p0", dict(IPAM))
+    placeholders = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+    assert len(placeholders) == 8
+    root = tmp_path / "root"
+    account = root / "var/run/secrets/kubernetes.io/serviceaccount"
+    account.mkdir(parents=True)
+    (root / "cron-schedule").mkdir()
+    (root / "cron-schedule/config").write_text("* * * * *")
+    shutil.copy(reconciler / "reconciler", root / "reconciler")
+    user = json.loads(admin.read_text())["users"][0]["user"]
+    (account / "token").write_text(user["token"])
+    (account / "namespace").write_text("kube-system")
+    shutil.copy(server.plane.directory / "ca.crt", account / "ca.crt")
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["chroot", str(root), "/reconciler"],
+            env={
+                "PATH": os.environ["PATH"],
+                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                "KUBERNETES_SERVICE_PORT": str(server.plane.port),
+            },
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            until(
+                lambda: "theirs/leaked" not in {e.allocation.podref for e in _entries(server)},
+                400.0,
+                f"removal of {leaked} by the reconciler, which says in {tmp_path}/log why not",
+                pause=2.0,
+            )
+        finally:
+            process.kill()
+            process.wait()
+    left = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+    assert left == placeholders
+    assert nodes[0].held() == {ours}

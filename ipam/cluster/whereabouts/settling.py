@@ -58,11 +58,6 @@ class Settling:
         self._clock = clock
         self._since: dict[tuple[str, str], float] = {}
 
-    @property
-    def waiting(self) -> int:
-        """How many DELs are left to be seen to."""
-        return len(self._since)
-
     def settle(self) -> bool:
         """Do what is due; whether any entry was removed. Raises ApiError: the rest comes later."""
         ripe = self._older(self._departures.departed(), "gone", GRACE)
