@@ -5,7 +5,6 @@ leases one of these. Without ceding the request still makes nodes give back bloc
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -31,7 +30,7 @@ _MOST_COUNT = 64
 
 
 class _Asked(msgspec.Struct):
-    """A request of this node; the times are of `time.monotonic`."""
+    """A request of this node; the times are of CLOCK_BOOTTIME."""
 
     name: str
     left: NoneLeft
@@ -56,8 +55,9 @@ class Borrowing:
     def known(self, want: Want) -> NoneLeft | None:
         """What a look for a free block has said a moment ago, while others are asked for one."""
         asked = self._asked.get(_key(want))
-        fresh = asked is not None and time.monotonic() - asked.looked < _LOOK_AT_POOL
-        return asked.left if asked is not None and fresh and _is_ceding(asked.left) else None
+        if asked is None or self._clock() - asked.looked >= _LOOK_AT_POOL:
+            return None
+        return asked.left if _is_ceding(asked.left) else None
 
     def lease(self, want: Want, left: NoneLeft, waiting: int) -> Sequence[AddressBlock]:
         """Lease addresses that others cede; none if this node took one back that it had ceded.
@@ -97,7 +97,7 @@ class Borrowing:
 
     def tend(self) -> None:
         """Delete the requests that are over. Raises ApiError."""
-        now = time.monotonic()
+        now = self._clock()
         for key, asked in list(self._asked.items()):
             if now - asked.wanted >= GIVEN_UP:
                 with suppress(NotFound, Conflict):
@@ -113,7 +113,7 @@ class Borrowing:
 
     def _ask(self, holder: Holder, want: Want, left: NoneLeft, waiting: int) -> _Asked:
         """Have a request at the API server; a failure is one of the ADD only if it needs it."""
-        key, now = _key(want), time.monotonic()
+        key, now = _key(want), self._clock()
         asked = self._asked.get(key)
         if asked is None:
             name = f"{holder.instance}.{key}"
