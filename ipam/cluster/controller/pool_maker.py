@@ -4,6 +4,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from ipam.cluster.api import AlreadyExists, ClusterApi, NetworkDefinition, Refused
 from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand, not_of
 from ipam.cluster.controller.reports import Reports
@@ -20,11 +22,18 @@ _log = logging.getLogger(__name__)
 
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
-    write definitions, and a pool stays when its definition is deleted."""
+    write definitions, and a pool stays when its definition is deleted. `ceding` is the pools'."""
 
     def __init__(
-        self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float],
+        reports: Reports,
+        most: int,
+        *,
+        ceding: bool = False,
     ) -> None:
+        self._ceding = ceding
         self._api = api
         self._clock = clock
         self._reports = reports
@@ -80,7 +89,8 @@ class PoolMaker:
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
         labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=asked.spec)
+        spec = replace(asked.spec, ceding=self._ceding)
+        new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
         try:
             pool = self._api.create(new)
         except AlreadyExists:

@@ -98,7 +98,7 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership.
+    cost the leadership. `ceding` is that of the pools that are made from definitions.
     """
 
     def __init__(
@@ -106,9 +106,11 @@ class ControllerProcess:
         api: ClusterApi,
         leadership: Leadership,
         *,
+        ceding: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
     ) -> None:
+        self._ceding = ceding
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -173,6 +175,7 @@ class ControllerProcess:
             counts=self.counts,
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
+            ceding=self._ceding,
         )
         try:
             while self._may_write():
