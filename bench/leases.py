@@ -192,6 +192,49 @@ def a5(cluster: LeaseCluster) -> None:
     _audited(cluster)
 
 
+def a16(cluster: LeaseCluster) -> None:
+    """etcd is put back to a copy, after 16 nodes have added pods. Others lease before these look."""
+    ipam = cluster.pool("10.0.0.0/20", "a16", block_size=8)
+    cluster.start(16)
+    cluster.all("pods", [f"old{number}" for number in range(6)], [ipam])
+    copy = cluster.server.plane.directory / "copy"
+    cluster.server.plane.save_etcd(copy)
+    cluster.all("pods", [f"new{number}" for number in range(40)], [ipam])
+    _audited(cluster)
+    before = {(each.instance, name) for each in cluster.states() for name in each.rows}
+    cluster.server.plane.restore_etcd(copy)
+    kept = {(each.spec.holder.instance, each.metadata.name) for each in cluster.blocks()}
+    _say("blocks, and those that the API server forgot", f"{len(before)}, {len(before - kept)}")
+    old, cluster.nodes = cluster.nodes, []
+    cluster.resume(cluster.new_places(4))
+    cluster.all("pods", [f"thief{number}" for number in range(100)], [ipam])
+    cluster.nodes = old + cluster.nodes
+    began = time.monotonic()
+    cluster.all("forward", 460.0)  # a confirmation is due; the runbook restarts the agents
+    while not _settled(cluster):
+        assert time.monotonic() - began < 120.0
+        time.sleep(0.5)
+    _say("until each block is leased again or lost", f"{time.monotonic() - began:.1f} s")
+    found = audit(cluster)
+    lost = [
+        name for each in cluster.states() for name, row in each.rows.items() if row[1] == "lost"
+    ]
+    events = cluster.server.send("GET", "/api/v1/events")[1]["items"]
+    told = {
+        each["involvedObject"]["name"] for each in events if each["reason"] == "AddressBlockLost"
+    }
+    _say("auditor", found)
+    _say("blocks lost to others, and named by events", f"{len(lost)}, {len(told & set(lost))}")
+    assert set(lost) <= told
+    assert found["duplicates"] <= 8 * len(lost)
+    assert not found["rows without object"]
+
+
+def _settled(cluster: LeaseCluster) -> bool:
+    found = audit(cluster)
+    return not found["rows without object"] and not found["objects without row"]
+
+
 def a21(cluster: LeaseCluster) -> None:
     """128 nodes with a pod each, 10 min idle by their clocks; then the controller, 60 s."""
     ipam = cluster.pool("10.0.0.0/16", "a21")
@@ -216,6 +259,7 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a2-pools": a2_pools,
     "a3": a3,
     "a5": a5,
+    "a16": a16,
     "a20": a20,
     "a21": a21,
 }
