@@ -193,7 +193,7 @@ def a5(cluster: LeaseCluster) -> None:
 
 
 def a16(cluster: LeaseCluster) -> None:
-    """etcd is put back to a copy, after 16 nodes have added pods. Others lease before these look."""
+    """etcd is put back to a copy, after 16 nodes added pods. Others lease before these look."""
     ipam = cluster.pool("10.0.0.0/20", "a16", block_size=8)
     cluster.start(16)
     cluster.all("pods", [f"old{number}" for number in range(6)], [ipam])
