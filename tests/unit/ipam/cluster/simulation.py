@@ -286,6 +286,12 @@ class World:
             node = self.api.machines[machine.name]
             self.api.machines[machine.name] = replace(node, ready=False)
 
+    def set_max_offline(self, written: str) -> None:
+        """An administrator changes for how long nodes go on without the API server."""
+        pool = self.api.look(AddressPool, POOL)
+        reclaim = replace(pool.spec.reclaim, max_offline=written)
+        self.api.put(replace(pool, spec=replace(pool.spec, reclaim=reclaim)))
+
     def set_pool_state(self, state: str) -> None:
         pool = self.api.look(AddressPool, POOL)
         self.api.put(replace(pool, spec=replace(pool.spec, state=state)))

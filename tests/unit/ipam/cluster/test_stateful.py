@@ -58,6 +58,7 @@ EVENTS = {
     "late_request_arrives": 8,
     "pool_drained": 1,
     "pool_active": 4,
+    "max_offline_changed": 2,
 }
 
 # At most one call of a step goes wrong: one that came before it would hide the others.
@@ -242,6 +243,11 @@ class Histories(RuleBasedStateMachine):
     def pool_active(self, machine: SimulatedMachine, which: int, troubles: list[Trouble]) -> None:
         self.world.set_pool_state("Active")
 
+    def max_offline_changed(
+        self, machine: SimulatedMachine, which: int, troubles: list[Trouble]
+    ) -> None:
+        self.world.set_max_offline(("4m", "30m", "1h")[which % 3])
+
 
 class HistoriesThatEndWell(Histories):
     """And at their end, when nothing fails any more, nothing is stuck and nothing is left."""
@@ -257,6 +263,7 @@ class HistoriesThatEndWell(Histories):
         world = self.world
         world.api.down = False
         world.set_pool_state("Active")
+        world.set_max_offline("30m")
         while world.api.late:
             world.deliver(0)
         for machine in world.machines:
