@@ -47,6 +47,10 @@ class LeaseCluster:
     def start(self, count: int, *, leases: bool = True) -> None:
         """New nodes; those of the last row end."""
         self.stop()
+        self.resume(self.new_places(count, leases=leases))
+
+    def new_places(self, count: int, *, leases: bool = True) -> list[Place]:
+        """Node objects, tokens and directories of nodes."""
         places = []
         for _ in range(count):
             self._made += 1
@@ -55,7 +59,7 @@ class LeaseCluster:
             self.server.node(name, **machine).close()
             kubeconfig = self.server.plane.directory / f"{name}.kubeconfig"
             places.append(Place(name, kubeconfig, self._directory / name, leases=leases))
-        self.resume(places)
+        return places
 
     def resume(self, places: Sequence[Place]) -> None:
         """Agents of these nodes, over the stores that are there."""

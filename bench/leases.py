@@ -50,9 +50,11 @@ def _summed(done: Sequence[Did]) -> tuple[list[float], Counter[int], list[str]]:
     return seconds, errors, [text for did in done for text in did.failed]
 
 
-def _told(done: Sequence[Did], began: float) -> list[float]:
+def _told(done: Sequence[Did], began: float | None = None) -> list[float]:
+    """Print what ADDs did, and if they all `began` then, how long the last one took."""
     seconds, errors, failed = _summed(done)
-    _say("until the last", f"{max(did.ended for did in done) - began:.2f} s")
+    if began is not None:
+        _say("until the last", f"{max(did.ended for did in done) - began:.2f} s")
     _say("ADD", _times(seconds))
     _say("answers with an error, by code", dict(errors) or "none")
     _say("ADDs that failed for good", failed[:2] or "none")
@@ -98,8 +100,8 @@ def a20(cluster: LeaseCluster) -> None:
 def _churn(cluster: LeaseCluster, ipams: Sequence[dict[str, object]], nodes: int) -> None:
     cluster.start(nodes)
     cluster.all("pods", ["first"], ipams)
-    before, began = cluster.requests(), time.monotonic()
-    seconds = _told(cluster.all("churn", 60.0, 0.0, ipams), began)
+    before = cluster.requests()
+    seconds = _told(cluster.all("churn", 60.0, 0.0, ipams))
     calls = _calls(cluster, before)
     _say("ADDs (and as many DELs) a second", f"{len(seconds) / 60:.0f}")
     _say("requests for each ADD", f"{calls / len(seconds):.5f}")
@@ -164,7 +166,7 @@ def a5(cluster: LeaseCluster) -> None:
     ipam = cluster.pool("10.0.0.0/16", "a5")
     cluster.start(16)
     cluster.all("pods", ["stays"], [ipam])
-    before = _told(cluster.all("churn", 30.0, 1.0, [ipam]), time.monotonic())
+    before = _told(cluster.all("churn", 30.0, 1.0, [ipam]))
     assert before
     plane = cluster.server.plane
     plane.send_signal("kube-apiserver", signal.SIGSTOP)
@@ -179,7 +181,7 @@ def a5(cluster: LeaseCluster) -> None:
     done += cluster.all("churn", 30.0, 1.0, [ipam])
     plane.stop_api_server()
     done += cluster.all("churn", 60.0, 1.0, [ipam])
-    _told(done, time.monotonic())
+    _told(done)
     began = time.monotonic()
     plane.start_api_server()
     ready = time.monotonic()
@@ -190,6 +192,55 @@ def a5(cluster: LeaseCluster) -> None:
     total = cluster.requests().total()  # the server has counted from its start
     _say("requests a second since its start", f"{total / (time.monotonic() - began):.1f}")
     _audited(cluster)
+
+
+def a16(cluster: LeaseCluster) -> None:
+    """etcd is put back to a copy, after 16 nodes added pods. Others lease before these look."""
+    ipam = cluster.pool("10.0.0.0/20", "a16", block_size=8)
+    cluster.start(16)
+    cluster.all("pods", [f"old{number}" for number in range(6)], [ipam])
+    copy = cluster.server.plane.directory / "copy"
+    cluster.server.plane.save_etcd(copy)
+    cluster.all("pods", [f"new{number}" for number in range(40)], [ipam])
+    _audited(cluster)
+    before = {(each.instance, name) for each in cluster.states() for name in each.rows}
+    cluster.server.plane.restore_etcd(copy)
+    kept = {(each.spec.holder.instance, each.metadata.name) for each in cluster.blocks()}
+    _say("blocks, and those that the API server forgot", f"{len(before)}, {len(before - kept)}")
+    old, cluster.nodes = cluster.nodes, []
+    cluster.resume(cluster.new_places(4))
+    cluster.all("pods", [f"thief{number}" for number in range(100)], [ipam])
+    cluster.nodes = old + cluster.nodes
+    began = time.monotonic()
+    cluster.all("forward", 460.0)  # a confirmation is due; the runbook restarts the agents
+    while not _settled(cluster):
+        assert time.monotonic() - began < 120.0
+        time.sleep(0.5)
+    _say("until each block is leased again or lost", f"{time.monotonic() - began:.1f} s")
+    found = audit(cluster)
+    states = cluster.states()
+    lost = {name for each in states for name, row in each.rows.items() if row[1] == "lost"}
+    _say("auditor", found)
+    _say("blocks lost to others", len(lost))
+    while not lost <= _named(cluster):
+        assert time.monotonic() - began < 120.0
+        time.sleep(1.0)
+    _say("until events name all of them", f"{time.monotonic() - began:.1f} s")
+    assert found["duplicates"] <= 8 * len(lost)
+    assert not found["rows without object"]
+
+
+def _named(cluster: LeaseCluster) -> set[str]:
+    """The blocks whose loss an event tells."""
+    events = cluster.server.send("GET", "/api/v1/events")[1]["items"]
+    return {
+        each["involvedObject"]["name"] for each in events if each["reason"] == "AddressBlockLost"
+    }
+
+
+def _settled(cluster: LeaseCluster) -> bool:
+    found = audit(cluster)
+    return not found["rows without object"] and not found["objects without row"]
 
 
 def a21(cluster: LeaseCluster) -> None:
@@ -216,6 +267,7 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a2-pools": a2_pools,
     "a3": a3,
     "a5": a5,
+    "a16": a16,
     "a20": a20,
     "a21": a21,
 }

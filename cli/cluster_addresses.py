@@ -19,7 +19,7 @@ from ipam.cluster.api import ApiError, ClusterApi, NotFound
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.machines import Machines, Standing
-from ipam.cluster.controller.reclaim import free_powered_off
+from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
 from ipam.cluster.geometry import interval
 from ipam.cluster.objects import AddressBlock, AddressPool
 
@@ -177,7 +177,8 @@ def _blocks_with(
             continue  # fsck names it
         if covered.first <= address <= covered.last:
             found.append((block, covered))
-    return found
+    covers = {block.spec.cover for block, _ in found}
+    return [each for each in found if each[0].metadata.name not in covers]
 
 
 def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
@@ -240,14 +241,23 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
                 "if that one is off, too, say it again\n"
             )
             code = 1
-        elif _free_at_last(block, api):
-            sys.stdout.write(f"freed {name}, which {holder.node} leased\n")
         else:
-            sys.stderr.write(
-                f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
-            )
-            code = 1
+            code |= _freed(block, api)
     return code
+
+
+def _freed(block: AddressBlock, api: ClusterApi) -> int:
+    """Free a block and say so, or why not; the exit code."""
+    name = block.metadata.name
+    why = "its holder answers, so its machine is not off"
+    try:
+        if _free_at_last(block, api):
+            sys.stdout.write(f"freed {name}, which {block.spec.holder.node} leased\n")
+            return 0
+    except CoversOthers as error:
+        why = f"{error}: it is fenced, so say it again when these are gone"
+    sys.stderr.write(f"podfabric ipam: {name}: kept: {why}\n")
+    return 1
 
 
 def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:

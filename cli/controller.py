@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER",
         help="the most pools that are made for the definitions of one namespace (default: 100)",
     )
+    parser.add_argument(
+        "--ceding",
+        action="store_true",
+        help="nodes let others have free addresses of their blocks, in the pools that are made "
+        "from definitions from now on",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -117,6 +123,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         Leadership(election, arguments.namespace, arguments.lease, identity),
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
+        ceding=arguments.ceding,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

@@ -146,10 +146,10 @@ def _require_scope(paths: Paths) -> None:
     if not paths.kubelet.is_dir():
         return  # no node of Kubernetes
     try:
-        is_said = scope.is_said(paths.config)
+        said = scope.said(paths.config)
     except DocumentError as error:
         raise InstallRefused(f"{error}: nothing was changed") from None
-    if not is_said:
+    if said is None:
         raise InstallRefused(
             f'{paths.config} does not say "ipam.scope", which the fallback goes by, and nothing '
             "was changed: write there what this cluster's agents use, `ipam: {scope: cluster}` "

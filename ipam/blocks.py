@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ipam.addresses import Interval
-from ipam.ranges import outside
+from ipam.ranges import merged, outside
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
 """`draining`: the pool is, so there are no new hand-outs. `unconfirmed`: the API server shows that
@@ -27,11 +27,12 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
-    the pools in `space`. What is `kept_out` (sorted) nobody may hand out. It was last `confirmed`
-    at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for `max_offline` seconds
-    from then. `rails` are its first addresses on the other rails of its pool: the lease is of the
-    same addresses on all of them. `sticky` names the pod that the block is for
-    (`ipam.cluster.sticky`), "" for any.
+    the pools in `space`. What is `kept_out` (sorted) nobody may hand out. What is `ceded` (sorted)
+    others may lease as sub-blocks, whose `cover` is this block; `cover` is "" of any other block.
+    It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
+    `max_offline` seconds from then. `rails` are its first addresses on the other rails of its pool:
+    the lease is of the same addresses on all of them, and nothing of it is ceded. `sticky` names
+    the pod that the block is for (`ipam.cluster.sticky`), "" for any.
     """
 
     name: str
@@ -42,6 +43,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     kept_out: tuple[Interval, ...] = ()
+    cover: str = ""
+    ceded: tuple[Interval, ...] = ()
     state: State = "usable"
     max_offline: float = 0.0
     boot: str = ""
@@ -57,7 +60,13 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[Interval, ...]:
         """Those of its addresses that may be handed out."""
-        return tuple(outside(self.interval, self.kept_out))
+        holes = merged((*self.kept_out, *self.ceded)) if self.ceded else self.kept_out
+        return tuple(outside(self.interval, holes))
+
+    @property
+    def own(self) -> tuple[Interval, ...]:
+        """Those of its addresses that are not ceded."""
+        return tuple(outside(self.interval, self.ceded))
 
     @property
     def size(self) -> int:

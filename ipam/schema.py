@@ -21,7 +21,7 @@ COLUMNS = (
 )
 BLOCK_COLUMNS = (
     "name, uid, space, pool, domains, first, last, kept_out, state, max_offline, boot, confirmed, "
-    "rails, sticky"
+    "rails, sticky, cover, ceded"
 )
 BLOCK_MARKS = ", ".join("?" * (BLOCK_COLUMNS.count(",") + 2))
 RESERVATION_MARKS = ", ".join("?" * (COLUMNS.count(",") + 2))
@@ -43,7 +43,7 @@ INDEXES = (
 # What this node leases of a cluster's addresses, and as whom (ipam.blocks).
 BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, uid TEXT, space TEXT, pool TEXT, domains TEXT,
     first BLOB, last BLOB, kept_out TEXT, state TEXT, max_offline REAL, boot TEXT, confirmed REAL,
-    rails TEXT, sticky TEXT, crc INTEGER)
+    rails TEXT, sticky TEXT, cover TEXT, ceded TEXT, crc INTEGER)
     WITHOUT ROWID"""
 LESSEE = """CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT,
     crc INTEGER)"""
@@ -163,13 +163,15 @@ def block_row(block: LeasedBlock) -> tuple[object, ...]:
         json.dumps(block.domains),
         key_of(block.first),
         key_of(block.last),
-        json.dumps([[str(first), str(last)] for first, last in block.kept_out]),
+        _written(block.kept_out),
         block.state,
         block.max_offline,
         block.boot,
         block.confirmed,
         json.dumps([str(first) for first in block.rails]),
         block.sticky,
+        block.cover,
+        _written(block.ceded),
     )
     return (*content, crc_of(content))
 
@@ -186,14 +188,24 @@ def block_of(row: tuple[Any, ...]) -> LeasedBlock:
         domains=tuple(json.loads(content[4])),
         first=address_of(content[5]),
         last=address_of(content[6]),
-        kept_out=tuple(Interval(int(first), int(last)) for first, last in json.loads(content[7])),
+        kept_out=_intervals(content[7]),
         state=content[8],
         max_offline=content[9],
         boot=content[10],
         confirmed=content[11],
         rails=tuple(map(int, json.loads(content[12]))),
         sticky=content[13],
+        cover=content[14],
+        ceded=_intervals(content[15]),
     )
+
+
+def _written(intervals: Iterable[Interval]) -> str:
+    return json.dumps([[str(first), str(last)] for first, last in intervals])
+
+
+def _intervals(written: str) -> tuple[Interval, ...]:
+    return tuple(Interval(int(first), int(last)) for first, last in json.loads(written))
 
 
 def lessee_row(instance: Instance) -> tuple[object, ...]:

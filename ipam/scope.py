@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -25,12 +25,15 @@ from cni.spec.request import Request
 from ipam import options as ipam_options
 from ipam.departures import DepartedAttachment, Departures
 from ipam.options import IpamOptions
+from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Store
-from ipam.store_files import StoreFiles
+from ipam.store_files import PerCall, StoreFiles
 
 if TYPE_CHECKING:
     from ipam.cluster.wants import Claims
+
+T = TypeVar("T")
 
 PART = "ipam"
 """The top-level key of config.yaml."""
@@ -98,11 +101,11 @@ def load(path: Path) -> AddressSettings:
     return of(_part(path), str(path))
 
 
-def is_said(path: Path) -> bool:
-    """Whether that file says the scope itself. Raises DocumentError, OSError."""
-    load(path)  # a mistake is an error
+def said(path: Path) -> Scope | None:
+    """The scope that the file itself says. Raises DocumentError, OSError."""
     part = _part(path)
-    return isinstance(part, dict) and "scope" in part
+    settings = of(part, str(path))  # a mistake is an error
+    return settings.scope if isinstance(part, dict) and "scope" in part else None
 
 
 def _part(path: Path) -> object:
@@ -113,21 +116,40 @@ def _part(path: Path) -> object:
     return documents.mapping(documents.decode(content, str(path)), str(path)).get(PART)
 
 
-def on_node(path: Path) -> Source:
-    """The scope in the configuration file at `path`, which is read again at each call."""
+def on_node(path: Path, store: Path) -> Source:
+    """The scope in the configuration file at `path`, which is read again at each call.
 
-    return lambda: settings(path).scope
+    Where it says none, the `store` of a node whose agent has leased blocks is the cluster's: that
+    agent may read another file.
+    """
+
+    def read() -> Scope:
+        written = _in_call(said, path)
+        return written or ("cluster" if _has_leased(store) else "node")
+
+    return read
 
 
 def settings(path: Path) -> AddressSettings:
     """`load`, in a call of a runtime: CNIError 5 if the file cannot be read."""
+    return _in_call(load, path)
+
+
+def _in_call(read: Callable[[Path], T], path: Path) -> T:
     try:
-        return load(path)
+        return read(path)
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
             f"{error}: nothing was done, since that file says whose addresses they are",
         ) from None
+
+
+def _has_leased(store: Path) -> bool:
+    if not (store / DATABASE).exists():
+        return False
+    with PerCall(store).transaction() as tables:
+        return tables.instance() is not None
 
 
 class Stores:

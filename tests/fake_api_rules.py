@@ -13,7 +13,13 @@ from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resourc
 
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(
-        {"spec.holder.instance", "spec.holder.node", "spec.pool", "spec.state"}
+        {
+            "spec.cover",
+            "spec.holder.instance",
+            "spec.holder.node",
+            "spec.pool",
+            "spec.state",
+        }
     ),
     "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
     "AddressReservation": frozenset({"spec.pool"}),
@@ -21,7 +27,14 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
 }
 IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "AddressPool": ("spec.range", "spec.network_name", "spec.shared", "spec.rails"),
-    "AddressBlock": ("spec.pool", "spec.space", "spec.first", "spec.prefix", "spec.rails"),
+    "AddressBlock": (
+        "spec.pool",
+        "spec.space",
+        "spec.first",
+        "spec.prefix",
+        "spec.rails",
+        "spec.cover",
+    ),
     "AddressShare": ("spec.node", "spec.pool"),
 }
 

@@ -165,7 +165,7 @@ class InterfacePlugin(ABC):
             paths.ipam,
             paths.boot_id,
             self._policy,
-            scope.on_node(paths.config),
+            scope.on_node(paths.config, paths.ipam),
             scope.compat_on_node(paths.config),
             nv_ipam.on_node(paths),
         )

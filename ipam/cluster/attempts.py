@@ -24,10 +24,14 @@ def key_of(want: Want) -> WantKey:
 
 
 class Attempt:
-    """A claim, until `until` (`time.monotonic`). `error` is there when it is `over` in vain."""
+    """A claim, until `until` (`time.monotonic`), for which so many are `waiting`.
+
+    `error` is there when it is `over` in vain.
+    """
 
     def __init__(self, want: Want, until: float = 0.0) -> None:
         self.want = want
+        self.waiting = 0
         self.until = until
         self.over = threading.Event()
         self.error: CNIError | None = None
@@ -58,7 +62,19 @@ class Attempts:
                 attempt = self._open[key_of(want)] = Attempt(want)
                 self.changed.notify_all()
             attempt.until = max(attempt.until, until)
+            attempt.waiting += 1
             return attempt
+
+    def waiting(self, want: Want) -> int:
+        """How many wait for what is wanted."""
+        with self.changed:
+            attempt = self._open.get(key_of(want))
+            return 0 if attempt is None else attempt.waiting
+
+    def wake(self) -> None:
+        """Make the thread that serves look at everything again."""
+        with self.changed:
+            self.changed.notify_all()
 
     def serve(self) -> None:
         """Make all claims that are open. One thread at a time calls this."""

@@ -4,21 +4,23 @@ The caller has no transaction open, and makes no call to the API server in one.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
 
 from cni.spec.attachment import Attachment
-from ipam.addresses import parse
+from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
 from ipam.changes import change
-from ipam.ranges import merged
+from ipam.ranges import merged, outside
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
 from ipam.tables import Tables
+
+MOST_CEDED = 64  # addresses of a block: AddressBlock has no room for more
 
 Revision = Callable[[LeasedBlock], LeasedBlock]
 """What a row becomes."""
@@ -129,14 +131,41 @@ class BlockStore:
             return bool(others)
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Hand out nothing more of a block; False if something of it is held."""
+        """Hand out nothing more of a block; False if something of it is held, or ceded."""
         with self._files.transaction() as tables:
             block = tables.block(name)
-            if block is None or block.uid != uid or block.state == "lost" or _used(tables, block):
+            if block is None or block.uid != uid or block.state == "lost":
+                return False
+            if block.ceded or _used(tables, block):
                 return False
             with change(tables, self._files.directory):
                 tables.put_block(msgspec.structs.replace(block, state="returning"))
             return True
+
+    def cede(self, name: str, uid: str, wanted: Iterable[int]) -> LeasedBlock | None:
+        """Hand out no more of those addresses that are free, as others will lease them.
+
+        The row as it is then; None if there is none that may hand out.
+        """
+        with self._gone(name, uid) as (tables, block):
+            if block is None or block.state != "usable" or block.cover:
+                return None
+            room = MOST_CEDED - sum(each.last - each.first + 1 for each in block.ceded)
+            free = [address for address in wanted if _is_free(tables, block, address)][:room]
+            if free:
+                block = _ceding(block, (*block.ceded, *(Interval(each, each) for each in free)))
+                with change(tables, self._files.directory):
+                    tables.put_block(block)
+            return block
+
+    def uncede(self, name: str, uid: str, addresses: Iterable[int]) -> None:
+        """Hand out those addresses again: nobody has leased them, and nobody can any more."""
+        back = merged(Interval(each, each) for each in addresses)
+        with self._gone(name, uid) as (tables, block):
+            if block is not None and back:
+                left = [part for each in block.ceded for part in outside(each, back)]
+                with change(tables, self._files.directory):
+                    tables.put_block(_ceding(block, left))
 
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""
@@ -173,8 +202,8 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
     return {
         parse(reservation.address): reservation
         for domain in block.domains
-        for rail in block.on_all_rails
-        for reservation in tables.within(domain, rail)
+        for part in (*block.own, *block.on_other_rails)
+        for reservation in tables.within(domain, part)
     }
 
 
@@ -182,9 +211,10 @@ def _used(tables: Tables, block: LeasedBlock) -> int:
     """From the runs: no reservation is read. One that is held on several rails counts once."""
     if not block.rails:
         return sum(
-            min(run.last, block.last) - max(run.first, block.first) + 1
+            min(run.last, part.last) - max(run.first, part.first) + 1
             for domain in block.domains
-            for run in tables.runs_in(domain, block.interval)
+            for part in block.own
+            for run in tables.runs_in(domain, part)
         )
     taken = merged(
         run
@@ -192,3 +222,14 @@ def _used(tables: Tables, block: LeasedBlock) -> int:
         for run in taken_on(tables, domain, block, block.on_all_rails)
     )
     return sum(run.last - run.first + 1 for run in taken)
+
+
+def _is_free(tables: Tables, block: LeasedBlock, address: int) -> bool:
+    """Whether it may be handed out, and nobody holds it, not even a pod of an earlier boot."""
+    return any(part.first <= address <= part.last for part in block.parts) and not any(
+        tables.run_at(domain, address) for domain in block.domains
+    )
+
+
+def _ceding(block: LeasedBlock, ceded: Iterable[Interval]) -> LeasedBlock:
+    return msgspec.structs.replace(block, ceded=merged(ceded))

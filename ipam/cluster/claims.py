@@ -9,6 +9,7 @@ first, and looks for blocks then.
 import math
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
@@ -18,9 +19,10 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, family, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.leasing import Leasing
+from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta
 from ipam.cluster.pools import (
     Unusable,
@@ -39,11 +41,26 @@ from ipam.store import AddressTaken
 LOSSES = 8  # claims that others won, before the pool is read again
 _MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
 _ATTEMPTS = 3  # of one POST whose answers are lost
+_MOST_NAMED = 3  # nodes in an error
 _AHEAD = 1024  # blocks behind the last leased one that are tried in a pool without a map
 
 
 class Late(Exception):
     """The time for a claim is over."""
+
+
+class NoneLeft(Exception):
+    """No block with an address that is wanted is free. `error` is for who asked.
+
+    `pool` and `blocks` are as they were read for it, `sought` is what was wanted in that pool.
+    """
+
+    def __init__(self, error: CNIError, pool: AddressPool, blocks: Geometry, sought: Want) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.pool = pool
+        self.blocks = blocks
+        self.sought = sought
 
 
 class Claimant:
@@ -58,7 +75,8 @@ class Claimant:
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
         """Lease a block with an address that is wanted; None if a present one has one now.
 
-        Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if there is no such block.
+        Raises Unusable, Late, ApiError; NoneLeft if other nodes have all such blocks; CNIError 110
+        or AddressTaken if no block could help.
         """
         pool = self._pools.recent(pool_of(want))
         if pool.spec.compat != "None" and (pool.spec.rails or pool.status.rail_of):
@@ -89,7 +107,8 @@ class Claimant:
             if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
-            leased = self._leased(pool) if listed else frozenset()
+            others = self._listed(pool) if listed else ()
+            leased = {block.metadata.name for block in others}
             losses = 0
             for index in self._candidates(pool, blocks, sought, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
@@ -106,7 +125,8 @@ class Claimant:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    raise self._none_left(pool, blocks, want, sought, holes, len(foreign))
+                    error = self._none_left(pool, blocks, want, sought, holes, others)
+                    raise NoneLeft(error, pool, blocks, sought)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
             if losses and pool.status.free_map == former.status.free_map:
@@ -121,7 +141,7 @@ class Claimant:
         for block in mine:
             if (
                 block.space == pool.status.space
-                and block.first <= address <= block.last
+                and _is_within(address, block.own)
                 and block.is_confirmed(self.holder.boot, now)
             ):
                 if _is_within(address, block.kept_out):
@@ -138,7 +158,7 @@ class Claimant:
         foreign: Iterable[int],
     ) -> AddressBlock | None:
         """POST one block; None if it is another's."""
-        stored, at = self._post(self._block(pool, blocks, index, foreign))
+        stored, at = post(self._api, self._clock, self._block(pool, blocks, index, foreign))
         if stored is None:
             self.conflicts += 1
             return None
@@ -191,26 +211,6 @@ class Claimant:
             pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
         )
         return self._api.update(replace(pending, spec=spec))
-
-    def _post(self, new: AddressBlock) -> tuple[AddressBlock | None, float]:
-        """The block as it was stored, None if it is another's; and a time before that was known."""
-        for attempt in range(_ATTEMPTS):
-            at = self._clock()
-            try:
-                return self._api.create(new), at
-            except AlreadyExists:
-                pass
-            except Unavailable:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            at = self._clock()
-            try:
-                found = self._api.get(AddressBlock, new.metadata.name)
-            except NotFound:
-                continue  # the POST had no effect yet, or the other one is gone
-            mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
-            return (found if mine and found.spec.state == new.spec.state else None), at
-        return None, 0.0
 
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
@@ -281,13 +281,12 @@ class Claimant:
                     break
                 number -= _length(stretch)
 
-    def _leased(self, pool: AddressPool) -> frozenset[str]:
-        listing = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name})
-        return frozenset(block.metadata.name for block in listing.items)
+    def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
+        return self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
 
     def _require_few(self, pool: AddressPool, mine: Collection[LeasedBlock]) -> None:
         most = pool.spec.max_blocks_per_node
-        count = sum(block.pool == pool.metadata.name for block in mine)
+        count = sum(block.pool == pool.metadata.name and not block.cover for block in mine)
         if most and count >= most:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
@@ -303,25 +302,15 @@ class Claimant:
         want: Want,
         sought: Want,
         holes: Sequence[Interval],
-        foreign: int,
+        others: Sequence[AddressBlock],
     ) -> CNIError:
+        """What to tell who asked. Raises CNIError at once if no lease could help."""
         if want.fixed:
             if _is_within(sought.range.first, holes):
-                return _is_kept_out(want, pool)
-            name = blocks.name(pool.status.space, blocks.index(sought.range.first))
-            if name in self._store.blocks():
-                return CNIError(
-                    Code.TRY_AGAIN,
-                    f"{want.range.where}: this node may not hand out {text(want.range.first)} now: "
-                    f"its lease of AddressBlock {name} is not confirmed, or ends; try again",
-                )
-            return AddressTaken(
-                f"{want.range.where}: address {text(want.range.first)} is in a block that another "
-                "node has leased: nothing was reserved; ask for another address",
-                f"see who holds AddressBlock {name}",
-            )
+                raise _is_kept_out(want, pool)
+            return self._taken(pool, blocks, want, sought)
         if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
-            return CNIError(
+            raise CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
                 "was reserved; exclude less, or widen the range",
@@ -332,9 +321,60 @@ class Claimant:
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
             f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
             f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-            + (f", or whereabouts' pods hold what is left ({foreign} addresses)" if foreign else "")
-            + ": nothing was reserved; delete pods that no longer need one, or widen the range",
+            f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
+            "pods that no longer need one, or widen the range",
         )
+
+    def _most_free(self, others: Sequence[AddressBlock]) -> str:
+        """The nodes with most free addresses, as they published it last."""
+        free = Counter[str]()
+        for block in others:
+            if block.spec.holder.instance != self.holder.instance and block.status.free:
+                free[block.spec.holder.node] += block.status.free
+        listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
+        return f", most of the free addresses by nodes {listed}" if listed else ""
+
+    def _taken(self, pool: AddressPool, blocks: Geometry, want: Want, sought: Want) -> CNIError:
+        """Why an address cannot be had: who leases it, or the block that it is in."""
+        address, space = sought.range.first, pool.status.space
+        cover = blocks.name(space, blocks.index(address))
+        for name in dict.fromkeys((sub_block_name(space, address), cover)):
+            with suppress(NotFound):
+                node = self._api.get(AddressBlock, name).spec.holder.node
+                if node != self.holder.node:
+                    return AddressTaken(
+                        f"{want.range.where}: address {text(want.range.first)} is in a block that "
+                        f"node {node} has leased: nothing was reserved; ask for another address",
+                        f"see AddressBlock {name}",
+                    )
+        return CNIError(
+            Code.TRY_AGAIN,
+            f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
+            f"lease of AddressBlock {cover} is not confirmed, or ends; try again",
+        )
+
+
+def post(
+    api: ClusterApi, clock: Callable[[], float], new: AddressBlock
+) -> tuple[AddressBlock | None, float]:
+    """The block as it was stored, None if it is another's; and a time before that was known."""
+    for attempt in range(_ATTEMPTS):
+        at = clock()
+        try:
+            return api.create(new), at
+        except AlreadyExists:
+            pass
+        except Unavailable:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        at = clock()
+        try:
+            found = api.get(AddressBlock, new.metadata.name)
+        except NotFound:
+            continue  # the POST had no effect yet, or the other one is gone
+        mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
+        return (found if mine and found.spec.state == new.spec.state else None), at
+    return None, 0.0
 
 
 def _rails(pool: AddressPool) -> Rails:
@@ -347,6 +387,16 @@ def _rails(pool: AddressPool) -> Rails:
 
 def _is_within(address: int, holes: Collection[Interval]) -> bool:
     return any(hole.first <= address <= hole.last for hole in holes)
+
+
+def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
+    """How much of the pool whereabouts' objects hold."""
+    held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
+    return f", and whereabouts' pods hold {held} addresses" if held else ""
+
+
+def _size(interval: Interval) -> int:
+    return interval.last - interval.first + 1
 
 
 def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ipam.blocks import LeasedBlock, State
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
 from ipam.cluster.block_store import Revision
+from ipam.cluster.ceding import ceded_by, ceded_texts
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
     AddressBlock,
@@ -37,7 +38,9 @@ from ipam.cluster.pools import (
     require_usable,
 )
 from ipam.cluster.rails import Rails
+from ipam.cluster.sub_blocks import is_ceded
 from ipam.cluster.whereabouts.looks import Looks
+from ipam.ranges import merged
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -92,7 +95,9 @@ class Confirmation:
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
-                ours = self._asserted(found, at, row)
+                # The marks of what is ceded may be lost, and a PUT that cedes may be on its way.
+                is_new = row.boot != self._holder.boot
+                ours = self._asserted(found, at, row, nonce=str(uuid.uuid4()) if is_new else "")
             else:
                 continue
             if ours is not None:
@@ -126,10 +131,16 @@ class Confirmation:
             at=at,
             limit=limit,
             holes=holes,
+            ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
 
     def _asserted(
-        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
+        self,
+        found: AddressBlock,
+        at: float,
+        row: LeasedBlock | None = None,
+        nonce: str = "",
+        state: Literal["Active", "Pending"] = "Active",
     ) -> tuple[AddressBlock, float] | None:
         """The object as it is ours in this boot, and when that was sure; None if it is not.
 
@@ -140,7 +151,7 @@ class Confirmation:
             return None
         spec = msgspec.structs.replace(
             looked,
-            state="Active",
+            state=state,
             holder=self._holder,
             epoch=found.spec.epoch + (found.spec.holder != self._holder),
             nonce=nonce or found.spec.nonce,
@@ -194,6 +205,8 @@ class Confirmation:
                 found.spec.prefix,
                 found.spec.rails,
             )
+            if found.spec.cover:
+                fits = pool.status.space == found.spec.space and is_ceded(self._api, found)
         except (Unusable, ValueError):
             fits = False
         if not fits:
@@ -212,6 +225,8 @@ class Confirmation:
             first=interval.first,
             last=interval.last,
             rails=firsts,
+            cover=found.spec.cover,
+            ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
         self._store.put(row)
         return ours
@@ -232,7 +247,7 @@ class Confirmation:
         if row.state in ("returning", "lost"):
             self._store.forget(row.name, row.uid)
             return False
-        if not self._is_held(row):
+        if not (row.ceded or self._is_held(row)):
             # What an earlier boot left may still be held of it, and keeps the row: unused.
             self._store.lose(row.name, row.uid)
             return False
@@ -257,6 +272,8 @@ class Confirmation:
                 holder=self._holder,
                 nonce=row.uid,
                 max_offline_seconds=math.ceil(row.max_offline),
+                cover=row.cover,
+                ceded=tuple(ceded_texts(row.ceded)),
             ),
         )
         when = self._clock()
@@ -271,14 +288,32 @@ class Confirmation:
         except Refused as error:  # as in `_asserted`
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
+        if row.cover and not self._may_be_ceded(stored):
+            self._delete(stored)
+            self._lose(row, f"the holder of {row.cover} has taken the address back")
+            return True
         renewed = _renewed(row, stored.metadata.uid)
         self._store.put(
             _confirmed(
-                renewed, state="usable", boot=self._holder.boot, at=when, limit=None, holes=None
+                renewed,
+                state="usable",
+                boot=self._holder.boot,
+                at=when,
+                limit=None,
+                holes=None,
+                ceded=(),
             )
         )
         objects[row.name] = stored
         return True
+
+    def _may_be_ceded(self, sub_block: AddressBlock) -> bool:
+        """Whether nobody else can use its address: the cover may be gone in the same way."""
+        try:
+            cover = self._api.get(AddressBlock, sub_block.spec.cover)
+        except NotFound:
+            return True
+        return sub_block.spec.first in cover.spec.ceded
 
     def _lose(self, row: LeasedBlock, why: str) -> None:
         held = self._store.lose(row.name, row.uid)
@@ -306,7 +341,8 @@ class Confirmation:
                 mine.system_uuid,
             )
             if other.instance != mine.instance and same_machine and other.boot != mine.boot:
-                self._asserted(found, 0.0)
+                # The next `run` looks whether a sub-block may be used.
+                self._asserted(found, 0.0, state="Pending" if found.spec.cover else "Active")
 
 
 def prefix_of(row: LeasedBlock) -> int:
@@ -332,8 +368,12 @@ def _confirmed(
     at: float,
     limit: float | None,
     holes: tuple[Interval, ...] | None,
+    ceded: tuple[Interval, ...],
 ) -> LeasedBlock:
-    """The row as this confirmation leaves it. What lacks changes does so until the next boot."""
+    """The row as this confirmation leaves it. What lacks changes does so until the next boot.
+
+    What the object has as `ceded` counts for a row that may lack it: in a boot the row knows best.
+    """
     if row.state == "lost":
         return row
     if row.state == "unconfirmed" and row.boot == boot:
@@ -345,4 +385,5 @@ def _confirmed(
         confirmed=max(at, row.confirmed) if row.boot == boot else at,
         max_offline=row.max_offline if limit is None else limit,
         kept_out=row.kept_out if holes is None else holes,
+        ceded=row.ceded if row.boot == boot else merged((*row.ceded, *ceded)),
     )

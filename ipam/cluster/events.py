@@ -10,7 +10,7 @@ from ipam.cluster.objects import GROUP, VERSION, AddressBlock
 from ipam.store import Reservation
 
 _MOST = 1024  # events that are remembered, so that each is written once
-_MOST_WAITING = 64
+_MOST_WAITING = 1024  # a restored etcd may cost a node many blocks, each with the pods in it
 _AT_ONCE = 4  # ADDs may wait behind them
 
 

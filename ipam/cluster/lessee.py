@@ -24,6 +24,7 @@ from ipam.cluster.events import PendingEvents
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
+from ipam.cluster.sharing import Sharing
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
 from ipam.cluster.whereabouts.announcements import Announcements
@@ -96,6 +97,9 @@ class Lessee:
         self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
+        self._sharing = Sharing(
+            api, self._store, self._pools, self._objects, clock, self._attempts.wake
+        )
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
@@ -117,8 +121,8 @@ class Lessee:
         """Begin nothing more, no call either. Waits for the one that is under way."""
         self._closed = True
         self._end_calls()
-        with self._attempts.changed:
-            self._attempts.changed.notify_all()
+        self._sharing.close()
+        self._attempts.wake()
         if self._thread is not None:
             self._thread.join(_JOIN)
 
@@ -129,6 +133,8 @@ class Lessee:
             if self._is_due(self._confirm_at):
                 self._guarded("confirm the leases", self._confirm)
             self._attempts.serve()
+            if self._holder is not None and self._in_touch:
+                self._sharing.answer(self._upkeep, self._holder.instance, self._after_adds)
             if self._is_due(self._look_at):
                 self._look_at = self._clock() + LOOK_EVERY
                 self._guarded("keep the leases", self._keep)
@@ -169,7 +175,7 @@ class Lessee:
                 _log.exception("leases: a step failed")
                 wait = _FIRST_RETRY
             with self._attempts.changed:
-                if not self._closed and not self._attempts:
+                if not self._closed and not self._attempts and not self._sharing.has_news:
                     self._attempts.changed.wait(wait)
 
     def _is_due(self, at: float) -> bool:
@@ -250,7 +256,8 @@ class Lessee:
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            block = self._claimant.claim(want, is_late)
+            waiting = self._attempts.waiting(want)
+            leased = self._sharing.lease(self._claimant, want, is_late, waiting)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -263,9 +270,11 @@ class Lessee:
             self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
             what = "refuses" if isinstance(error, Refused) else "is away"
             raise _no_address(want, f"the API server {what}: {error}") from None
-        if block is not None:
+        for block in leased:
             self._objects[block.metadata.name] = block
             _log.info("leases: leased %s", block.metadata.name)
+        if leased:  # its pool's maxOffline may be the shortest
+            self._confirm_at = min(self._confirm_at, self._clock() + self._interval())
 
     def _may_have(self, want: Want) -> bool:
         """Whether a block may hand out an address of what is wanted."""
@@ -311,6 +320,7 @@ class Lessee:
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._upkeep.confirmed(at)
+        self._sharing.confirmed(holder, follow=self._thread is not None)
         self._confirmed = at
         self._in_touch = True
         self._retry = _FIRST_RETRY
@@ -374,11 +384,12 @@ class Lessee:
         self._events.send()
         self._guarded("remove what has ended from whereabouts' objects", self._settle)
         if self._is_due(self._return_at) and not self._upkeep.give_back(
-            self._holder.instance, self._after_adds
+            self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + PATIENCE
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
+        self._sharing.keep(self._upkeep, self._holder.instance, self._after_adds)
         self._upkeep.tell()
 
     def _settle(self) -> None:

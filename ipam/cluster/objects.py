@@ -75,7 +75,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
 
     `rails` are further networks of the same size: a block is the same run of addresses on each.
-    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md).
+    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md). `ceding`: a node
+    lets others have free addresses of its blocks when no block is free. Not of a pool with rails.
     """
 
     range: str
@@ -86,9 +87,15 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     block_size: int = 0
     max_blocks_per_node: int = 0
     claim_from: Literal["Low", "High"] = "Low"
+    ceding: bool = False
     compat: Compat = "None"
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
+
+    @property
+    def cedes(self) -> bool:
+        """Whether nodes cede addresses. whereabouts knows no ceded ones, and rails have one index."""
+        return self.ceding and not self.rails and self.compat == "None"
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -154,9 +161,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails` are immutable.
+    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails` and `cover` are
+    immutable.
 
     `rails` are the first addresses of the same run on the other rails of the pool.
+    A sub-block is one address of another block, its `cover`, and is named like any other block.
+    `ceded` are the addresses that the holder does not hand out, so that others may lease them as
+    sub-blocks; `cede_wanted` those that the controller asks the holder to cede. Of what is
+    `recalled` no sub-block may begin: the holder takes it back if there is none.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
     answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out, as
     whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
@@ -173,6 +185,10 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int = 1
     holder: Holder
     nonce: str = ""
+    cover: str = ""
+    ceded: tuple[str, ...] = ()
+    cede_wanted: tuple[str, ...] = ()
+    recalled: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     compat: Compat = "None"
     max_offline_seconds: int = 0
@@ -207,13 +223,23 @@ class AddressBlock(Resource, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A node found no free block: `address` is one that it was asked for, "" for any."""
+    """A node found no free block. `parts` are addresses (A) and runs (A-B) that would do; `address`
+    is the one that a pod asked for by name, "" for any of them."""
 
     pool: str
     node: str
     instance: str
     count: int = 1
     address: str = ""
+    parts: tuple[str, ...] = ()
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The controller's answer: `offers` are addresses that are ceded, or that a holder was asked to
+    cede. `exhausted`: nobody has published a free address that would do."""
+
+    offers: tuple[str, ...] = ()
+    exhausted: bool = False
 
 
 class AddressRequest(Resource, frozen=True, kw_only=True):
@@ -223,6 +249,7 @@ class AddressRequest(Resource, frozen=True, kw_only=True):
     PLURAL = "addressrequests"
 
     spec: RequestSpec
+    status: RequestStatus = RequestStatus()
 
 
 # --- AddressReservation ----------------------------------------------------------------------

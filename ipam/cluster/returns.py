@@ -3,13 +3,13 @@
 From `returning` there is no way back: what is handed out again is leased again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
-from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.block_store import BlockStore, Survey, Surveyed
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts import placeholders
 
@@ -60,13 +60,18 @@ class Empties:
         self._since: dict[tuple[str, str], float] = {}
 
     def surplus(
-        self, survey: Survey, now: float, spare: Callable[[str], bool]
+        self,
+        survey: Survey,
+        now: float,
+        spare: Callable[[str, float], bool],
+        wanted: Collection[str] = (),
     ) -> Iterator[LeasedBlock]:
-        """Blocks to give back. `spare` says whether a pool has room for blocks that nobody uses.
+        """Blocks to give back. `spare` says whether a pool has room for a block that is empty since
+        then. Others need the blocks whose uids are `wanted`.
 
         One empty block of a pool is kept for a while, and for good if it is the only one.
         """
-        keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
+        keys = {(each.block.name, each.block.uid) for each in survey.blocks if _is_empty(each)}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(
             sorted(survey.blocks, key=lambda each: (each.block.pool, each.block.first)),
@@ -77,9 +82,10 @@ class Empties:
                 for each in grouped
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
-            empty = [each.block for each in present if not each.used]
-            kept = [block for block in empty if block.state == "usable"][:1]
-            if kept and not spare(pool):
+            empty = [each.block for each in present if _is_empty(each)]
+            usable = [block for block in empty if block.state == "usable"]
+            kept = [block for block in usable if block.uid not in wanted][:1]
+            if kept and not spare(pool, max(self._since[each.name, each.uid] for each in kept)):
                 kept = []
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
@@ -90,6 +96,11 @@ class Empties:
 
     def _age(self, block: LeasedBlock, now: float) -> float:
         return now - self._since[block.name, block.uid]
+
+
+def _is_empty(each: Surveyed) -> bool:
+    """Whether nobody needs it: what is ceded may be in use."""
+    return not each.used and not each.block.ceded
 
 
 def returning(survey: Survey) -> Iterable[LeasedBlock]:

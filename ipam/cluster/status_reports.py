@@ -1,7 +1,8 @@
 """Writes what this node has handed out to the status of its blocks, for people and for counts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,14 @@ from ipam.cluster.objects import AddressBlock, BlockStatus
 EVERY = 10.0  # seconds between two writes of one node, and more in a large cluster
 
 
+class _Published(NamedTuple):
+    """What a status said of the block with this uid."""
+
+    uid: str
+    used: int
+    free: int
+
+
 class StatusReports:
     """Writes one status at a time: that of the block that has changed most since its last one."""
 
@@ -22,7 +31,7 @@ class StatusReports:
         self._api = api
         self._store = store
         self._now = now or (lambda: datetime.now(UTC))
-        self._told: dict[str, tuple[str, int]] = {}  # by block: its uid, and how many were used
+        self._told: dict[str, _Published] = {}  # by block
 
     def tell(self, survey: Survey, objects: dict[str, AddressBlock]) -> bool:
         """Write one status if there is news; whether there was. Raises ApiError.
@@ -38,14 +47,32 @@ class StatusReports:
         if name is None or not changes[name]:
             return False
         block = next(each.block for each in survey.blocks if each.block.name == name)
+        self.tell_of(block, survey.seq, objects)
+        return True
+
+    def has_room_again(self, survey: Survey) -> Sequence[LeasedBlock]:
+        """The blocks that were full when they were told last, and are not any more."""
+        return [
+            each.block
+            for each in survey.blocks
+            if each.block.state == "usable"
+            and (told := self._told.get(each.block.name)) is not None
+            and told.uid == each.block.uid
+            and told.free == 0
+            and _free(each.block, each.used) > 0
+        ]
+
+    def tell_of(self, block: LeasedBlock, seq: int, objects: dict[str, AddressBlock]) -> None:
+        """Write the status of a block that is among `objects`. Raises ApiError."""
+        name = block.name
         holders = {
             str(block.index_of(address)): f"{held.pod_name or held.container_id} {held.ifname}"
             for address, held in sorted(self._store.holders(name).items(), reverse=True)
         }
         status = BlockStatus(
             used=len(holders),
-            free=block.size - len(holders),
-            seq=survey.seq,
+            free=_free(block, len(holders)),
+            seq=seq,
             confirmed=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             holders=holders,
         )
@@ -55,9 +82,8 @@ class StatusReports:
             )
         except (Conflict, NotFound):
             objects.pop(name)  # until it is confirmed again
-            return True
-        self._told[name] = block.uid, len(holders)
-        return True
+            return
+        self._told[name] = _Published(block.uid, status.used, status.free)
 
     def forget_all_but(self, present: Mapping[str, object]) -> None:
         """Forget what was told of blocks that are gone."""
@@ -65,5 +91,10 @@ class StatusReports:
 
     def _last(self, block: LeasedBlock, found: AddressBlock) -> int:
         """How many were used by the last status: at first the one that an earlier agent wrote."""
-        uid, used = self._told.get(block.name, ("", 0))
-        return used if uid == block.uid else found.status.used
+        told = self._told.get(block.name)
+        return told.used if told and told.uid == block.uid else found.status.used
+
+
+def _free(block: LeasedBlock, used: int) -> int:
+    """For how many further pods the block has addresses."""
+    return max(0, sum(part.last - part.first + 1 for part in block.parts) - used)

@@ -3,7 +3,7 @@
 While the API server does not answer, it leaves all as it is: what is leased is needed then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 
@@ -17,6 +17,7 @@ from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
 
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
+_ROOM_AGAIN = 2.0  # seconds between two statuses of blocks that were full, where nodes cede
 _ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
 
 Guarded = Callable[[str, Callable[[], object]], bool]
@@ -48,7 +49,7 @@ class Upkeep:
         self._status = StatusReports(api, store)
         self._seen_seq = -1
         self._pool_seen: dict[str, float] = {}
-        self._tell_at = clock()
+        self._tell_at = self._room_at = clock()
 
     def look(self) -> None:
         """See what is held now, and forget what is over."""
@@ -72,10 +73,13 @@ class Upkeep:
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
         self._status.forget_all_but(self._objects)
 
-    def give_back(self, instance: str, guarded: Guarded) -> bool:
-        """Return what is not needed, until a return fails; whether none did."""
+    def give_back(self, instance: str, guarded: Guarded, wanted: Collection[str] = ()) -> bool:
+        """Return what is not needed, until a return fails; whether none did.
+
+        Others need the blocks whose uids are `wanted`: they go as soon as they are empty.
+        """
         returns = Returns(self._api, self._store, instance)
-        surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
+        surplus = self._empties.surplus(self.survey, self._clock(), self._has_room, wanted)
         for block in (*returning(self.survey), *surplus):
             if not guarded("give a block back", partial(returns.give_back, block)):
                 return False
@@ -95,6 +99,19 @@ class Upkeep:
             self._tell_at = now + EVERY
             if not self._status.tell(self.survey, self._objects):
                 self._tell_at = now
+        elif now >= self._room_at:
+            self._room_at = now + _ROOM_AGAIN
+            for block in self._status.has_room_again(self.survey):
+                pool = self._pools.known(block.pool)
+                if pool is not None and pool.spec.ceding:
+                    self.tell_of(block.name)
+
+    def tell_of(self, name: str) -> None:
+        """Write the status of a block now. Raises ApiError."""
+        survey = self._store.survey()
+        block = next((each.block for each in survey.blocks if each.block.name == name), None)
+        if block is not None and name in self._objects:
+            self._status.tell_of(block, survey.seq, self._objects)
 
     def _is_ample(self, want: Want) -> bool:
         pool = self._pools.leasing(want)
@@ -103,12 +120,15 @@ class Upkeep:
         blocks = pool.status.blocks
         return not blocks.total or blocks.leased < _ROOM * blocks.total
 
-    def _has_room(self, name: str) -> bool:
-        """Whether a pool can spare an empty block; the pool is read now and then for that."""
+    def _has_room(self, name: str, since: float) -> bool:
+        """Whether a pool can spare a block that is empty since then.
+
+        The pool is read for that: once after the block became empty, and then now and then.
+        """
         if self.leaving:
             return False
         now = self._clock()
-        if now - self._pool_seen.get(name, -_LOOK_AT_POOL) >= _LOOK_AT_POOL:
+        if self._pool_seen.get(name, -_LOOK_AT_POOL) < max(since, now - _LOOK_AT_POOL):
             self._pool_seen[name] = now
             with suppress(Unusable):  # it is gone
                 try:

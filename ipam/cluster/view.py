@@ -81,7 +81,10 @@ class LeasedView:
             blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             aligned = held.on_other_rails(range_, blocks, confirmed)
-            by_room = sorted(_Remaining.of(tables, range_, block) for block in confirmed)
+            by_room = sorted(
+                (_Remaining.of(tables, range_, block) for block in confirmed),
+                key=lambda room: room[:2],
+            )
             ranges += [*aligned, *(room.range for room in by_room)]
             # In a confirmed block a former address is found as any other is.
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)

@@ -135,6 +135,18 @@ LONG = "n" * 60
         (BLOCK, {"metadata.name": "kinds.0--1-128", "spec.first": "::1", "spec.prefix": 128}),
         (BLOCK, {"spec.foreign": ["10.7.0.64", "10.7.0.95"]}),
         (BLOCK, {"spec.rails": ["10.8.0.64", "10.9.0.64"]}),
+        (BLOCK, {"spec.ceded": ["10.7.0.66"], "spec.cedeWanted": ["10.7.0.95"]}),
+        (BLOCK, block("10.7.0.66", 32, cover="kinds.10.7.0.64-27")),
+        (BLOCK, block("2001:db8::1:7", 128, cover="kinds.2001-db8--1-0-120")),
+        (
+            BLOCK,
+            {
+                "metadata.name": "kinds.2001-db8--7-128",
+                "spec.first": "2001:db8::7",
+                "spec.prefix": 128,
+                "spec.cover": "kinds.2001-db8--0-120",
+            },
+        ),
         (POOL, {"spec.compat": "Read"}),
         (POOL, {"spec.compat": "Coexist"}),
         (BLOCK, {"spec.compat": "Coexist", "spec.state": "Pending"}),
@@ -142,6 +154,8 @@ LONG = "n" * 60
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
         (REQUEST, {}),
         (REQUEST, {"spec.address": "10.7.0.9", "spec.count": 4096}),
+        (REQUEST, {"spec.parts": ["10.7.0.9", "10.7.0.16-10.7.0.31"]}),
+        (POOL, {"spec.ceding": True}),
         (RESERVATION, {}),
         (SHARE, {}),
         (SHARE, {"spec.ranges": GONE}),
@@ -155,6 +169,7 @@ def test_a_right_object_is_accepted(server: ApiServer, kind: Document, changes: 
 CANONICAL = "a network in canonical form"
 NAMED = "metadata.name must"
 EXCLUDE = "exclude must name"
+SUB_BLOCK = "a sub-block is one address of the block that cover names"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +178,7 @@ EXCLUDE = "exclude must name"
         (POOL, {"spec.range": GONE}, "spec.range: Required"),
         (POOL, {"spec.rails": ["10.8.0.0/17"]}, "of the size of the range"),
         (POOL, {"spec.compat": "Write"}, "Unsupported value"),
+        (POOL, {"spec.compat": "Read", "spec.ceding": True}, "knows nothing of it"),
         (POOL, {"spec.compat": "Read", "spec.rails": ["10.8.0.0/16"]}, "knows no rails"),
         (BLOCK, {"spec.compat": "Write"}, "Unsupported value"),
         (POOL, {"spec.rails": ["10.7.0.0/16"]}, "of the size of the range"),
@@ -225,9 +241,23 @@ EXCLUDE = "exclude must name"
         (BLOCK, {"spec.holder.instance": ""}, "spec.holder.instance"),
         (BLOCK, {"spec.state": "Free"}, "spec.state: Unsupported value"),
         (BLOCK, {"spec.epoch": 0}, "spec.epoch"),
-        (BLOCK, {"spec.foreign": ["10.7.0.96"]}, "foreign must name addresses of the block"),
-        (BLOCK, {"spec.foreign": ["x"]}, "foreign must name addresses of the block"),
-        (BLOCK, {"spec.ceded": []}, 'unknown field "spec.ceded"'),
+        (BLOCK, {"spec.foreign": ["10.7.0.96"]}, "must name addresses of the block"),
+        (BLOCK, {"spec.foreign": ["x"]}, "must name addresses of the block"),
+        (BLOCK, {"spec.ceded": ["10.7.0.96"]}, "must name addresses of the block"),
+        (BLOCK, {"spec.ceded": ["10.7.0.66", "10.7.0.66"]}, "Duplicate value"),
+        (BLOCK, {"spec.ceded": ["10.7.0.64/32"]}, "in canonical form"),
+        (BLOCK, {"spec.cedeWanted": ["10.7.0.96"]}, "must name addresses of the block"),
+        (BLOCK, {"spec.cover": "kinds.10.7.0.0-26"}, SUB_BLOCK),
+        (BLOCK, block("10.7.0.66", 32, cover="kinds.10.7.0.0-27"), SUB_BLOCK),
+        (BLOCK, block("10.7.0.66", 32, cover="other.10.7.0.64-27"), SUB_BLOCK),
+        (BLOCK, block("10.7.0.66", 32, cover="kinds.x-27"), SUB_BLOCK),
+        (BLOCK, block("10.7.0.66", 32, cover="x"), "Invalid value"),
+        (
+            BLOCK,
+            block("10.7.0.66", 32, cover="kinds.10.7.0.64-27", ceded=["10.7.0.66"]),
+            "a sub-block cedes nothing",
+        ),
+        (BLOCK, {"spec.shared": True}, 'unknown field "spec.shared"'),
         (REQUEST, {"spec.count": 0}, "spec.count"),
         (REQUEST, {"spec.count": 4097}, "spec.count"),
         (REQUEST, {"spec.address": "10.7.0.0/24"}, "an address in canonical form"),
@@ -263,6 +293,8 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.space": "other"}, "a block keeps its space"),
         (BLOCK, {"spec.first": "10.7.0.96"}, "a block keeps its first address"),
         (BLOCK, {"spec.prefix": 28}, "a block keeps its prefix"),
+        (BLOCK, {"spec.cover": "kinds.10.7.0.0-24"}, "a block keeps its cover"),
+        (BLOCK, {"spec.ceded": ["10.7.0.66"], "spec.cedeWanted": []}, ""),
         (BLOCK, {"spec.holder": HOLDER}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 3}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder.boot": "c"}, "epoch must grow by 1"),
@@ -310,6 +342,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "blockSize": 0,
         "maxBlocksPerNode": 0,
         "claimFrom": "Low",
+        "ceding": False,
         "compat": "None",
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},

@@ -132,6 +132,27 @@ class ControlPlane:
         """Kills the API server. It does not answer until it is started again."""
         self._kill("kube-apiserver")
 
+    def save_etcd(self, copy: Path) -> None:
+        """Copies what etcd has, which stands still for that."""
+        self._stop_store()
+        shutil.copytree(self.directory / "etcd", copy)
+        self._start_store()
+
+    def restore_etcd(self, copy: Path) -> None:
+        """Puts etcd back to that copy, as after a backup was restored."""
+        self._stop_store()
+        shutil.rmtree(self.directory / "etcd")
+        shutil.copytree(copy, self.directory / "etcd")
+        self._start_store()
+
+    def _stop_store(self) -> None:
+        self._kill("kube-apiserver")
+        self._kill("etcd")
+
+    def _start_store(self) -> None:
+        self._start_etcd()
+        self.start_api_server()
+
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a component a signal."""
         self._running[name].send_signal(number)

@@ -27,7 +27,8 @@ def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
     """Everything about blocks that cannot be right, by pool."""
-    found = [*_overlaps(index)]
+    blocks = tuple(blocks)
+    found = [*_overlaps(index), *_uncovered(blocks)]
     ranges = dict(_ranges(pools))
     for block in blocks:
         found += _of_block(block, pools, ranges)
@@ -48,6 +49,20 @@ def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
         for pool in {placed.block.spec.pool, other.block.spec.pool}:
             yield Contradiction(pool, text)
+
+
+def _uncovered(blocks: Iterable[AddressBlock]) -> Iterator[Contradiction]:
+    """Sub-blocks in use whose address nobody has ceded."""
+    by_name = {block.metadata.name: block.spec for block in blocks if not block.spec.cover}
+    for block in blocks:
+        name, spec = block.metadata.name, block.spec
+        if not spec.cover or spec.state != "Active":
+            continue
+        cover = by_name.get(spec.cover)
+        if cover is None:
+            yield Contradiction(spec.pool, f"{name}: its cover {spec.cover} is gone")
+        elif cover.state == "Active" and spec.first not in (*cover.ceded, *cover.recalled):
+            yield Contradiction(spec.pool, f"{name}: {spec.cover} has not ceded the address")
 
 
 def _named(placed: PlacedBlock) -> str:
@@ -78,7 +93,7 @@ def _of_block(
     if pool.status.space and spec.space != pool.status.space:
         yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
     size = last - first + 1
-    if pool.status.block_size and size != pool.status.block_size:
+    if not spec.cover and pool.status.block_size and size != pool.status.block_size:
         yield Contradiction(
             spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
         )

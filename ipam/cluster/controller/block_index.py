@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -26,7 +26,7 @@ _first = attrgetter("interval.first")
 
 
 class BlockIndex:
-    """Finds the blocks of a space that overlap an interval.
+    """Finds the blocks of a space that overlap an interval. Sub-blocks are apart, by their cover.
 
     `unreadable` are the blocks whose addresses make no sense, which a CRD without its rules lets
     pass.
@@ -34,8 +34,12 @@ class BlockIndex:
 
     def __init__(self, blocks: Iterable[AddressBlock]) -> None:
         self.unreadable: list[AddressBlock] = []
+        self._sub_blocks: defaultdict[str, list[AddressBlock]] = defaultdict(list)
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
         for block in blocks:
+            if block.spec.cover:
+                self._sub_blocks[block.spec.cover].append(block)
+                continue
             try:
                 placed = list(_placed(block))
             except ValueError:
@@ -44,6 +48,10 @@ class BlockIndex:
                 self._spaces[block.spec.space] += placed
         for placements in self._spaces.values():
             placements.sort(key=_first)
+
+    def sub_blocks(self, cover: str) -> Sequence[AddressBlock]:
+        """The sub-blocks of the block of that name."""
+        return self._sub_blocks.get(cover, ())
 
     def within(self, space: str, interval: Interval) -> Iterator[PlacedBlock]:
         """The blocks that overlap the interval, lowest first."""

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
-    write definitions, and a pool stays when its definition is deleted. `compat` is new pools'.
-    """
+    write definitions, and a pool stays when its definition is deleted. `ceding` and `compat` are
+    the pools'; those with a `compat` do not cede."""
 
     def __init__(
         self,
@@ -31,9 +31,12 @@ class PoolMaker:
         clock: Callable[[], float],
         reports: Reports,
         most: int,
+        *,
+        ceding: bool = False,
         compat: Compat = "None",
     ) -> None:
         self._compat: Compat = compat
+        self._ceding = ceding and compat == "None"
         self._api = api
         self._clock = clock
         self._reports = reports
@@ -89,7 +92,7 @@ class PoolMaker:
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
         labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        spec = replace(asked.spec, compat=self._compat)
+        spec = replace(asked.spec, ceding=self._ceding, compat=self._compat)
         new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
         try:
             pool = self._api.create(new)

@@ -70,7 +70,11 @@ def status(
         ),
         addresses=AddressCounts(
             capacity=min(_capacity(whole, holes), MOST),
-            used=sum(placed.block.status.used for placed in leased),
+            used=sum(
+                block.status.used
+                for placed in leased
+                for block in (placed.block, *index.sub_blocks(placed.block.metadata.name))
+            ),
         ),
         free_map=free_map(indexes, geometry.total) if mapped else "",
         high_water=min(indexes[-1] + 1, MOST) if indexes else 0,

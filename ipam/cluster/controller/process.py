@@ -98,7 +98,7 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `compat` is that of the pools which it makes.
+    cost the leadership. `ceding` and `compat` are those of the pools that it makes.
     """
 
     def __init__(
@@ -106,11 +106,13 @@ class ControllerProcess:
         api: ClusterApi,
         leadership: Leadership,
         *,
+        ceding: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
     ) -> None:
         self._compat: Compat = compat
+        self._ceding = ceding
         self.leadership = leadership
         self.counts = ReclaimCounts()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -176,6 +178,7 @@ class ControllerProcess:
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
             compat=self._compat,
+            ceding=self._ceding,
         )
         try:
             while self._may_write():

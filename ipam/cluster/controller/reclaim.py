@@ -198,6 +198,8 @@ class Reclaim:
             waited = self._clock() - fenced.time >= self._wait(block, standing)
             if not waited or read_at < fenced.time:
                 return 0
+            if sub_blocks_of(self._api, block):
+                return 1  # pods of other nodes have addresses of it
             self._api.delete(block)
             self._counts.freed += 1
             _log.warning(
@@ -216,6 +218,15 @@ class Reclaim:
         return self._offline.get(block.spec.pool, default) + self._margin
 
 
+class CoversOthers(ValueError):
+    """Nodes lease addresses of a block as sub-blocks, so it stays fenced."""
+
+
+def sub_blocks_of(api: ClusterApi, block: AddressBlock) -> tuple[AddressBlock, ...]:
+    """The sub-blocks of a block that is fenced: no other one is used from then on. ApiError."""
+    return api.list(AddressBlock, {"spec.cover": block.metadata.name}).items
+
+
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
     """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
@@ -225,9 +236,13 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     """Free a block whose holder's machine is off, as an administrator says; False if it changed.
 
     Fence, then delete what the fence left: a holder that runs all the same gets in between.
+    Raises CoversOthers.
     """
     try:
-        api.delete(block if block.spec.state == "Reclaiming" else fence(api, block))
+        fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
+        if nodes := {each.spec.holder.node for each in sub_blocks_of(api, block)}:
+            raise CoversOthers(f"pods of {', '.join(sorted(nodes))} have addresses of it")
+        api.delete(fenced)
     except NotFound:
         return True
     except Conflict:

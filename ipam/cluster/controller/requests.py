@@ -1,15 +1,20 @@
-"""Collects AddressRequests that nobody deletes."""
+"""Answers AddressRequests, and collects those that nobody deletes."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from ipam.addresses import text
 from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import Machines
-from ipam.cluster.controller.pool_conditions import is_exhausted
+from ipam.cluster.controller.market import Market, Offers
+from ipam.cluster.controller.pool_conditions import is_exhausted, is_ready
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressPool, AddressRequest
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, RequestStatus
 
-KEPT = 3600.0  # seconds: a node that still needs addresses asks again
+KEPT = 300.0  # seconds: a node that still needs addresses asks again
 
 _log = logging.getLogger(__name__)
 
@@ -28,26 +33,25 @@ class Requests:
         pools: Mapping[str, AddressPool],
         machines: Machines,
         steps: Steps,
-    ) -> int:
-        """Delete the requests that nobody waits for; how many remain."""
+    ) -> Sequence[AddressRequest]:
+        """Delete the requests that nobody waits for; those that remain."""
         now = self._clock()
         requests = tuple(requests)
         self._since = {
             request.metadata.uid: self._since.get(request.metadata.uid, now) for request in requests
         }
-        left = len(requests)
+        left = {request.metadata.uid: request for request in requests}
 
         def delete(doomed: tuple[AddressRequest, str]) -> None:
-            nonlocal left
             request, why = doomed
             try:
                 self._api.delete(request)
             except NotFound:
-                left -= 1
+                del left[request.metadata.uid]
             except (Conflict, Refused) as error:
                 _log.info("request %s: left: %s", request.metadata.name, error)
             else:
-                left -= 1
+                del left[request.metadata.uid]
                 _log.info("request %s: deleted: %s", request.metadata.name, why)
 
         doomed = [
@@ -56,7 +60,65 @@ class Requests:
             if (why := _why(request, pools, machines, now - self._since[request.metadata.uid]))
         ]
         steps.each("requests", doomed, delete)
-        return left
+        return tuple(left.values())
+
+    def answer(
+        self,
+        requests: Iterable[AddressRequest],
+        pools: Mapping[str, AddressPool],
+        market: Market,
+        steps: Steps,
+    ) -> None:
+        """Ask holders for addresses, and then tell the nodes that need them."""
+        answers: list[tuple[AddressRequest, Offers]] = []
+        wanted: defaultdict[str, list[int]] = defaultdict(list)
+        blocks: dict[str, AddressBlock] = {}
+        for request in sorted(requests, key=_age):
+            pool = pools.get(request.spec.pool)
+            if pool is None or not is_ready(pool):
+                continue
+            try:
+                offers = market.offers(request, pool)
+            except ValueError as error:
+                _log.info("request %s: it makes no sense: %s", request.metadata.name, error)
+                continue
+            answers.append((request, offers))
+            for block, addresses in offers.wanted:
+                blocks[block.metadata.name] = block
+                wanted[block.metadata.name] += addresses
+        asked: set[str] = set()
+
+        def ask(block: AddressBlock) -> None:
+            if self._ask(block, wanted[block.metadata.name]):
+                asked.add(block.metadata.name)
+
+        steps.each("asks", blocks.items(), ask)
+        named = [(each[0].metadata.name, each) for each in answers]
+        steps.each("answers", named, lambda each: self._tell(each[0], each[1], asked))
+
+    def _ask(self, block: AddressBlock, addresses: Iterable[int]) -> bool:
+        """Ask the holder of a block for addresses, once in a round; whether that was written."""
+        wanted = (*block.spec.cede_wanted, *map(text, addresses))
+        try:
+            self._api.update(replace(block, spec=replace(block.spec, cede_wanted=wanted)))
+        except (Conflict, NotFound, Refused) as error:
+            _log.info("%s: not asked for addresses: %s", block.metadata.name, error)
+            return False
+        return True
+
+    def _tell(self, request: AddressRequest, offers: Offers, asked: Collection[str]) -> None:
+        offers = offers.unless_asked(asked)
+        written = tuple(map(text, offers.addresses))
+        status = RequestStatus(offers=written, exhausted=offers.exhausted)
+        if status != request.status:
+            try:
+                self._api.update_status(replace(request, status=status))
+            except (Conflict, NotFound, Refused) as error:
+                _log.info("request %s: not answered: %s", request.metadata.name, error)
+
+
+def _age(request: AddressRequest) -> tuple[str, str]:
+    return request.metadata.creation_timestamp, request.metadata.name
 
 
 def _why(
@@ -68,6 +130,6 @@ def _why(
         return f"no node is named {request.spec.node}"
     if pool is None:
         return f"there is no pool {request.spec.pool}"
-    if not request.spec.address and pool.status.block_size and not is_exhausted(pool):
+    if not request.spec.parts and pool.status.block_size and not is_exhausted(pool):
         return f"{request.spec.pool} has free blocks"
     return f"it is older than {KEPT:.0f} s" if age >= KEPT else None

@@ -27,6 +27,7 @@ from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.machines import Machines, Standing
+from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -88,7 +89,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `compat` is that of the pools which it makes.
+    leader. `ceding` and `compat` are those of the pools that are made from definitions.
     """
 
     def __init__(
@@ -102,13 +103,16 @@ class Rounds:
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
         compat: Compat = "None",
+        ceding: bool = False,
     ) -> None:
         self._api = api
         self._clock = clock
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, compat)
+        self._pool_maker = PoolMaker(
+            api, clock, self._reports, pools_per_namespace, ceding=ceding, compat=compat
+        )
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
         self._bound_pods = BoundPods(api, clock)
@@ -125,6 +129,7 @@ class Rounds:
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
         index = BlockIndex(world.blocks)
+        self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
         quarantined = _quarantined(world.blocks, standings)
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
@@ -136,7 +141,7 @@ class Rounds:
             pools=tuple(pools.values()),
             states=Counter(block.spec.state for block in world.blocks),
             standings=Counter(standing.name.lower() for standing in standings.values()),
-            requests=requests,
+            requests=len(requests),
             contradictions=len(found),
             over_limit=over_limit,
             unusable=unusable,

@@ -37,6 +37,8 @@ class Looks:
         """
         pool = self._pools.known(found.spec.pool)
         spec = found.spec
+        if spec.cover:  # the block that covers it is looked at by its holder
+            return spec
         if pool is not None and (spec.compat != pool.spec.compat or spec.foreign):
             held = self._held(pool, found)
             if held is not None:

@@ -6,6 +6,9 @@ import pytest
 
 from cni.spec.errors import Code
 from ipam import scope
+from ipam.addresses import parse
+from ipam.cluster.geometry import interval
+from ipam.cluster.objects import AddressBlock
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store_files import PerCall
@@ -28,7 +31,7 @@ def node(server: FakeApi, memory_path: Path) -> ClusterNode:
 
 def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    source = scope.on_node(path)
+    source = scope.on_node(path, tmp_path / "ipam")
     assert source() == "node"
     path.write_text("ipam:\n  scope: cluster\npolicy: {}\n")
     assert source() == "cluster"
@@ -37,6 +40,29 @@ def test_a_file_says_the_scope_and_none_is_node(tmp_path: Path) -> None:
     assert (error.code, "ipam.scope" in error.message) == (Code.IO_FAILURE, True)
     path.write_text("ipam: {scop: node}\n")
     assert "scope" in error_of(source).message
+
+
+def test_a_node_whose_agent_leases_is_the_cluster_s_where_its_file_says_nothing(
+    tmp_path: Path, server: FakeApi, node: ClusterNode
+) -> None:
+    """A fallback that an earlier version installed, beside an agent with the chart's file."""
+    path = tmp_path / "config.yaml"
+    source = scope.on_node(path, node.directory)
+    assert source() == "node"
+    node.add("p0")
+    assert source() == "cluster"
+    path.write_text("policy: {}\n")
+    assert source() == "cluster"
+    stores = Stores(PerCall(node.directory), source, clock=node.clock)
+    fallback = AddressPlugin(stores, lambda: node.boot)
+    fallback.add(request("ADD", {"range": RANGE}, "p1-1", pod="p1"))
+    (block,) = server.look_at_all(AddressBlock).items
+    first, last = interval(block)
+    assert all(first <= parse(address) <= last for address in node.held())
+    error = error_of(lambda: fallback.add(request("ADD", {"range": "10.9.0.0/24"}, "p2-1")))
+    assert error.code == Code.TRY_AGAIN
+    path.write_text("ipam: {scope: node}\n")
+    assert source() == "node"
 
 
 def test_a_definition_overrides_the_node(server: FakeApi, node: ClusterNode) -> None:

@@ -14,14 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import parse
+from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, read_world
 from ipam.cluster.geometry import interval
-from ipam.cluster.names import pool_name
+from ipam.cluster.names import block_name, pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder, Meta, PoolSpec
 from ipam.store import Reservation
 from tests.fake_api import FakeApi, FakeClient, Fault
@@ -151,6 +151,7 @@ class SimulatedMachine:
 
     def step(self, troubles: Sequence[Trouble]) -> None:
         """What is due of the lessee's work."""
+        self.node.notice()
         with self._agent(troubles):
             self.node.lessee.step()
 
@@ -228,7 +229,7 @@ class World:
         self.new_leader()
 
     def make_pool(self, block_size: int) -> None:
-        spec = PoolSpec(range=RANGE, block_size=block_size)
+        spec = PoolSpec(range=RANGE, block_size=block_size, ceding=True)
         self.api.create(AddressPool(metadata=Meta(name=POOL), spec=spec))
         self.round(())
 
@@ -285,6 +286,12 @@ class World:
             node = self.api.machines[machine.name]
             self.api.machines[machine.name] = replace(node, ready=False)
 
+    def set_max_offline(self, written: str) -> None:
+        """An administrator changes for how long nodes go on without the API server."""
+        pool = self.api.look(AddressPool, POOL)
+        reclaim = replace(pool.spec.reclaim, max_offline=written)
+        self.api.put(replace(pool, spec=replace(pool.spec, reclaim=reclaim)))
+
     def set_pool_state(self, state: str) -> None:
         pool = self.api.look(AddressPool, POOL)
         self.api.put(replace(pool, spec=replace(pool.spec, state=state)))
@@ -299,6 +306,7 @@ class World:
         for machine in self.machines:
             if machine.on:
                 self._store_agrees(machine, blocks)
+        self._ceded_is_marked(blocks)
 
     def _one_owner(self) -> None:
         """I1."""
@@ -315,10 +323,17 @@ class World:
             for sandbox in machine.sandboxes.values():
                 if sandbox.alive:
                     address = parse(sandbox.address)
-                    holders = [
-                        block.spec.holder.node
+                    around = [
+                        block.spec
                         for block in blocks
                         if interval(block).first <= address <= interval(block).last
+                    ]
+                    covers = {spec.cover for spec in around if spec.state != "Pending"}
+                    holders = [
+                        spec.holder.node
+                        for spec in around
+                        if spec.state != "Pending"
+                        and block_name(spec.space, parse(spec.first), spec.prefix) not in covers
                     ]
                     assert holders == [machine.name], f"I7: {sandbox.address}: {holders}"
 
@@ -341,9 +356,35 @@ class World:
             if held.boot != machine.boot:
                 continue
             address = parse(held.address)
-            its = [row for row in rows if row.first <= address <= row.last]
+            its = [
+                row for row in rows if any(part.first <= address <= part.last for part in row.own)
+            ]
             assert len(its) == 1, f"I10: {machine.name} holds {held.address} outside of its blocks"
             assert its[0].state != "returning", f"I4: {held.address} is held, {its[0].name} returns"
+
+    def _ceded_is_marked(self, blocks: dict[str, AddressBlock]) -> None:
+        """I5 and I6: what is ceded, or used as a sub-block, the holder of the cover has marked."""
+        usable = {
+            (row.name, row.uid): row
+            for machine in self.machines
+            if machine.on
+            for row in machine.on_disk.rows
+            if row.is_confirmed(machine.boot, machine.uptime())
+        }
+        for name, block in blocks.items():
+            row = usable.get((name, block.metadata.uid))
+            if row is not None and block.spec.state == "Active":
+                for ceded in block.spec.ceded:
+                    assert _is_in(parse(ceded), row.ceded), f"I5: {ceded} of {name} is not marked"
+        for row in usable.values():
+            cover = blocks.get(row.cover)
+            around = usable.get((row.cover, cover.metadata.uid)) if cover else None
+            if around is not None and row.cover:
+                assert _is_in(row.first, around.ceded), f"I6: {row.name} may be used twice"
+
+
+def _is_in(address: int, intervals: Sequence[Interval]) -> bool:
+    return any(first <= address <= last for first, last in intervals)
 
 
 def _copy(from_: Path, to: Path) -> None:

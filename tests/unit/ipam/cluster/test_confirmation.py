@@ -530,3 +530,26 @@ def test_a_pool_that_changed_its_space_after_the_post_gets_its_block_deleted(
     (name,) = blocks_of(server, "node-z")
     assert name.endswith("-29")
     assert list(node.rows()) == [name]
+
+
+def test_each_of_many_lost_blocks_is_named_by_an_event(server: FakeApi, memory_path: Path) -> None:
+    """As after an older state of etcd was restored: no conflict is silent."""
+    put_pool(server, size=8)
+    node = ClusterNode(server, memory_path / "many", kept=True)
+    for number in range(100):
+        node.add(f"p{number}")
+    lost = blocks_of(server, node.name)
+    assert len(lost) > 12
+    for name in lost:
+        block = server.look(AddressBlock, name)
+        holder = msgspec.structs.replace(block.spec.holder, instance="thief", node="node-b")
+        spec = msgspec.structs.replace(block.spec, holder=holder, epoch=block.spec.epoch + 1)
+        server.remove(AddressBlock, name)
+        server.put(msgspec.structs.replace(block, spec=spec))
+    node.steps(1, CONFIRM_EVERY)
+    node.steps(60, 1.0)
+    told = {each.regarding["name"] for each in server.events if each.reason == "AddressBlockLost"}
+    assert told == set(lost)
+    pods = {each.regarding["name"] for each in server.events if each.reason == "AddressConflict"}
+    assert len(pods) == 100
+    node.close()

@@ -1,0 +1,106 @@
+"""How nodes share what is leased already: the lessee's part in asking, ceding and taking back."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ipam.cluster.api import ClusterApi
+from ipam.cluster.block_store import BlockStore
+from ipam.cluster.borrowing import Borrowing
+from ipam.cluster.ceding import Ceding
+from ipam.cluster.claims import Claimant, NoneLeft
+from ipam.cluster.objects import AddressBlock, Holder
+from ipam.cluster.own_blocks import OwnBlocks
+from ipam.cluster.pools import Pools
+from ipam.cluster.upkeep import Guarded, Upkeep
+from ipam.cluster.wants import Want
+
+
+class Sharing:
+    """One thread at a time uses it, but for `notice`. `wake` is called when there is news.
+
+    `objects` are the lessee's blocks as they were last seen. `clock` is CLOCK_BOOTTIME.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        store: BlockStore,
+        pools: Pools,
+        objects: dict[str, AddressBlock],
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._api = api
+        self._objects = objects
+        self._wake = wake
+        self.ceding = Ceding(api, store, pools, objects, clock)
+        self._borrowing = Borrowing(api, store, self.ceding, clock)
+        self._lock = threading.Lock()
+        self._noticed: set[str] = set()
+        self._watch: OwnBlocks | None = None
+
+    def notice(self, name: str) -> None:
+        """Others want addresses of this block. For any thread."""
+        with self._lock:
+            self._noticed.add(name)
+        self._wake()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `answer` has something to do."""
+        return bool(self._noticed)
+
+    def confirmed(self, holder: Holder, *, follow: bool) -> None:
+        """The blocks were read; `follow` them in a thread of their own from here on."""
+        self._borrowing.holder = holder
+        with self._lock:
+            self._noticed |= {
+                name for name, block in self._objects.items() if block.spec.cede_wanted
+            }
+        if follow and (self._watch is None or self._watch.instance != holder.instance):
+            self.close()
+            self._watch = OwnBlocks(self._api, holder.instance, self.notice)
+            self._watch.start()
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def lease(
+        self, claimant: Claimant, want: Want, is_late: Callable[[], bool], waiting: int
+    ) -> Sequence[AddressBlock]:
+        """Claim a block, or else an address that another node cedes, for so many ADDs that wait.
+
+        As Claimant.claim, but for NoneLeft. What no ADD waits for is not asked of other nodes.
+        """
+        left = self._borrowing.known(want) if waiting else None
+        if left is None:
+            try:
+                block = claimant.claim(want, is_late)
+                return () if block is None else (block,)
+            except NoneLeft as none_left:
+                left = none_left
+        if not waiting:
+            raise left.error
+        return self._borrowing.lease(want, left, waiting)
+
+    def answer(self, upkeep: Upkeep, instance: str, guarded: Guarded) -> None:
+        """Cede what others want. What fails is tried again."""
+        while self._noticed:
+            with self._lock:
+                name = self._noticed.pop()
+            if not guarded("cede addresses", partial(self._answer, upkeep, name, instance)):
+                with self._lock:
+                    self._noticed.add(name)
+                return
+
+    def keep(self, upkeep: Upkeep, instance: str, guarded: Guarded) -> None:
+        """Take back what nobody leases, and end requests that are over."""
+        guarded("take back addresses", partial(self.ceding.review, upkeep.survey, instance))
+        guarded("end a request for addresses", self._borrowing.tend)
+
+    def _answer(self, upkeep: Upkeep, name: str, instance: str) -> None:
+        if self.ceding.answer(name, instance) is not None:
+            upkeep.tell_of(name)  # what it could not cede shows there
