@@ -94,7 +94,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def cedes(self) -> bool:
-        """Whether nodes cede addresses. whereabouts knows no ceded ones, and rails have one index."""
+        """Whether nodes cede addresses, which neither rails nor whereabouts know."""
         return self.ceding and not self.rails and self.compat == "None"
 
 
