@@ -22,9 +22,9 @@ from cni.spec.errors import CNIError, Code
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.whereabouts.objects import (
-    Entry,
     IPPool,
     OverlappingRangeIPReservation,
+    PoolEntry,
     entries,
 )
 from tests.api.server import ApiServer, name
@@ -205,7 +205,7 @@ def test_nodes_of_whereabouts_and_ours_never_give_one_address_twice(
     assert ours == []
 
 
-def _entries(server: ApiServer) -> list[Entry]:
+def _entries(server: ApiServer) -> list[PoolEntry]:
     pools = server.admin.list(IPPool).items
     return [entry for pool in pools if pool.spec.range == RANGE for entry in entries(pool)]
 

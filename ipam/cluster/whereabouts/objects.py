@@ -68,7 +68,7 @@ class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
     spec: OverlappingReservationSpec = OverlappingReservationSpec()
 
 
-class Entry(NamedTuple):
+class PoolEntry(NamedTuple):
     """An allocation, with its address (as `parse` gives it) and where it is written."""
 
     address: int
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     allocation: IPAllocation
 
 
-def tests_of(entry: Entry) -> list[dict[str, str]]:
+def tests_of(entry: PoolEntry) -> list[dict[str, str]]:
     """The tests of a JSON patch that is about this very entry, whatever happens to others."""
     path, allocation = f"/spec/allocations/{entry.offset}", entry.allocation
     values = {"id": allocation.id, "podref": allocation.podref, "ifname": allocation.ifname}
@@ -117,7 +117,7 @@ class NodeSlicePool(Resource, frozen=True, kw_only=True):
     status: SliceStatus = SliceStatus()
 
 
-def entries(pool: IPPool) -> list[Entry]:
+def entries(pool: IPPool) -> list[PoolEntry]:
     """What the pool says; nothing if its range cannot be read. Unreadable offsets are left out, as
     whereabouts itself does."""
     try:
@@ -129,7 +129,7 @@ def entries(pool: IPPool) -> list[Entry]:
         if offset.isascii() and offset.isdigit() and len(offset) <= _MOST_OFFSET:
             address = base + int(offset)
             if address in network:
-                found.append(Entry(address, offset, allocation))
+                found.append(PoolEntry(address, offset, allocation))
     return found
 
 

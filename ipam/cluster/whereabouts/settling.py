@@ -17,9 +17,9 @@ from ipam.cluster.names import pool_name
 from ipam.cluster.pools import NotReadyYet, Pools
 from ipam.cluster.whereabouts.held import listed, namespaces
 from ipam.cluster.whereabouts.objects import (
-    Entry,
     IPPool,
     OverlappingRangeIPReservation,
+    PoolEntry,
     entries,
     node_of,
     reservation_name,
@@ -36,7 +36,7 @@ _PAUSE = 0.1  # seconds
 class _Found(NamedTuple):
     """An entry, and whose it was."""
 
-    entry: Entry
+    entry: PoolEntry
     departure: DepartedAttachment
 
 

@@ -15,7 +15,7 @@ from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound
 from ipam.cluster.pools import NotReadyYet, Pools, name_of
 from ipam.cluster.wants import PoolRange
 from ipam.cluster.whereabouts.held import Held, Place
-from ipam.cluster.whereabouts.objects import Entry, IPAllocation, IPPool, IPPoolSpec, tests_of
+from ipam.cluster.whereabouts.objects import IPAllocation, IPPool, IPPoolSpec, PoolEntry, tests_of
 from ipam.departures import DepartedAttachment, Departures
 from ipam.store import Owner
 
@@ -88,7 +88,7 @@ class Takeover:
             value = {"id": ours.id, "podref": ours.podref, "ifname": ours.ifname}
             path = f"/spec/allocations/{place.offset}"
             operations: list[dict[str, Any]] = [
-                *tests_of(Entry(0, place.offset, there)),
+                *tests_of(PoolEntry(0, place.offset, there)),
                 {"op": "replace", "path": path, "value": value},
             ]
             try:
