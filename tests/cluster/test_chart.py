@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
 
@@ -204,9 +205,26 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     config = {"agent": {"workers": 8}, "pools": [{"name": "rdma/vf", "mode": "exclusive"}]}
     objects = _objects("--set-json", f"config={json.dumps(config)}")
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written == {**config, "ipam": {"scope": "cluster"}}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
+    assert values["scope"] == "cluster"
+    del values["ceding"]  # is the controller's
+    assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
+    assert written == {**config, "ipam": values}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
-    assert yaml.safe_load(data) == {"ipam": {"scope": "node"}}
+    assert yaml.safe_load(data) == {"ipam": {**values, "scope": "node"}}
+
+
+def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:
+    rights: dict[str, set[str]] = {}
+    for compat in ("None", "Read", "Coexist"):
+        rules = _objects("--set", f"ipam.compat={compat}")["ClusterRole", "podfabric-agent"][
+            "rules"
+        ]
+        theirs = [rule for rule in rules if "whereabouts.cni.cncf.io" in rule["apiGroups"]]
+        rights[compat] = {verb for rule in theirs for verb in rule["verbs"]}
+    assert rights["None"] == set()
+    assert rights["Read"] == {"get", "list", "patch", "delete"}
+    assert rights["Coexist"] == {*rights["Read"], "create"}
 
 
 def test_custodian_is_the_agent_with_another_argument() -> None:
