@@ -108,6 +108,7 @@ def answers(side: Side) -> bool:
 
 def measure(sides: tuple[Side, Side], rounds: int, held: int) -> None:
     """Print the rows."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each call of nv-ipam's writes two lines to it
     print(f"\n{'whole processes':44}{'podfabric':>12}{'nv-ipam':>12}{'ratio':>8}   target")
     pairs(sides, rounds, "none held", 0.4)
     storms(sides)

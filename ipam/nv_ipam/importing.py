@@ -32,7 +32,7 @@ _CHECKSUM = re.compile(rb'"checksum":(\d+)')
 _FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _EntryMetadata(msgspec.Struct, frozen=True):
     create_time: str = ""
     pod_uuid: str = ""
     pod_name: str = ""
@@ -46,7 +46,7 @@ class StoredEntry(msgspec.Struct, frozen=True):
     container_id: str
     interface_name: str
     ip_address: str
-    metadata: _Metadata = _Metadata()
+    metadata: _EntryMetadata = _EntryMetadata()
 
 
 class StoredPool(msgspec.Struct, frozen=True):
