@@ -112,7 +112,8 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     (rule,) = role["rules"]
     assert (rule["resources"], rule["verbs"]) == (["ippools", "cidrpools"], ["list", "watch"])
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written == {"ipam": {"scope": "cluster", "nv_ipam": "follow", "nv_ipam_namespace": "nv"}}
+    assert written["ipam"]["nv_ipam"] == "follow"
+    assert written["ipam"]["nv_ipam_namespace"] == "nv"
     (install,) = _pod(objects)["initContainers"]
     assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
     alerts = _objects(*follow, *METRICS, "--set", "alerts.enabled=true")
@@ -230,9 +231,9 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     config = {"agent": {"workers": 8}, "pools": [{"name": "rdma/vf", "mode": "exclusive"}]}
     objects = _objects("--set-json", f"config={json.dumps(config)}")
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written == {**config, "ipam": {"scope": "cluster"}}
+    assert written == {**config, "ipam": {"scope": "cluster", "ceding": False}}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
-    assert yaml.safe_load(data) == {"ipam": {"scope": "node"}}
+    assert yaml.safe_load(data) == {"ipam": {"scope": "node", "ceding": False}}
 
 
 def test_custodian_is_the_agent_with_another_argument() -> None:
