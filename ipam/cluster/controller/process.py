@@ -15,7 +15,7 @@ from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, AddressShare
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
@@ -44,6 +44,7 @@ class LiveView:
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
         self._requests = Mirror(api, AddressRequest, changed)
+        self._shares = Mirror(api, AddressShare, changed)
         self._definitions: Sequence[NetworkDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -68,6 +69,7 @@ class LiveView:
             pools=pools,
             blocks=blocks,
             requests=requests,
+            shares=self._shares.items() or (),
         )
 
     def polled(self) -> Polled | None:
@@ -85,6 +87,7 @@ class LiveView:
             self._pools,
             self._blocks,
             self._requests,
+            self._shares,
             self._redefined,
         ):
             follower.close()

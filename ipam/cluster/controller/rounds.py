@@ -28,6 +28,7 @@ from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
+from ipam.cluster.controller.orphaned_shares import OrphanedShares
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -37,7 +38,13 @@ from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, PoolStatus
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressRequest,
+    AddressShare,
+    PoolStatus,
+)
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -56,6 +63,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
     requests: tuple[AddressRequest, ...]
+    shares: tuple[AddressShare, ...] = ()
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
         requests=api.list(AddressRequest).items,
+        shares=api.list(AddressShare).items,
     )
 
 
@@ -112,6 +121,7 @@ class Rounds:
         self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, ceding=ceding)
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
+        self._shares = OrphanedShares(api)
         self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -125,6 +135,7 @@ class Rounds:
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
+        self._shares.collect(world.shares, machines, self._bound_pods.on, world.read_at, self.steps)
         index = BlockIndex(world.blocks)
         self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
