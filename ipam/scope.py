@@ -154,4 +154,6 @@ class Stores:
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        return ClusterStore(local, self._claims or NoClaims(), leased, **self._timing)
+        return ClusterStore(
+            local, self._claims or NoClaims(), leased, sticky=options.sticky, **self._timing
+        )

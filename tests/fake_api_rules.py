@@ -18,6 +18,7 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
             "spec.holder.node",
             "spec.pool",
             "spec.state",
+            "spec.sticky.reservation",
         }
     ),
     "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
@@ -33,6 +34,7 @@ IMMUTABLE: Mapping[str, tuple[str, ...]] = {
         "spec.prefix",
         "spec.rails",
         "spec.cover",
+        "spec.sticky",
     ),
     "AddressShare": ("spec.node", "spec.pool"),
 }

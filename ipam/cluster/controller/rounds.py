@@ -37,14 +37,17 @@ from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
+from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
     AddressRequest,
+    AddressReservation,
     AddressShare,
     PoolStatus,
 )
+from ipam.cluster.sticky import is_let_go
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -64,6 +67,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[AddressBlock, ...]
     requests: tuple[AddressRequest, ...]
     shares: tuple[AddressShare, ...] = ()
+    reservations: tuple[AddressReservation, ...] = ()
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
         blocks=api.list(AddressBlock).items,
         requests=api.list(AddressRequest).items,
         shares=api.list(AddressShare).items,
+        reservations=api.list(AddressReservation).items,
     )
 
 
@@ -134,6 +139,7 @@ class Rounds:
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
+        reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
         self._shares.collect(world.shares, machines, self._bound_pods.on, world.read_at, self.steps)
         index = BlockIndex(world.blocks)
@@ -219,7 +225,9 @@ class Rounds:
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
     ) -> int:
         """Report the nodes that hold more blocks than a pool allows; how many there are."""
-        held = Counter((block.spec.pool, block.spec.holder.node) for block in blocks)
+        held = Counter(
+            (block.spec.pool, block.spec.holder.node) for block in blocks if not is_let_go(block)
+        )
         over = 0
         for (name, node), count in held.items():
             pool = pools.get(name)
@@ -252,5 +260,6 @@ def _quarantined(
     return frozenset(
         block.metadata.name
         for block in blocks
-        if standings[block.metadata.name] is not Standing.WELL or block.spec.state == "Reclaiming"
+        if block.spec.state == "Reclaiming"
+        or (standings[block.metadata.name] is not Standing.WELL and not is_let_go(block))
     )
