@@ -120,9 +120,12 @@ class Agent:
         self._store = Resident(paths.ipam)
         stack.callback(self._store.close)
         self._lessee = cluster_addresses.lessee_of(paths, self._store, loaded.ipam)
+        stores = Stores(
+            self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
+        )
         self._nv_ipam = nv_ipam_pools.service_of(self._store, loaded.ipam)
         self._addresses = AddressPlugin(
-            Stores(self._store, lambda: loaded.ipam.scope, self._lessee),
+            stores,
             cache(paths.boot_id),
             self._policy,
             nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam),

@@ -17,7 +17,7 @@ from cni.spec.errors import CNIError
 from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
-from ipam.cluster.rest_api import Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
 from ipam.cluster.wants import boottime
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
@@ -75,7 +75,7 @@ class FaultyTransport:
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         patience: float,
     ) -> Response:

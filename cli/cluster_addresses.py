@@ -44,7 +44,7 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         parser.add_argument(
             "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
         )
-        _add_kubeconfig(parser)
+        add_kubeconfig(parser)
         parser.set_defaults(in_cluster=form)
     reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
     reclaim.add_argument("--node", required=True, help="the name of its Node object")
@@ -54,11 +54,12 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         required=True,
         help="you have seen that the machine is off: nothing on it uses an address any more",
     )
-    _add_kubeconfig(reclaim)
+    add_kubeconfig(reclaim)
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
 
 
-def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
+def add_kubeconfig(parser: argparse.ArgumentParser) -> None:
+    """Add `--kubeconfig`."""
     parser.add_argument(
         "--kubeconfig",
         type=Path,

@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lease", default="podfabric-controller", help="its name (default: podfabric-controller)"
     )
     parser.add_argument(
+        "--compat",
+        choices=("None", "Read", "Coexist"),
+        default="None",
+        help="spec.compat of the pools that it makes: what is done with whereabouts' objects",
+    )
+    parser.add_argument(
         "--kubeconfig",
         type=file,
         metavar="FILE",
@@ -115,6 +121,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     process = ControllerProcess(
         api,
         Leadership(election, arguments.namespace, arguments.lease, identity),
+        compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         ceding=arguments.ceding,
     )

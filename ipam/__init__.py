@@ -40,6 +40,7 @@ def _load(script: str) -> "Plugin":
         paths.boot_id,
         rules.on_node(paths.config),
         scope.on_node(paths.config, paths.ipam),
+        scope.compat_on_node(paths.config),
         nv_ipam.on_node(paths),
     )
     return IpamExecutable(addresses, paths.locks)

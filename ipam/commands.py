@@ -12,7 +12,7 @@ import msgspec
 from base.paths import Paths
 from base.text import printable
 from cni.spec.errors import CNIError, Code, invalid_config
-from ipam import fsck, importing
+from ipam import fsck, importing, scope
 from ipam.addresses import parse, parse_interface, text
 from ipam.fsck import NodeFacts
 from ipam.nv_ipam import importing as nv_ipam
@@ -202,6 +202,12 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
         ranges=ranges,
     )
     notes: list[str] = []
+    if scope.load(paths.config).scope == "cluster" and not source.is_dir():
+        raise invalid_config(
+            f'{paths.config}: "ipam.scope" is cluster: nothing was imported, since this node '
+            "leases its addresses: set spec.compat of the AddressPool to Read, so that nodes see "
+            "what whereabouts' IPPools hold (docs/whereabouts.md)"
+        )
     read = importing.host_local if source.is_dir() else importing.whereabouts
     reservations = read(source, defaults, notes)
     for note in notes:

@@ -74,10 +74,11 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         scope: scopes.Source = scopes.node_only,
+        compat: scopes.CompatSource = scopes.no_compat,
         nv_ipam: Callable[[], NvIpam | None] = lambda: None,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope), boot_id, policy, nv_ipam)
+        return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
@@ -164,6 +165,7 @@ class AddressPlugin:
             released = store.release(attachment)
             if not released and is_nv_ipam(request.config):
                 released = store.release(as_imported(attachment))
+            self._stores.leave(request, attachment, was_known=bool(released))
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
             raise

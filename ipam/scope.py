@@ -9,6 +9,7 @@ overrides it. Only ADD and STATUS ask: all else goes by what the store of the no
 
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -17,7 +18,12 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from base.pod import Pod
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from ipam import options as ipam_options
+from ipam.departures import DepartedAttachment, Departures
 from ipam.options import IpamOptions
 from ipam.recovery import DATABASE
 from ipam.sqlite_store import SqliteStore
@@ -33,15 +39,26 @@ PART = "ipam"
 """The top-level key of config.yaml."""
 
 Scope = Literal["node", "cluster"]
+Compat = Literal["None", "Read", "Coexist"]
+"""What is done with whereabouts' objects (docs/whereabouts.md)."""
+
 Source = Callable[[], Scope]
 """Returns the scope of this node. Raises CNIError if it cannot be read."""
 
+CompatSource = Callable[[], Compat]
+"""Returns `ipam.compat` of this node; "None" if it cannot be read: a DEL must not fail by that."""
+
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml. `nv_ipam`: whether the pools of NVIDIA's nv-ipam in that
-    namespace are followed."""
+    """The part `ipam` of config.yaml.
+
+    `compat` other than None: pods that whereabouts set up may run here, so a DEL of a sandbox that
+    the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: whether
+    the pools of NVIDIA's nv-ipam in that namespace are followed.
+    """
 
     scope: Scope = "node"
+    compat: Compat = "None"
     nv_ipam: Literal["none", "follow"] = "none"
     nv_ipam_namespace: str = "nvidia-network-operator"
 
@@ -49,6 +66,22 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 def node_only() -> Scope:
     """The scope of a node that nobody has configured."""
     return "node"
+
+
+def no_compat() -> Compat:
+    """What a node does that nobody has configured."""
+    return "None"
+
+
+def compat_on_node(path: Path) -> CompatSource:
+    """The compat in the configuration file at `path`, which is read again at each call."""
+
+    def read() -> Compat:
+        with suppress(DocumentError, OSError):
+            return load(path).compat
+        return "None"
+
+    return read
 
 
 def of(part: object, name: str) -> AddressSettings:
@@ -130,16 +163,50 @@ class Stores:
         files: Path | StoreFiles,
         scope: Source = node_only,
         claims: "Claims | None" = None,
+        compat: CompatSource = no_compat,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
         self._of_boot = partial(SqliteStore, files)
         self._scope = scope
         self._claims = claims
+        self._compat = compat
+        self._departures = Departures(files if isinstance(files, Path) else files.directory)
         self._timing = timing
 
     def of_node(self, boot: str) -> SqliteStore:
         """The store of this node."""
         return self._of_boot(boot)
+
+    def leave(self, request: Request, attachment: Attachment, *, was_known: bool) -> None:
+        """What a DEL owes to whereabouts' objects, which is done later: CNIError 5 if that cannot
+        be written down. `was_known`: the store of this node had addresses of the attachment."""
+        if was_known and not self._departures.is_held(attachment):
+            return
+        if not was_known and self._compat() == "None":
+            return
+        ranges: list[tuple[str, str]] = []
+        pod = Pod()
+        with suppress(CNIError):
+            pod = request.arguments.pod
+        with suppress(CNIError):
+            options = ipam_options.read(request.config)
+            if (options.scope or self._scope()) == "node":
+                return
+            ranges = [
+                (range_.domain, str(range_.network))
+                for range_set in options.sets
+                for range_ in range_set.ranges
+            ]
+        self._departures.depart(
+            DepartedAttachment(
+                network=attachment.network,
+                container_id=attachment.container_id,
+                ifname=attachment.ifname,
+                namespace=pod.namespace,
+                pod=pod.name,
+                ranges=tuple(ranges),
+            )
+        )
 
     def of_request(self, options: IpamOptions, boot: str) -> Store:
         """The store that the request's addresses come from."""
@@ -154,6 +221,5 @@ class Stores:
             for range_set in options.sets
             for range_ in range_set.ranges
         }
-        return ClusterStore(
-            local, self._claims or NoClaims(), leased, sticky=options.sticky, **self._timing
-        )
+        claims = self._claims or NoClaims(self._compat() == "Coexist")
+        return ClusterStore(local, claims, leased, sticky=options.sticky, **self._timing)

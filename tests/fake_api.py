@@ -39,6 +39,7 @@ from tests.fake_api_rules import (
     check_selector,
     copied,
     key,
+    patched,
     selected,
     with_status,
     without_status,
@@ -98,6 +99,9 @@ class FakeClient:
 
     def update_status(self, changed: AnyResource) -> AnyResource:
         return self._change("update_status", changed, self.server.store_status)
+
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        self._change("patch", last, lambda each: self.server.store_patch(each, operations))
 
     def delete(self, last: AnyResource) -> None:
         self._change("delete", last, self.server.store_deletion)
@@ -359,6 +363,16 @@ class FakeApi(FakeClient):
             last = self._of_this_version(changed, "update")
             check(changed, last)
             return self._store(with_status(changed, last), last)
+
+    def store_patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        """PATCH with JSON operations."""
+        with self.changed:
+            there = self.look(type(last), last.metadata.name, last.metadata.namespace)
+            if there.metadata.uid != last.metadata.uid:
+                raise Conflict(f"patch {last.KIND} {last.metadata.name}: another uid")
+            changed = patched(there, operations)
+            check(changed, there)
+            self._store(changed, there)
 
     def store_status(self, changed: AnyResource) -> AnyResource:
         """PUT of the status."""

@@ -1,12 +1,13 @@
 """What a stand-in for the API server accepts, selects and copies (tests/fake_api.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import parse
-from ipam.cluster.api import Refused
+from ipam.cluster.api import Conflict, Refused
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resource
 
@@ -50,6 +51,30 @@ def key(resource: Resource) -> Key:
 def copied(resource: AnyResource) -> AnyResource:
     """Through JSON, as between machines: nobody shares a dict, and types are what they claim."""
     return msgspec.json.decode(msgspec.json.encode(resource), type=type(resource))
+
+
+def patched(resource: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
+    """The resource after a JSON patch. Conflict where there is something already, or nothing."""
+    document = msgspec.to_builtins(resource)
+    for each in operations:
+        *parents, last = each["path"].removeprefix("/").split("/")
+        where = document
+        failed = Conflict(f"patch {resource.KIND} {resource.metadata.name}: {each['path']}")
+        for parent in parents:
+            if parent not in where:
+                raise failed
+            where = where[parent]
+        if each["op"] == "test":
+            if where.get(last) != each["value"]:
+                raise failed
+            continue
+        if last not in where and each["op"] != "add":
+            raise failed
+        if each["op"] == "remove":
+            del where[last]
+        else:
+            where[last] = each["value"]
+    return msgspec.convert(document, type=type(resource))
 
 
 def without_status(resource: AnyResource) -> AnyResource:

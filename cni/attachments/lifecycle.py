@@ -166,6 +166,7 @@ class InterfacePlugin(ABC):
             paths.boot_id,
             self._policy,
             scope.on_node(paths.config, paths.ipam),
+            scope.compat_on_node(paths.config),
             nv_ipam.on_node(paths),
         )
         self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol
 
 import msgspec
 
-from ipam.cluster.objects import AnyResource
+from ipam.cluster.objects import AnyResource, Resource
 
 
 class ApiError(Exception):
@@ -123,6 +123,11 @@ class ClusterApi(Protocol):
 
     def update_status(self, changed: AnyResource) -> AnyResource:
         """Replace the object's status in the same way."""
+
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
+        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
+        he replaces: the version of the whole would be another all the time."""
 
     def delete(self, last: AnyResource) -> None:
         """Delete the object, if its uid and version still are these. Conflict, NotFound."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
@@ -66,6 +67,11 @@ class BlockStore:
         with self._files.transaction() as tables:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
+
+    def has(self, attachment: Attachment) -> bool:
+        """Whether the attachment holds an address."""
+        with self._files.transaction() as tables:
+            return bool(tables.of_attachment(attachment))
 
     def instance(self) -> Instance | None:
         """Who this store leases as; None before the first lease."""

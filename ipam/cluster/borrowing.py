@@ -174,8 +174,7 @@ class Borrowing:
 
 
 def _is_ceding(left: NoneLeft) -> bool:
-    spec = left.pool.spec
-    return spec.ceding and not spec.rails and left.blocks.block_size > 1
+    return left.pool.spec.cedes and left.blocks.block_size > 1
 
 
 def _key(want: Want) -> str:

@@ -141,7 +141,7 @@ class Ceding:
                 pool = self._pools.read(name)
             except Unusable:
                 return False
-        return pool.spec.ceding and not pool.spec.rails and pool.spec.state == "Active"
+        return pool.spec.cedes and pool.spec.state == "Active"
 
     def _written(
         self, found: AddressBlock, ceded: Iterable[Interval], recalled: Iterable[int]

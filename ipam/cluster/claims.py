@@ -10,7 +10,7 @@ import math
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -24,11 +24,19 @@ from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
-from ipam.cluster.pools import Unusable, kept_out, max_offline, pool_of, require_usable
+from ipam.cluster.pools import (
+    Unusable,
+    foreign_within,
+    kept_out,
+    max_offline,
+    pool_of,
+    require_usable,
+)
 from ipam.cluster.rails import Rails
 from ipam.cluster.sticky import StickyBlocks
 from ipam.cluster.wants import PodInterface, Want
-from ipam.ranges import outside
+from ipam.cluster.whereabouts import placeholders
+from ipam.ranges import merged, outside
 from ipam.store import AddressTaken
 
 LOSSES = 8  # claims that others won, before the pool is read again
@@ -73,6 +81,11 @@ class Claimant:
         or AddressTaken if no block could help.
         """
         pool = self._pools.recent(pool_of(want))
+        if pool.spec.compat != "None" and (pool.spec.rails or pool.status.rail_of):
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} has rails, which whereabouts cannot share: set "
+                "its spec.compat to None"
+            )
         if pool.status.rail_of:
             pool = self._pools.recent(pool.status.rail_of)
         name = pool.metadata.name
@@ -93,6 +106,10 @@ class Claimant:
                 bound = self._sticky.bound(sticky.reservation, _pod(want))
                 if bound:
                     return self._of_pod(bound[0], pool, want)
+            foreign = self._pools.foreign(pool)
+            if pool.spec.compat == "Coexist":
+                placeholders.require_whole(self._api, pool)
+            holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
             mine = self._store.blocks()
             if want.fixed and self._has(mine.values(), pool, sought):
                 return None
@@ -100,13 +117,13 @@ class Claimant:
             others = self._listed(pool) if listed else ()
             leased = {block.metadata.name for block in others}
             losses = 0
-            for index in self._candidates(pool, blocks, sought, use_map=not listed):
+            for index in self._candidates(pool, blocks, sought, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want, sticky)
+                block = self._attempt(pool, blocks, index, want, sticky, foreign)
                 if block is not None:
                     return block
                 tried.add(block_name)
@@ -115,7 +132,7 @@ class Claimant:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    error = self._none_left(pool, blocks, want, sought, others)
+                    error = self._none_left(pool, blocks, want, sought, holes, others)
                     if sticky is not None:  # what others cede goes back to them
                         raise error
                     raise NoneLeft(error, pool, blocks, sought)
@@ -148,9 +165,10 @@ class Claimant:
         index: int,
         want: Want,
         sticky: StickySpec | None,
+        foreign: Iterable[int],
     ) -> AddressBlock | None:
         """POST one block; None if it is another's, or has no address that is wanted."""
-        new = self._block(pool, blocks, index)
+        new = self._block(pool, blocks, index, foreign)
         if sticky is not None:
             usable = want.range.restricted(outside(blocks.block(index), kept_out(pool))).parts
             if not usable:
@@ -161,12 +179,21 @@ class Claimant:
         if stored is None:
             self.conflicts += 1
             return None
+        if pool.spec.compat == "Coexist":
+            at = self._clock()
+            stored = self._activated(pool, stored)
         fresh = self._pools.read(pool.metadata.name)
         try:
-            fits = (require_usable(fresh), fresh.status.space, fresh.spec.rails) == (
+            fits = (
+                require_usable(fresh),
+                fresh.status.space,
+                fresh.spec.rails,
+                fresh.spec.compat,
+            ) == (
                 blocks,
                 pool.status.space,
                 pool.spec.rails,
+                pool.spec.compat,
             )
         except Exception:
             self._give_up(stored)
@@ -197,6 +224,11 @@ class Claimant:
         if want.sticky is None:
             return None
         reservation = self._sticky.reservation(pool, want)
+        if pool.spec.compat != "None":
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} is shared with whereabouts: AddressReservation "
+                f"{reservation} of it cannot be kept; set its spec.compat to None first"
+            )
         if pool.spec.rails:
             raise Unusable(
                 f"AddressPool {pool.metadata.name} has rails: AddressReservation {reservation} "
@@ -225,32 +257,53 @@ class Claimant:
         self.claims += 1
         return stored
 
+    def _activated(self, pool: AddressPool, pending: AddressBlock) -> AddressBlock:
+        """The block with its placeholders. ApiError: the next confirmation goes on from there."""
+        interval = geometry.interval(pending)
+        held = placeholders.put(self._api, pool, interval, pending.metadata.uid)
+        spec = replace(
+            pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
+        )
+        return self._api.update(replace(pending, spec=spec))
+
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
         with suppress(NotFound, Conflict):
+            if stored.spec.compat == "Coexist":
+                placeholders.remove(self._api, stored.metadata.uid)
             self._api.delete(stored)
 
-    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
-        first = blocks.block(index).first
+    def _block(
+        self, pool: AddressPool, blocks: Geometry, index: int, foreign: Iterable[int]
+    ) -> AddressBlock:
+        interval, coexists = blocks.block(index), pool.spec.compat == "Coexist"
         return AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
                 pool=pool.metadata.name,
                 space=pool.status.space,
-                first=text(first),
+                first=text(interval.first),
                 prefix=blocks.prefix,
-                rails=tuple(map(text, _rails(pool).firsts(first))),
+                rails=tuple(map(text, _rails(pool).firsts(interval.first))),
                 holder=self.holder,
                 nonce=str(uuid.uuid4()),
+                foreign=foreign_within(foreign, interval),
+                compat="None" if coexists else pool.spec.compat,
+                state="Pending" if coexists else "Active",
                 max_offline_seconds=math.ceil(max_offline(pool)),
             ),
         )
 
     def _candidates(
-        self, pool: AddressPool, blocks: Geometry, want: Want, *, use_map: bool
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        holes: Sequence[Interval],
+        *,
+        use_map: bool,
     ) -> Iterator[int]:
         """Blocks with an address that is wanted: in this node's own order, or from the top."""
-        holes = kept_out(pool)
         stretches = [
             range(blocks.index(part.first), blocks.index(part.last) + 1)
             for wanted in want.parts
@@ -264,8 +317,10 @@ class Claimant:
         if use_map and pool.status.free_map:
             with suppress(ValueError):  # it is a hint
                 indexes &= set(geometry.free_indexes(pool.status.free_map, blocks.total))
-        order = sorted(indexes, reverse=pool.spec.claim_from == "High")
-        if pool.spec.claim_from == "Low":
+        # whereabouts hands out the lowest address first
+        from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
+        order = sorted(indexes, reverse=from_top)
+        if not from_top:
             self._random.shuffle(order)
         return iter(order)
 
@@ -300,11 +355,12 @@ class Claimant:
         blocks: Geometry,
         want: Want,
         sought: Want,
+        holes: Sequence[Interval],
         others: Sequence[AddressBlock],
     ) -> CNIError:
         """What to tell who asked. Raises CNIError at once if no lease could help."""
         if want.fixed:
-            if _is_within(sought.range.first, kept_out(pool)):
+            if _is_within(sought.range.first, holes):
                 raise _is_kept_out(want, pool)
             return self._taken(pool, blocks, want, sought)
         if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
@@ -319,8 +375,8 @@ class Claimant:
             f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
             f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
             f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-            f"{self._most_free(others)}: nothing was reserved; delete pods that no longer need "
-            "one, or widen the range",
+            f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
+            "pods that no longer need one, or widen the range",
         )
 
     def _most_free(self, others: Sequence[AddressBlock]) -> str:
@@ -385,6 +441,16 @@ def _rails(pool: AddressPool) -> Rails:
 
 def _is_within(address: int, holes: Collection[Interval]) -> bool:
     return any(hole.first <= address <= hole.last for hole in holes)
+
+
+def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
+    """How much of the pool whereabouts' objects hold."""
+    held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
+    return f", and whereabouts' pods hold {held} addresses" if held else ""
+
+
+def _size(interval: Interval) -> int:
+    return interval.last - interval.first + 1
 
 
 def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:

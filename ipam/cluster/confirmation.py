@@ -9,7 +9,7 @@ whose a block is. The time of a confirmation is taken before its first request.
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Literal, NamedTuple
@@ -34,6 +34,7 @@ from ipam.cluster.pools import NotReadyYet, Unusable, max_offline, require_usabl
 from ipam.cluster.rails import Rails
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.cluster.sub_blocks import is_ceded
+from ipam.cluster.whereabouts.looks import Looks
 from ipam.ranges import merged
 from ipam.store import Reservation
 
@@ -44,10 +45,14 @@ Conflicted = Callable[[str, str, Mapping[int, Reservation]], None]
 
 
 class Confirmed(NamedTuple):
-    """What a confirmation found: objects by name, and whether any block had to be claimed again."""
+    """What a confirmation found: objects by name, and whether any block had to be claimed again.
+
+    `clashes` are addresses of ours that whereabouts has given to another pod since.
+    """
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
+    clashes: Sequence[Reservation] = ()
 
 
 class Confirmation:
@@ -56,6 +61,7 @@ class Confirmation:
     def __init__(self, leasing: Leasing, conflicted: Conflicted) -> None:
         self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._conflicted = conflicted
+        self._looks = Looks(leasing)
 
     def run(self, at: float) -> Confirmed:
         """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
@@ -96,7 +102,7 @@ class Confirmation:
                 revisions[name, found.metadata.uid] = self._revision(objects[name], when)
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
-        return Confirmed(objects, bool(again))
+        return Confirmed(objects, bool(again), self._looks.clashes)
 
     def _read_pool(self, name: str) -> None:
         with suppress(NotReadyYet):  # its blocks are confirmed for as long as before
@@ -108,7 +114,9 @@ class Confirmation:
         limit, out = None, None
         if pool is not None:
             try:
-                limit, out = max_offline(pool), holes(pool, found.spec, geometry.interval(found))
+                limit = max_offline(pool)
+                if found.spec.compat == pool.spec.compat:  # else its foreign ones are not known yet
+                    out = holes(pool, found.spec, geometry.interval(found))
             except Unusable:
                 limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
@@ -135,8 +143,11 @@ class Confirmation:
 
         `row` is what the store knows of it. With a new `nonce` it is changed in any case.
         """
+        looked = self._looks.of(found)
+        if looked is None:
+            return None
         spec = msgspec.structs.replace(
-            found.spec,
+            looked,
             state=state,
             holder=self._holder,
             epoch=found.spec.epoch + (found.spec.holder != self._holder),
@@ -310,6 +321,7 @@ class Confirmation:
 
     def _delete(self, found: AddressBlock) -> None:
         with suppress(NotFound, Conflict, Refused):
+            self._looks.forget(found)
             self._api.delete(found)
 
     def adopt(self) -> None:

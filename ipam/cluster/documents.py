@@ -1,6 +1,6 @@
 """The API server's JSON documents: our objects to and from them, and what is read of others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -9,6 +9,7 @@ from ipam.cluster.api import Lease, NetworkDefinition, Node
 from ipam.cluster.objects import Resource
 
 JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
@@ -209,6 +210,12 @@ def lease_document(lease: Lease) -> dict[str, Any]:
             **{key: value for key, value in spec.items() if value},
         },
     }
+
+
+def patch(last: Resource, operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A JSON patch (RFC 6902) of just that object."""
+    uid = {"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}
+    return [uid, *map(dict, operations)]
 
 
 def deletion(uid: str, resource_version: str) -> dict[str, Any]:

@@ -6,10 +6,9 @@ a pool is cluster-wide. The client's models are not used: `documents` decodes 20
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import OpenApiException
@@ -18,9 +17,9 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from ipam.cluster.api import Refused, Unavailable
-from ipam.cluster.documents import JSON
+from ipam.cluster.documents import JSON, JSON_PATCH
 from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import TIMEOUT, Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import TIMEOUT, Body, Lines, Query, Response, RestApi
 
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 150.0  # seconds without a line that end a watch; it has a bookmark each minute
@@ -70,7 +69,7 @@ class _Client:
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         patience: float,
     ) -> Response:
@@ -111,11 +110,12 @@ class _Client:
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         limits: tuple[float, float],
     ) -> HTTPResponse:
-        headers = {"Accept": accept} | ({} if body is None else {"Content-Type": JSON})
+        form = JSON_PATCH if method == "PATCH" else JSON
+        headers = {"Accept": accept} | ({} if body is None else {"Content-Type": form})
         try:
             method, url, headers, sent, _ = self._client.param_serialize(
                 method,

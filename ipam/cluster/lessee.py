@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from base.text import printable
@@ -27,11 +27,16 @@ from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.sharing import Sharing
 from ipam.cluster.sticky import is_for
 from ipam.cluster.upkeep import Upkeep
-from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, Want, boottime
-from ipam.store import Owner, Reservation
+from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
+from ipam.cluster.whereabouts.announcements import Announcements
+from ipam.cluster.whereabouts.settling import Settling
+from ipam.cluster.whereabouts.takeover import Takeover
+from ipam.departures import Departures
+from ipam.store import Grant, Owner, Reservation
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
+FOREIGN_EVERY = 300.0  # the same, while whereabouts holds addresses of a block
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _RETURN_RETRY = 5.0  # seconds after a block could not be given back
@@ -57,7 +62,8 @@ class Lessee:
     """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
 
     `clock` is CLOCK_BOOTTIME. Without `start`, a claim is made by the thread that asks for it, and
-    `step` does what is due: tests do without the thread.
+    `step` does what is due: tests do without the thread. `compat`: pods that whereabouts has set up
+    may run here.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Lessee:
         *,
         clock: Callable[[], float] = boottime,
         attempts: Callable[[Lease], Attempts] = Attempts,
+        compat: bool = False,
     ) -> None:
         calls = _UntilClosed(api)
         self._end_calls = calls.close
@@ -79,6 +86,12 @@ class Lessee:
         self._clock = clock
         self._pools = Pools(api)
         self._events = PendingEvents(api)
+        departures = Departures(files.directory)
+        self._takeover = Takeover(self._api, self._pools, departures) if compat else None
+        self._announcements = (
+            Announcements(self._api, self._store, self._pools, departures) if compat else None
+        )
+        self._settling = Settling(self._api, self._store, self._pools, departures, clock)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
@@ -207,6 +220,14 @@ class Lessee:
         if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
             raise errors[0]
 
+    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
+        """See Claims.kept. The calling thread asks the API server."""
+        return self._takeover.kept(owner, ranges) if self._takeover else {}
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        """See Claims.announce. The calling thread does it."""
+        return self._announcements is None or self._announcements.announce(owner, grant)
+
     def used(self, want: Want, occupancy: Occupancy) -> None:
         """See Claims.used: more is leased in time, by how much the use has grown lately."""
         if not want.fixed:
@@ -297,6 +318,8 @@ class Lessee:
         self._holder = holder
         self._objects.clear()
         self._objects |= confirmed.objects
+        for clash in confirmed.clashes:
+            self._clashed(clash)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._upkeep.confirmed(at)
@@ -329,7 +352,18 @@ class Lessee:
     def _interval(self) -> float:
         # A block of a pool that cannot be used has the limit 0.
         limits = (block.max_offline / 4 for block in self._store.blocks().values())
-        return max(_FIRST_RETRY, min([CONFIRM_EVERY, *filter(None, limits)]))
+        is_foreign = any(block.spec.foreign for block in self._objects.values())
+        longest = FOREIGN_EVERY if is_foreign else CONFIRM_EVERY
+        return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
+
+    def _clashed(self, held: Reservation) -> None:
+        message = (
+            f"{held.address} of pod {held.pod_name} on node {self._node} is held by another pod "
+            "too: whereabouts has given it out since: delete one of them, and see that whereabouts "
+            "runs on no node where the pool's spec.compat is Read"
+        )
+        _log.error("leases: %s", message)
+        self._events.of_pod("AddressConflict", message, events.pod_of(held))
 
     def _conflicted(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
         addresses = ", ".join(text(address) for address in sorted(held)[:8]) or "none"
@@ -351,6 +385,7 @@ class Lessee:
         if self._holder is None or not self._in_touch:
             return
         self._events.send()
+        self._guarded("remove what has ended from whereabouts' objects", self._settle)
         if self._is_due(self._return_at) and not self._upkeep.give_back(
             self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):
@@ -359,6 +394,10 @@ class Lessee:
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
         self._sharing.keep(self._upkeep, self._holder.instance, self._after_adds)
         self._upkeep.tell()
+
+    def _settle(self) -> None:
+        if self._settling.settle() and any(each.spec.foreign for each in self._objects.values()):
+            self._confirm_at = self._clock()  # an address may be ours again
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
         """`_guarded`, for one of many works: ADDs do not wait for all of them."""

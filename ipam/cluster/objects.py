@@ -13,6 +13,7 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
+Compat = Literal["None", "Read", "Coexist"]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -74,8 +75,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
 
     `rails` are further networks of the same size: a block is the same run of addresses on each.
-    `ceding`: a node lets others have free addresses of its blocks when no block is free. Not of a
-    pool with rails.
+    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md). `ceding`: a node
+    lets others have free addresses of its blocks when no block is free. Not of a pool with rails.
     """
 
     range: str
@@ -87,8 +88,14 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_blocks_per_node: int = 0
     claim_from: Literal["Low", "High"] = "Low"
     ceding: bool = False
+    compat: Compat = "None"
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
+
+    @property
+    def cedes(self) -> bool:
+        """Whether nodes cede addresses, which neither rails nor whereabouts know."""
+        return self.ceding and not self.rails and self.compat == "None"
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -176,7 +183,8 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sub-blocks; `cede_wanted` those that the controller asks the holder to cede. Of what is
     `recalled` no sub-block may begin: the holder takes it back if there is none.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out.
+    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out, as
+    whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
     confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
     """
@@ -196,6 +204,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cede_wanted: tuple[str, ...] = ()
     recalled: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    compat: Compat = "None"
     max_offline_seconds: int = 0
 
 

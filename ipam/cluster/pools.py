@@ -1,16 +1,18 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ipam.addresses import Interval, parse_interval
+from ipam.addresses import Interval, parse_interval, text
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
 from ipam.cluster.rails import Rails
-from ipam.cluster.wants import Want
+from ipam.cluster.wants import PoolRange, Want
+from ipam.cluster.whereabouts import held
+from ipam.cluster.whereabouts.held import Held
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 
@@ -25,7 +27,12 @@ class NotReadyYet(Unusable):
 
 def pool_of(want: Want) -> str:
     """The name of the AddressPool that has what is wanted."""
-    domain, network = want.pool
+    return name_of(want.pool)
+
+
+def name_of(pool: PoolRange) -> str:
+    """The name of the AddressPool of a range."""
+    domain, network = pool
     name, private, _ = domain.partition(" ")
     return pool_name(name, str(network), shared=not private)
 
@@ -73,6 +80,11 @@ def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, 
         raise Unusable(f"AddressPool {pool.metadata.name}: spec.exclude: {error}") from None
 
 
+def foreign_within(foreign: Iterable[int], interval: Interval) -> tuple[str, ...]:
+    """The foreign addresses of a block, as its `spec.foreign` has them."""
+    return tuple(text(each) for each in sorted(foreign) if interval.first <= each <= interval.last)
+
+
 def is_exhausted(pool: AddressPool) -> bool:
     """Whether nodes are to give back every block that they do not need."""
     return any(
@@ -81,11 +93,12 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class Pools:
-    """Reads pools, and remembers them."""
+    """Reads pools and what whereabouts holds of them, and remembers both. Threads may share it."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._known: dict[str, AddressPool] = {}
+        self._foreign: dict[str, Mapping[int, Held]] = {}
 
     def read(self, name: str) -> AddressPool:
         """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
@@ -118,3 +131,26 @@ class Pools:
                 require_usable(known)
                 return known
         return self.read(name)
+
+    def foreign(self, pool: AddressPool) -> Mapping[int, Held]:
+        """What whereabouts holds of the pool now, by address: nothing unless the pool's `compat`
+        says that it is to be asked. Raises ApiError."""
+        if pool.spec.compat == "None":
+            return {}
+        self._foreign[pool.metadata.name] = found = held.read(self._api, pool)
+        return found
+
+    def known_foreign(self, pool: AddressPool) -> Mapping[int, Held]:
+        """The same as it was read last; read now if it never was. Raises ApiError."""
+        if pool.spec.compat == "None":
+            return {}
+        known = self._foreign.get(pool.metadata.name)
+        return self.foreign(pool) if known is None else known
+
+    def learn(self, pool: AddressPool, address: int, found: Held | None) -> None:
+        """Note who has an address with whereabouts; None if nobody has any more."""
+        known = dict(self._foreign.get(pool.metadata.name, {}))
+        known.pop(address, None)
+        if found is not None:
+            known[address] = found
+        self._foreign[pool.metadata.name] = known

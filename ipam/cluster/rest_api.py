@@ -30,7 +30,7 @@ from ipam.cluster.api import (
     Unavailable,
     WatchExpired,
 )
-from ipam.cluster.objects import AnyResource, Meta
+from ipam.cluster.objects import AnyResource, Meta, Resource
 from ipam.cluster.pace import Pace
 
 TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
@@ -41,9 +41,12 @@ RESTARTS = 3  # of a LIST whose pages expire while they are read
 
 _REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _log = logging.getLogger(__name__)
 
 Query = Sequence[tuple[str, str]]
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""A document, or the operations of a JSON patch, which only a PATCH has."""
 
 
 class Response(NamedTuple):
@@ -69,7 +72,7 @@ class Transport(Protocol):
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         patience: float,
     ) -> Response:
@@ -127,6 +130,19 @@ class RestApi:
         meta = changed.metadata
         where = documents.path(type(changed), meta.namespace, meta.name, "status")
         return self._write("update status of", "PUT", where, changed)
+
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        meta = last.metadata
+        what = f"patch {last.KIND} {meta.name}"
+        where = documents.path(type(last), meta.namespace, meta.name)
+        query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
+        body = documents.patch(last, operations)
+        try:  # such objects are large: the answer is their metadata
+            self._send(what, "PATCH", where, self._deadline(), query, body, accept=_ONE_METADATA)
+        except Refused as error:  # 422 is a test that failed
+            if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
+                raise Conflict(str(error)) from error
+            raise
 
     def delete(self, last: AnyResource) -> None:
         meta = last.metadata
@@ -271,7 +287,7 @@ class RestApi:
         stored = self._change(what, method, where, documents.document(resource))
         return _decoded(what, stored, type(resource))
 
-    def _change(self, what: str, method: str, where: str, body: Mapping[str, Any]) -> bytes:
+    def _change(self, what: str, method: str, where: str, body: Body) -> bytes:
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
         return self._send(what, method, where, self._deadline(), query, body)
 
@@ -282,7 +298,7 @@ class RestApi:
         where: str,
         deadline: float,
         query: Query = (),
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         accept: str = documents.JSON,
     ) -> bytes:
         self._take_turn(what, deadline)

@@ -1,13 +1,13 @@
 """What a node needs an address of, and who leases blocks for it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, Network
 from ipam.ranges import Range
-from ipam.store import Owner
+from ipam.store import Grant, Owner
 
 PATIENCE = 3.0  # seconds that an ADD waits for a block
 POOL_PATIENCE = 15.0  # seconds that it waits for a pool: its definition may be as new as the pod
@@ -80,6 +80,15 @@ class Claims(Protocol):
         if none is reserved for a pod's name.
         """
 
+    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
+        """Addresses of these ranges that the pod has kept from whereabouts, which set it up: they
+        are the attachment's. CNIError 11 if that cannot be seen now."""
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        """Tell whereabouts of what was granted, where it still hands out addresses; False if it has
+        given one of them away: the grant is to be undone. CNIError 11 if that cannot be done now.
+        """
+
     def used(self, want: Want, occupancy: Occupancy) -> None:
         """Such an address was handed out, and this is what this node's blocks have."""
 
@@ -91,10 +100,26 @@ class Claims(Protocol):
 
 
 class NoClaims:
-    """The `Claims` of a process that leases nothing: another than the agent."""
+    """The `Claims` of a process that leases nothing: another than the agent. `coexist`: whereabouts
+    still hands out addresses of the same ranges on other nodes."""
+
+    def __init__(self, coexist: bool = False) -> None:
+        self._coexist = coexist
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, self.unable(wants))
+
+    def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
+        return {}
+
+    def announce(self, owner: Owner, grant: Grant) -> bool:
+        if self._coexist:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                '"ipam.compat" is Coexist: only podfabric\'s agent can tell whereabouts which '
+                "addresses are used: nothing was reserved; see that the agent of this node runs",
+            )
+        return True
 
     def used(self, want: Want, occupancy: Occupancy) -> None:
         pass

@@ -15,7 +15,7 @@ from ipam.cluster.api import (
     Node,
     WatchExpired,
 )
-from ipam.cluster.objects import AnyResource
+from ipam.cluster.objects import AnyResource, Resource
 
 
 class NotLeading(ApiError):
@@ -60,6 +60,10 @@ class GuardedApi:
     def update_status(self, changed: AnyResource) -> AnyResource:
         with self._change("update"):
             return self._api.update_status(changed)
+
+    def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
+        with self._change("patch"):
+            self._api.patch(last, operations)
 
     def delete(self, last: AnyResource) -> None:
         with self._change("delete"):

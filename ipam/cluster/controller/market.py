@@ -63,7 +63,7 @@ class Market:
         ]
         blocks = list({placed.block.metadata.name: placed for placed in blocks}.values())
         found: list[int] = []
-        cedes = pool.spec.ceding and not pool.spec.rails
+        cedes = pool.spec.cedes
         if cedes:
             for placed in blocks:
                 found += self._take(space, self._ceded(placed, parts), spec.count - len(found))

@@ -10,7 +10,7 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, NetworkDefinition, Refus
 from ipam.cluster.controller.definitions import DemandedPool, UnusableDefinition, demand, not_of
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import GROUP, AddressPool, Meta
+from ipam.cluster.objects import GROUP, AddressPool, Compat, Meta
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
 POOLS_PER_NAMESPACE = 100
@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 class PoolMaker:
     """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
-    write definitions, and a pool stays when its definition is deleted. `ceding` is the pools'."""
+    write definitions, and a pool stays when its definition is deleted. `ceding` and `compat` are
+    the pools'; those with a `compat` do not cede."""
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class PoolMaker:
         most: int,
         *,
         ceding: bool = False,
+        compat: Compat = "None",
     ) -> None:
-        self._ceding = ceding
+        self._compat: Compat = compat
+        self._ceding = ceding and compat == "None"
         self._api = api
         self._clock = clock
         self._reports = reports
@@ -89,7 +92,7 @@ class PoolMaker:
         if name in self._refused and now - self._refused[name] < REFUSED_AGAIN:
             return None
         labels = {NAMESPACE: asked.definition.namespace} if asked.definition.namespace else {}
-        spec = replace(asked.spec, ceding=self._ceding)
+        spec = replace(asked.spec, ceding=self._ceding, compat=self._compat)
         new = AddressPool(metadata=Meta(name=name, labels=labels), spec=spec)
         try:
             pool = self._api.create(new)

@@ -21,6 +21,7 @@ from ipam.cluster.objects import (
     AddressRequest,
     AddressReservation,
     AddressShare,
+    Compat,
 )
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
@@ -105,7 +106,7 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `ceding` is that of the pools that are made from definitions.
+    cost the leadership. `ceding` and `compat` are those of the pools that it makes.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class ControllerProcess:
         ceding: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
+        compat: Compat = "None",
     ) -> None:
+        self._compat: Compat = compat
         self._ceding = ceding
         self.leadership = leadership
         self.counts = ReclaimCounts()
@@ -182,6 +185,7 @@ class ControllerProcess:
             counts=self.counts,
             pools_per_namespace=self._pools_per_namespace,
             steps=steps,
+            compat=self._compat,
             ceding=self._ceding,
         )
         try:

@@ -45,6 +45,7 @@ from ipam.cluster.objects import (
     AddressRequest,
     AddressReservation,
     AddressShare,
+    Compat,
     PoolStatus,
 )
 from ipam.cluster.sticky import is_let_go
@@ -103,7 +104,7 @@ class Rounds:
     """What one leader remembers from round to round. A new leader begins with nothing.
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
-    leader. `ceding` is that of the pools that are made from definitions.
+    leader. `ceding` and `compat` are those of the pools that are made from definitions.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Rounds:
         margin: float = MARGIN,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         steps: Steps | None = None,
+        compat: Compat = "None",
         ceding: bool = False,
     ) -> None:
         self._api = api
@@ -123,7 +125,9 @@ class Rounds:
         self._wall = wall
         self.steps = steps or Steps()
         self._reports = Reports(api, clock)
-        self._pool_maker = PoolMaker(api, clock, self._reports, pools_per_namespace, ceding=ceding)
+        self._pool_maker = PoolMaker(
+            api, clock, self._reports, pools_per_namespace, ceding=ceding, compat=compat
+        )
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
         self._shares = OrphanedShares(api)

@@ -174,3 +174,16 @@ def test_import_asks_for_what_it_cannot_know(node: Calls, say: Say, tmp_path: Pa
     assert say("import", str(tmp_path / "missing"), "--network", "n1")[0] == 1
     assert say("import", str(file), "--network", "n1", "--range", "x")[0] == 1
     assert node.held() == {}
+
+
+def test_import_of_ippools_is_refused_where_addresses_are_the_clusters(
+    node: Calls, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/config.yaml").write_text("ipam: {scope: cluster}\n")
+    monkeypatch.setenv("PODFABRIC_ETC", str(tmp_path / "etc"))
+    file = tmp_path / "pools.yaml"
+    file.write_text("kind: IPPool\nmetadata: {name: x}\nspec: {range: 10.0.0.0/24}\n")
+    code, _, told = say("import", str(file), "--network", "n1")
+    assert code == 1
+    assert "spec.compat of the AddressPool to Read" in told

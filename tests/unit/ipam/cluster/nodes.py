@@ -22,7 +22,7 @@ from ipam.cluster.objects import (
 )
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
-from ipam.scope import Stores
+from ipam.scope import Compat, Stores
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi, Faults
@@ -98,7 +98,9 @@ class ClusterNode:
         boot: str = "boot-1",
         machine: str = "",
         kept: bool = False,
+        compat: Compat = "None",
     ) -> None:
+        self.compat: Compat = compat
         self.kept = kept  # keep the store's files open, as an agent does: many times as fast
         self.files: PerCall | Resident = PerCall(directory)
         self.server = server
@@ -126,6 +128,7 @@ class ClusterNode:
             self.boot,
             clock=self.clock,
             attempts=partial(Attempts, look_at_pool=0.0),
+            compat=self.compat != "None",
         )
 
     def close(self) -> None:
@@ -143,6 +146,7 @@ class ClusterNode:
             self.files,
             lambda: "cluster",
             self.lessee,
+            lambda: self.compat,
             clock=self.clock,
             patience=0.0,
             pool_patience=0.0,
@@ -157,9 +161,9 @@ class ClusterNode:
         assert isinstance(result, Result)
         return [ip.address.partition("/")[0] for ip in result.ips]
 
-    def delete(self, pod: str, container: str = "") -> None:
+    def delete(self, pod: str, container: str = "", ipam: Json | None = None) -> None:
         """DEL of the pod's first sandbox."""
-        self.plugin.delete(request("DEL", None, container or f"{pod}-1", pod=pod))
+        self.plugin.delete(request("DEL", ipam, container or f"{pod}-1", pod=pod))
 
     def notice(self) -> None:
         """See what a watch of the node's blocks shows."""

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,7 +32,7 @@ from ipam.cluster.documents import document
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.pace import Pace
-from ipam.cluster.rest_api import Lines, Query, Response, RestApi
+from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE
 
@@ -264,7 +264,7 @@ class Silent:
         method: str,
         where: str,
         query: Query,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         accept: str,
         patience: float,
     ) -> Response:

@@ -1,0 +1,86 @@
+"""What a confirmation makes of a block where whereabouts has addresses of its pool."""
+
+import logging
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from ipam.addresses import parse
+from ipam.cluster import geometry
+from ipam.cluster.api import ApiError
+from ipam.cluster.leasing import Leasing
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec
+from ipam.cluster.pools import Unusable, foreign_within
+from ipam.cluster.whereabouts import placeholders
+from ipam.cluster.whereabouts.held import Held
+from ipam.cluster.whereabouts.objects import IPAllocation
+from ipam.store import Reservation
+
+_log = logging.getLogger(__name__)
+
+
+class Looks:
+    """Looks at whereabouts' objects for one confirmation, at most once for each pool.
+
+    `clashes` are addresses of ours that whereabouts has given to another pod since.
+    """
+
+    def __init__(self, leasing: Leasing) -> None:
+        self._api, self._store, self._pools, _, _ = leasing
+        self._foreign: dict[str, Mapping[int, Held] | None] = {}
+        self.clashes: list[Reservation] = []
+
+    def of(self, found: AddressBlock) -> BlockSpec | None:
+        """The block's spec, with what whereabouts holds of it now; None if it may not be used yet.
+
+        It is asked for blocks of which it held addresses, and where the pool's `compat` is new.
+        """
+        pool = self._pools.known(found.spec.pool)
+        spec = found.spec
+        if spec.cover:  # the block that covers it is looked at by its holder
+            return spec
+        if pool is not None and (spec.compat != pool.spec.compat or spec.foreign):
+            held = self._held(pool, found)
+            if held is not None:
+                foreign = foreign_within(held, geometry.interval(found))
+                self._compare(found, held, foreign)
+                spec = replace(spec, foreign=foreign, compat=pool.spec.compat)
+        if spec.state == "Pending" and (pool is None or spec.compat != pool.spec.compat):
+            return None
+        return spec
+
+    def forget(self, found: AddressBlock) -> None:
+        """Take the placeholders of a block back, before it is deleted. ApiError."""
+        pool = self._pools.known(found.spec.pool)
+        if found.spec.compat == "Coexist" or (pool and pool.spec.compat == "Coexist"):
+            placeholders.remove(self._api, found.metadata.uid)
+
+    def _held(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, Held] | None:
+        """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
+        name = pool.metadata.name
+        try:
+            if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
+                interval = geometry.interval(found)
+                return placeholders.put(self._api, pool, interval, found.metadata.uid)
+            if found.spec.compat == "Coexist":
+                placeholders.remove(self._api, found.metadata.uid)
+            if name not in self._foreign:
+                self._foreign[name] = self._pools.foreign(pool)
+        except (ApiError, Unusable) as error:  # leases do not depend on it
+            _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
+            self._foreign.setdefault(name, None)
+            return None
+        return self._foreign[name]
+
+    def _compare(
+        self, found: AddressBlock, held: Mapping[int, Held], foreign: tuple[str, ...]
+    ) -> None:
+        for address in map(parse, set(foreign) - set(found.spec.foreign)):
+            holder = self._store.holders(found.metadata.name).get(address)
+            if holder is not None and _is_another(held[address].allocation, holder):
+                self.clashes.append(holder)
+
+
+def _is_another(allocation: IPAllocation, holder: Reservation) -> bool:
+    """Whether whereabouts has given the address to another pod."""
+    return allocation.id != holder.container_id and allocation.podref != holder.pod_name

@@ -1,0 +1,113 @@
+"""Attachments that whereabouts' objects know: what a DEL leaves to be done on the API server.
+
+Files beside the store, one for each attachment. A `held` one says that an attachment of ours has an
+entry there, and is written before the entry is. A DEL makes it a `departed` one; so does the DEL of
+a sandbox that whereabouts set up, of which our store knows nothing. The agent removes the entry and
+then the file: with the API server away a DEL succeeds, and what it owes is not forgotten.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from base.files import remove, sync_directory, write_atomically
+from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError, Code
+
+HELD, DEPARTED = ".held", ".departed"
+DIRECTORY = "whereabouts"
+
+
+class DepartedAttachment(msgspec.Struct, frozen=True, kw_only=True):
+    """An attachment. `ranges` are domain and network of those of its configuration; none if that
+    cannot be read, which means all. `reserved` are addresses that have a reservation with
+    whereabouts, each with its network name."""
+
+    network: str
+    container_id: str
+    ifname: str
+    namespace: str = ""
+    pod: str = ""
+    ranges: tuple[tuple[str, str], ...] = ()
+    reserved: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def attachment(self) -> Attachment:
+        """The attachment as the runtime knows it."""
+        return Attachment(self.network, self.container_id, self.ifname)
+
+    @property
+    def podref(self) -> str:
+        """The pod as whereabouts writes it."""
+        return f"{self.namespace}/{self.pod}"
+
+
+class Departures:
+    """The files below a store's `directory`. Each method raises CNIError 5."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / DIRECTORY
+
+    def is_held(self, attachment: Attachment) -> bool:
+        """Whether the attachment has an entry: one stat."""
+        return os.path.exists(self._path(attachment, HELD))  # noqa: PTH110 - each DEL asks
+
+    def hold(self, departure: DepartedAttachment) -> None:
+        """An entry will be written for the attachment."""
+        self._write(departure, HELD)
+
+    def depart(self, departure: DepartedAttachment) -> None:
+        """The attachment is gone: its entry is to be removed."""
+        held = self._path(departure.attachment, HELD)
+        try:
+            os.replace(held, self._path(departure.attachment, DEPARTED))  # noqa: PTH105
+            sync_directory(self._directory)
+        except FileNotFoundError:
+            self._write(departure, DEPARTED)
+        except OSError as error:
+            raise _failure(error) from None
+
+    def held(self) -> Iterator[DepartedAttachment]:
+        """Those that have an entry."""
+        return self._all(HELD)
+
+    def departed(self) -> Iterator[DepartedAttachment]:
+        """Those whose entry is to be removed."""
+        return self._all(DEPARTED)
+
+    def settle(self, departure: DepartedAttachment) -> None:
+        """Nothing is left to do for it."""
+        try:
+            remove(self._path(departure.attachment, DEPARTED))
+        except OSError as error:
+            raise _failure(error) from None
+
+    def _write(self, departure: DepartedAttachment, state: str) -> None:
+        path = self._path(departure.attachment, state)
+        try:
+            write_atomically(path, msgspec.json.encode(departure))
+        except OSError as error:
+            raise _failure(error) from None
+
+    def _all(self, state: str) -> Iterator[DepartedAttachment]:
+        try:
+            paths = sorted(self._directory.glob(f"*{state}"))
+        except OSError as error:
+            raise _failure(error) from None
+        for path in paths:
+            with suppress(FileNotFoundError, msgspec.MsgspecError):
+                yield msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
+
+    def _path(self, attachment: Attachment, state: str) -> str:
+        return f"{self._directory}/{attachment.key}{state}"
+
+
+def _failure(error: OSError) -> CNIError:
+    return CNIError(
+        Code.IO_FAILURE,
+        f"cannot keep what is to be removed from whereabouts' objects: {error}: free space and "
+        "see that the directory is writable; the runtime tries again",
+    )

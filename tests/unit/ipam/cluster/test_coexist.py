@@ -1,0 +1,221 @@
+"""Nodes of podfabric beside nodes that still run whereabouts, with the same definitions."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cni.spec.errors import Code
+from ipam.cluster.lessee import FOREIGN_EVERY
+from ipam.cluster.objects import AddressBlock, AddressPool, Meta
+from ipam.cluster.whereabouts.objects import (
+    IPPool,
+    NodeSlicePool,
+    OverlappingRangeIPReservation,
+    OverlappingReservationSpec,
+    SliceSpec,
+)
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
+from tests.unit.ipam.cluster.test_whereabouts import (
+    NAMESPACE,
+    allocation,
+    offsets,
+    put_ippool,
+    put_reservation,
+    reserved,
+)
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server, compat="Coexist")
+    return server
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> ClusterNode:
+    return ClusterNode(server, memory_path / "a", compat="Coexist")
+
+
+def placeholders(server: FakeApi) -> set[int]:
+    return {key for key, id_ in offsets(server).items() if id_.startswith("podfabric/")}
+
+
+def test_a_block_comes_from_the_top_and_all_its_free_addresses_get_placeholders(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_ippool(server, {1: allocation("low"), 243: allocation("high")})
+    (given,) = node.add("p0")
+    (block,) = server.look_at_all(AddressBlock).items
+    assert (block.spec.first, block.spec.state, block.spec.compat) == (
+        "10.0.0.240",
+        "Active",
+        "Coexist",
+    )
+    assert block.spec.foreign == ("10.0.0.243",)
+    assert placeholders(server) == set(range(240, 256)) - {243}
+    assert {offsets(server)[key] for key in placeholders(server)} == {
+        f"podfabric/{block.metadata.uid}"
+    }
+    pool = server.look(IPPool, "10.0.0.0-24", NAMESPACE)
+    assert {each.podref for each in (pool.spec.allocations or {}).values()} == {
+        "ns/low",
+        "ns/high",
+        "",
+    }
+    assert given != "10.0.0.243"
+
+
+def test_an_ippool_that_is_missing_is_made(server: FakeApi, node: ClusterNode) -> None:
+    node.add("p0")
+    assert placeholders(server) == set(range(240, 256))
+
+
+def test_each_address_has_a_reservation_until_the_pod_has_ended(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (first,) = node.add("p0")
+    (second,) = node.add("p1")
+    assert reserved(server) == sorted([first, second])
+    node.delete("p0")
+    node.steps(8)
+    assert reserved(server) == [second]
+    assert node.add("p2") == [first]
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.foreign == ()
+    assert not server.events
+
+
+def test_an_address_that_an_overlapping_range_gave_away_is_passed_over(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (first,) = node.add("p0")
+    number = int(first.rpartition(".")[2])
+    spec = OverlappingReservationSpec(podref="ns/theirs", ifname="eth0")
+    put_reservation(server, f"10.0.0.{number + 1}", spec)
+    assert node.add("p1") == [f"10.0.0.{number + 2}"]
+    assert node.held() == {first, f"10.0.0.{number + 2}"}
+    node.delete("p1")
+    node.steps(8)
+    assert reserved(server) == sorted([first, f"10.0.0.{number + 1}"])
+
+
+def test_a_block_that_goes_back_takes_its_placeholders_along(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_ippool(server, {1: allocation("low")})
+    node.add("p0")
+    node.delete("p0")
+    node.lessee.leaving = True
+    node.steps(8)
+    assert blocks_of(server) == []
+    assert offsets(server) == {1: "old-low"}
+    assert reserved(server) == ["10.0.0.1"]
+
+
+def test_an_address_that_whereabouts_frees_becomes_ours_by_a_placeholder(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_ippool(server, {243: allocation("high")})
+    node.add("p0")
+    server.remove(OverlappingRangeIPReservation, "10.0.0.243", NAMESPACE)
+    pool = server.look(IPPool, "10.0.0.0-24", NAMESPACE)
+    held = {k: v for k, v in (pool.spec.allocations or {}).items() if k != "243"}
+    server.put(replace(pool, spec=replace(pool.spec, allocations=held)))
+    node.steps(2, FOREIGN_EVERY)
+    assert placeholders(server) == set(range(240, 256))
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.foreign == ()
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST])
+@pytest.mark.parametrize(
+    ("verb", "kind"),
+    [
+        ("patch", "IPPool"),
+        ("list", "IPPool"),
+        ("create", "IPPool"),
+        ("update", "AddressBlock"),
+        ("create", "AddressBlock"),
+        ("create", "OverlappingRangeIPReservation"),
+        ("delete", "OverlappingRangeIPReservation"),
+        ("delete", "AddressBlock"),
+    ],
+)
+def test_what_fails_is_done_again_and_nothing_is_left(
+    server: FakeApi, node: ClusterNode, fault: Fault, verb: str, kind: str
+) -> None:
+    left = 2
+
+    def faults(asked: str, of: str, name: str) -> Fault | None:
+        nonlocal left
+        if (asked, of) == (verb, kind) and left:
+            left -= 1
+            return fault
+        return None
+
+    node.api.faults = faults
+    for number in range(6):
+        try:
+            node.add("p0", container=f"c{number}")
+            break
+        except Exception as error:  # noqa: BLE001 - as a runtime: DEL, and again
+            assert getattr(error, "code", None) == Code.TRY_AGAIN
+            node.delete("p0", f"c{number}", {"range": RANGE})
+            node.steps(1, 25.0)
+    assert len(node.held()) == 1
+    usable = {name for name, state in node.rows().items() if state == "usable"}
+    for block in server.look_at_all(AddressBlock).items:
+        if block.metadata.name in usable:
+            first = int(block.spec.first.rpartition(".")[2])
+            assert set(range(first, first + 16)) <= placeholders(server)
+    node.delete("p0", f"c{number}", {"range": RANGE})
+    node.lessee.leaving = True
+    node.steps(40, 25.0)
+    assert blocks_of(server) == []
+    assert offsets(server) == {}
+    assert reserved(server) == []
+
+
+def test_placeholders_of_a_block_that_is_gone_are_taken_over(
+    server: FakeApi, node: ClusterNode, memory_path: Path
+) -> None:
+    node.add("p0")
+    (name,) = blocks_of(server)
+    server.remove(AddressBlock, name)  # by the controller, after a proof of death
+    other = ClusterNode(server, memory_path / "b", "node-b", compat="Coexist")
+    other.add("q0")
+    (block,) = server.look_at_all(AddressBlock).items
+    assert {offsets(server)[key] for key in placeholders(server)} == {
+        f"podfabric/{block.metadata.uid}"
+    }
+
+
+def test_a_range_that_is_cut_into_slices_is_refused(server: FakeApi, node: ClusterNode) -> None:
+    server.put(
+        NodeSlicePool(
+            metadata=Meta(name="nad", namespace=NAMESPACE), spec=SliceSpec(range="10.0.0.0/16")
+        )
+    )
+    refused = error_of(lambda: node.add("p0"))
+    assert refused.code == Code.TRY_AGAIN
+    assert "NodeSlicePool nad" in str(refused)
+    assert blocks_of(server) == []
+
+
+def test_a_pool_that_is_switched_to_read_gives_its_placeholders_up(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_ippool(server, {1: allocation("low")})
+    node.add("p0")
+    pool = server.look(AddressPool, "10.0.0.0-24")
+    server.put(replace(pool, spec=replace(pool.spec, compat="Read")))
+    node.steps(1, 500.0)
+    assert offsets(server) == {1: "old-low"}
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.compat == "Read"
+    assert not server.events
+    node.add("p1")
