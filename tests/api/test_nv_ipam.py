@@ -41,6 +41,8 @@ def nodes(kinds: ApiServer, tmp_path: Path) -> Iterator[Nodes]:
 
         def make(node: str) -> ApiNode:
             made = ApiNode(kinds, tmp_path, node)
+            # Other tests count the Node objects.
+            stack.callback(kinds.kubectl, "delete", "node", node, "--ignore-not-found")
             stack.callback(lambda: made.service.close())
             return made
 
