@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from base.paths import Paths
@@ -24,25 +25,42 @@ START_TIME = 300.0  # seconds: an emulated CPU needs 10 to 60
 
 
 class Agent:
-    """A running agent whose files are below `root`; a context manager that ends it."""
+    """A running agent whose files are below `root`; a context manager that ends it.
 
-    def __init__(self, root: Path) -> None:
+    `environ` is added to the environment.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        names: Sequence[str] = NAMES,
+        config: str = 'agent:\n  listen: ""\n',
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.root = root
+        self._names = names
+        self._config = config
+        self._environ = environ
         self.executables = root / "bin"
         self.socket = root / "run/agent.sock"
         self.log = root / "agent.log"
 
     def __enter__(self) -> Self:
         self.executables.mkdir(parents=True, exist_ok=True)
-        for name in NAMES:
+        for name in self._names:
             shutil.copy(LAUNCHER, self.executables / name)
         (self.root / "etc").mkdir()
-        (self.root / "etc/config.yaml").write_text('agent:\n  listen: ""\n')
+        (self.root / "etc/config.yaml").write_text(self._config)
         roots = {name: str(self.root / name.lower()) for name in ("RUN", "STATE", "ETC")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.agent"],
-                env={**os.environ, **{f"PODFABRIC_{name}": path for name, path in roots.items()}},
+                env={
+                    **os.environ,
+                    **{f"PODFABRIC_{name}": path for name, path in roots.items()},
+                    **self._environ,
+                },
                 cwd=CHECKOUT,
                 stdout=log,
                 stderr=log,

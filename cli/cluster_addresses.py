@@ -17,10 +17,9 @@ from cli.output import Cell, Table
 from ipam.addresses import Interval, parse, parse_interface, text
 from ipam.cluster.api import ApiError, ClusterApi, NotFound
 from ipam.cluster.controller.audit import contradictions
-from ipam.cluster.controller.block_index import BlockIndex
+from ipam.cluster.controller.block_index import BlockIndex, placed
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
-from ipam.cluster.geometry import interval
 from ipam.cluster.objects import AddressBlock, AddressPool
 
 ATTEMPTS = 3  # for a block that changes meanwhile
@@ -169,14 +168,14 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _blocks_with(
     address: int, blocks: Iterable[AddressBlock]
 ) -> list[tuple[AddressBlock, Interval]]:
+    """The blocks that lease an address, each with the addresses of its rail."""
     found = []
     for block in blocks:
         try:
-            covered = interval(block)
+            rails = [each.interval for each in placed(block)]
         except ValueError:
             continue  # fsck names it
-        if covered.first <= address <= covered.last:
-            found.append((block, covered))
+        found += [(block, rail) for rail in rails if rail.first <= address <= rail.last]
     covers = {block.spec.cover for block, _ in found}
     return [each for each in found if each[0].metadata.name not in covers]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import Check, Finding, fabric, installation, kernel, kubelet, roce
+from cli.checks import Check, Finding, addresses, fabric, installation, kernel, kubelet, roce
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
 
@@ -33,6 +33,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("resources", kubelet.registered),
     ("checkpoint", kubelet.checkpoint),
     ("agent", kubelet.agent),
+    ("nv-ipam", addresses.nv_ipam),
     ("Multus", installation.multus),
     ("CNI executables", installation.our_executables),
 )

@@ -15,6 +15,7 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from ipam import fsck, importing, scope
 from ipam.addresses import parse, parse_interface, text
 from ipam.fsck import NodeFacts
+from ipam.nv_ipam import importing as nv_ipam
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -53,7 +54,11 @@ def add_commands(
     check.set_defaults(run=_fsck)
 
     imports = commands.add_parser("import", help="take over the reservations of another plugin")
-    imports.add_argument("source", type=Path, help="host-local's directory of a network, or YAML")
+    imports.add_argument(
+        "source",
+        type=Path,
+        help="host-local's directory of a network, nv-ipam's store, or whereabouts' YAML",
+    )
     imports.add_argument("--network", help="the CNI network's name (default: the directory's)")
     imports.add_argument("--network-name", help='"network_name" of its configuration')
     imports.add_argument(
@@ -176,6 +181,9 @@ def _verdict(directory: Path) -> int:
 
 def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     source: Path = arguments.source
+    if source.is_file() and nv_ipam.is_store(source.read_bytes()):
+        store = _store(paths)
+        return _import_all(store, nv_ipam.reservations(source, store.boot))
     network = arguments.network or (source.name if source.is_dir() else "")
     if not network:
         raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')
@@ -204,6 +212,10 @@ def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     reservations = read(source, defaults, notes)
     for note in notes:
         sys.stderr.write(f"{note}\n")
+    return _import_all(store, reservations)
+
+
+def _import_all(store: SqliteStore, reservations: list[Reservation]) -> int:
     count = importing.import_all(store, reservations)
     sys.stdout.write(f"imported {count} of {len(reservations)} reservations, the rest was there\n")
     return 0

@@ -115,7 +115,7 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
         holder = held.get(key) or new.get(key)
         if holder is None:
             new[key] = reservation
-        elif holder.attachment != reservation.attachment:
+        elif not _is_same(holder, reservation):
             conflicts.append(
                 f"{reservation.address}: held by {holder.holder}, not by {reservation.holder}"
             )
@@ -126,6 +126,18 @@ def import_all(store: Store, reservations: Sequence[Reservation]) -> int:
     if new:
         store.load(list(new.values()))
     return len(new)
+
+
+def _is_same(held: Reservation, new: Reservation) -> bool:
+    """Whether the holder is the one to import: also if an import had no network, and has one now.
+
+    The pod may have a new sandbox since then.
+    """
+    if held.attachment == new.attachment:
+        return True
+    is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
+    is_pod = new.uid != "" and held.uid == new.uid
+    return is_unnamed and (is_pod or held.container_id == new.container_id)
 
 
 def _allocations(pool: _WhereaboutsPool, defaults: Defaults) -> Iterator[Reservation]:

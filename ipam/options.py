@@ -77,6 +77,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     requested: tuple[tuple[str, str], ...] = ()
     scope: Scope = ""
+    sticky: bool = False
 
     def domain(self, network: Network) -> str:
         """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
@@ -112,6 +113,7 @@ class IpamKeys(RangeOptions, frozen=True, kw_only=True):
     resolvConf: str = ""
     routes: Annotated[tuple[Section, ...], Meta(max_length=limits.ROUTES)] = ()
     scope: Scope = ""
+    sticky: bool = False
 
 
 class StaticAddress(msgspec.Struct, frozen=True):
@@ -161,6 +163,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
         log_file=ipam.log_file,
         log_level=ipam.log_level.lower() or "warning",
         scope=ipam.scope,
+        sticky=ipam.sticky,
         idle=tuple(idle),
         notes=tuple(reader.notes),
         requested=(

@@ -25,7 +25,7 @@ from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
 from ipam.nv_ipam.options import is_nv_ipam
-from ipam.nv_ipam.plugin import NvIpam
+from ipam.nv_ipam.plugin import NvIpam, as_imported
 from ipam.options import IpamOptions
 from ipam.ranges import Range, RangeSet
 from ipam.requested_ips import final_sets
@@ -161,7 +161,10 @@ class AddressPlugin:
         messages = self._messages(request)
         attachment = _attachment(request)
         try:
-            released = self._store("").release(attachment)
+            store = self._store("")
+            released = store.release(attachment)
+            if not released and is_nv_ipam(request.config):
+                released = store.release(as_imported(attachment))
             self._stores.leave(request, attachment, was_known=bool(released))
         except CNIError as error:
             messages.error(f"DEL {attachment}: {error}")
@@ -177,7 +180,8 @@ class AddressPlugin:
         """Compare prevResult's addresses with those reserved for the attachment."""
         if is_nv_ipam(request.config):
             attachment = _attachment(request)
-            reserved = self._store("").held_by(attachment)
+            store = self._store("")
+            reserved = store.held_by(attachment) or store.held_by(as_imported(attachment))
             self._of_nv_ipam().check(request, reserved)
             _require_held(attachment, reserved)
             return

@@ -222,4 +222,4 @@ class Stores:
             for range_ in range_set.ranges
         }
         claims = self._claims or NoClaims(self._compat() == "Coexist")
-        return ClusterStore(local, claims, leased, **self._timing)
+        return ClusterStore(local, claims, leased, sticky=options.sticky, **self._timing)

@@ -142,6 +142,13 @@ class SqliteStore:
                 )
             self._write(tables, drop=[reservation])
 
+    def revise(self, revised: Callable[[Tables], Sequence[Reservation]]) -> None:
+        """Replace reservations by those that `revised` answers for the same addresses."""
+        with self._files.transaction() as tables:
+            new = revised(tables)
+            old = [tables.at(each.domain, parse(each.address)) for each in new]
+            self._write(tables, new, [each for each in old if each is not None])
+
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """See Store.held_by."""
         with self._files.transaction() as tables:

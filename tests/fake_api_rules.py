@@ -19,6 +19,7 @@ SELECTABLE: Mapping[str, frozenset[str]] = {
             "spec.holder.node",
             "spec.pool",
             "spec.state",
+            "spec.sticky.reservation",
         }
     ),
     "AddressRequest": frozenset({"spec.instance", "spec.node", "spec.pool"}),
@@ -34,6 +35,7 @@ IMMUTABLE: Mapping[str, tuple[str, ...]] = {
         "spec.prefix",
         "spec.rails",
         "spec.cover",
+        "spec.sticky",
     ),
     "AddressShare": ("spec.node", "spec.pool"),
 }

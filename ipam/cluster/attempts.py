@@ -13,14 +13,14 @@ RECENT = 30.0  # seconds
 MOST_KNOWN = 256  # ranges and pools: tenants name as many as they like
 _LOOK_AT_POOL = 0.4  # seconds between two looks at a pool that is not ready, however many ask
 
-WantKey = tuple[str, object, object, bool]
+WantKey = tuple[str, object, object, bool, object]
 Lease = Callable[[Want, Callable[[], bool]], None]
 """Leases a block with an address that is wanted, unless it is late. CNIError."""
 
 
 def key_of(want: Want) -> WantKey:
     """What is equal of two wants that one block fulfils."""
-    return *want.pool, want.parts, want.fixed
+    return *want.pool, want.parts, want.fixed, want.sticky
 
 
 class Attempt:
@@ -89,7 +89,8 @@ class Attempts:
                 self._lease(attempt.want, attempt.is_late)
             except CNIError as error:
                 attempt.error = error
-                if not attempt.want.fixed or isinstance(error, PoolPending):
+                for_all = not attempt.want.fixed and attempt.want.sticky is None
+                if for_all or isinstance(error, PoolPending):
                     self._remember(pool, error)  # it says something of the other addresses, too
             except BaseException as error:  # without it, who waits would take it for a success
                 attempt.error = CNIError(

@@ -139,6 +139,8 @@ class BlockStore:
             if block.ceded or _used(tables, block):
                 return False
             with change(tables, self._files.directory):
+                for stale in _held(tables, block).values() if block.sticky else ():
+                    tables.drop(stale.domain, parse(stale.address))
                 tables.put_block(msgspec.structs.replace(block, state="returning"))
             return True
 
@@ -208,7 +210,12 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """From the runs: no reservation is read. One that is held on several rails counts once."""
+    """From the runs: no reservation is read. One that is held on several rails counts once.
+
+    What an earlier boot left of a sticky block is not in use: its pod may be on another node.
+    """
+    if block.sticky:
+        return sum(held.boot == block.boot for held in _held(tables, block).values())
     if not block.rails:
         return sum(
             min(run.last, part.last) - max(run.first, part.first) + 1

@@ -124,7 +124,7 @@ class Ceding:
 
     def _ours(self, row: LeasedBlock | None, name: str, instance: str) -> AddressBlock | None:
         """The object as it is now, if it is this row's and may be changed."""
-        if row is None or row.cover or row.state in ("returning", "lost"):
+        if row is None or row.cover or row.sticky or row.state in ("returning", "lost"):
             return None
         try:
             found = self._api.get(AddressBlock, name)

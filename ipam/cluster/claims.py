@@ -16,14 +16,14 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, family, text
+from ipam.addresses import Interval, family, parse, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.geometry import MOST_MAPPED, Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.names import sub_block_name
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta
+from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
 from ipam.cluster.pools import (
     Unusable,
     foreign_within,
@@ -33,7 +33,8 @@ from ipam.cluster.pools import (
     require_usable,
 )
 from ipam.cluster.rails import Rails
-from ipam.cluster.wants import Want
+from ipam.cluster.sticky import StickyBlocks
+from ipam.cluster.wants import PodInterface, Want
 from ipam.cluster.whereabouts import placeholders
 from ipam.ranges import merged, outside
 from ipam.store import AddressTaken
@@ -69,6 +70,7 @@ class Claimant:
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, self.holder, self._clock = leasing
         self._random = random.Random(self.holder.instance)  # so that nodes try different ones
+        self._sticky = StickyBlocks(leasing)
         self.claims = 0
         self.conflicts = 0
 
@@ -99,6 +101,11 @@ class Claimant:
                 )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
+            sticky = self._reserved(pool, want)
+            if sticky is not None:
+                bound = self._sticky.bound(sticky.reservation, _pod(want))
+                if bound:
+                    return self._of_pod(bound[0], pool, want)
             foreign = self._pools.foreign(pool)
             if pool.spec.compat == "Coexist":
                 placeholders.require_whole(self._api, pool)
@@ -116,7 +123,7 @@ class Claimant:
                     continue
                 if is_late():
                     raise Late
-                block = self._attempt(pool, blocks, index, want, foreign)
+                block = self._attempt(pool, blocks, index, want, sticky, foreign)
                 if block is not None:
                     return block
                 tried.add(block_name)
@@ -126,6 +133,8 @@ class Claimant:
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     error = self._none_left(pool, blocks, want, sought, holes, others)
+                    if sticky is not None:  # what others cede goes back to them
+                        raise error
                     raise NoneLeft(error, pool, blocks, sought)
                 listed = True  # the map may be older than what others gave back
             former, pool = pool, self._pools.read(name)
@@ -155,10 +164,18 @@ class Claimant:
         blocks: Geometry,
         index: int,
         want: Want,
+        sticky: StickySpec | None,
         foreign: Iterable[int],
     ) -> AddressBlock | None:
-        """POST one block; None if it is another's."""
-        stored, at = post(self._api, self._clock, self._block(pool, blocks, index, foreign))
+        """POST one block; None if it is another's, or has no address that is wanted."""
+        new = self._block(pool, blocks, index, foreign)
+        if sticky is not None:
+            usable = want.range.restricted(outside(blocks.block(index), kept_out(pool))).parts
+            if not usable:
+                return None
+            sticky = replace(sticky, address=text(usable[0].first))
+            new = replace(new, spec=replace(new.spec, sticky=sticky))
+        stored, at = post(self._api, self._clock, new)
         if stored is None:
             self.conflicts += 1
             return None
@@ -184,21 +201,58 @@ class Claimant:
         if not fits:
             self._give_up(stored)
             return None
-        interval = blocks.block(index)
-        row = LeasedBlock(
-            name=stored.metadata.name,
-            uid=stored.metadata.uid,
-            space=stored.spec.space,
-            pool=stored.spec.pool,
-            domains=(want.range.domain,),
-            first=interval.first,
-            last=interval.last,
-            kept_out=kept_out(fresh, stored.spec.foreign),
-            max_offline=min(max_offline(pool), max_offline(fresh)),
-            boot=self.holder.boot,
-            confirmed=at,
-            rails=_rails(pool).firsts(interval.first),
+        if sticky is not None and not self._sticky.is_alone(stored):
+            self._give_up(stored)
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"another node reserves an address of {want.range} for the same pod: nothing was "
+                "reserved; the runtime tries again",
+            )
+        row = self._sticky.row(stored, fresh, want.range.domain, at)
+        self._store.put(
+            replace(
+                row,
+                max_offline=min(max_offline(pool), row.max_offline),
+                rails=_rails(pool).firsts(row.first),
+            )
         )
+        self.claims += 1
+        return stored
+
+    def _reserved(self, pool: AddressPool, want: Want) -> StickySpec | None:
+        """What a block for the name of the want's pod says; None if any address will do."""
+        if want.sticky is None:
+            return None
+        reservation = self._sticky.reservation(pool, want)
+        if pool.spec.compat != "None":
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} is shared with whereabouts: AddressReservation "
+                f"{reservation} of it cannot be kept; set its spec.compat to None first"
+            )
+        if pool.spec.rails:
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} has rails: AddressReservation {reservation} "
+                "of it cannot be kept; reserve addresses of a pool without rails"
+            )
+        return StickySpec(reservation=reservation, pod=want.sticky.pod, ifname=want.sticky.ifname)
+
+    def _of_pod(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
+        """The block of the pod's name as this node's; None if its row is of use already."""
+        row = self._store.blocks().get(found.metadata.name)
+        if row is not None and row.uid == found.metadata.uid:
+            if row.is_confirmed(self.holder.boot, self._clock()):
+                return None
+            if row.state == "lost":
+                raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
+        address = parse(found.spec.sticky.address)
+        if not want.range.allows(address) or _is_within(address, kept_out(pool)):
+            raise CNIError(
+                Code.NO_FREE_ADDRESS,
+                f"{want.range.where}: {text(address)} is reserved for the pod, and {want.range} or "
+                f"AddressPool {pool.metadata.name} excludes it: nothing was reserved; delete "
+                f"AddressReservation {found.spec.sticky.reservation}, or exclude less",
+            )
+        stored, row = self._sticky.take(found, pool, want)
         self._store.put(row)
         self.claims += 1
         return stored
@@ -405,6 +459,11 @@ def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
         f"{pool.metadata.name}: nothing was reserved; ask for another address",
         f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
     )
+
+
+def _pod(want: Want) -> PodInterface:
+    assert want.sticky is not None
+    return want.sticky
 
 
 def _length(stretch: range) -> int:

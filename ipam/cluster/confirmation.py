@@ -30,14 +30,9 @@ from ipam.cluster.objects import (
     BlockStatus,
     Meta,
 )
-from ipam.cluster.pools import (
-    NotReadyYet,
-    Unusable,
-    kept_out,
-    max_offline,
-    require_usable,
-)
+from ipam.cluster.pools import NotReadyYet, Unusable, max_offline, require_usable
 from ipam.cluster.rails import Rails
+from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.cluster.sub_blocks import is_ceded
 from ipam.cluster.whereabouts.looks import Looks
 from ipam.ranges import merged
@@ -92,6 +87,8 @@ class Confirmation:
                 row = self._store.blocks().get(name)
                 if row is not None:
                     continue  # pods of the former lease hold addresses of it
+            if row is None and is_let_go(found):
+                continue
             if row is None:
                 ours = self._taken_over(found)
             elif row.state not in ("returning", "lost"):
@@ -114,12 +111,12 @@ class Confirmation:
     def _revision(self, found: AddressBlock, at: float) -> Revision:
         pool = self._pools.known(found.spec.pool)
         state: State = "usable" if pool is None or pool.spec.state == "Active" else "draining"
-        limit, holes = None, None
+        limit, out = None, None
         if pool is not None:
             try:
                 limit = max_offline(pool)
                 if found.spec.compat == pool.spec.compat:  # else its foreign ones are not known yet
-                    holes = kept_out(pool, found.spec.foreign)
+                    out = holes(pool, found.spec, geometry.interval(found))
             except Unusable:
                 limit = 0.0  # nothing is handed out
         # In one boot only a store that was put back can have fewer transactions than it told.
@@ -130,7 +127,7 @@ class Confirmation:
             boot=self._holder.boot,
             at=at,
             limit=limit,
-            holes=holes,
+            holes=out,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
 
@@ -210,7 +207,7 @@ class Confirmation:
         except (Unusable, ValueError):
             fits = False
         if not fits:
-            if not (same_boot and found.status.used):
+            if not (same_boot and found.status.used) and not found.spec.sticky.reservation:
                 self._delete(found)
             return None
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
@@ -227,6 +224,7 @@ class Confirmation:
             rails=firsts,
             cover=found.spec.cover,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
+            sticky=row_text(found.spec.sticky),
         )
         self._store.put(row)
         return ours
@@ -269,6 +267,7 @@ class Confirmation:
                 first=text(row.first),
                 prefix=prefix_of(row),
                 rails=tuple(map(text, row.rails)),
+                sticky=of_row(row),
                 holder=self._holder,
                 nonce=row.uid,
                 max_offline_seconds=math.ceil(row.max_offline),
@@ -340,7 +339,8 @@ class Confirmation:
                 mine.machine_id,
                 mine.system_uuid,
             )
-            if other.instance != mine.instance and same_machine and other.boot != mine.boot:
+            is_dead = other.instance != mine.instance and other.boot != mine.boot
+            if is_dead and same_machine and not is_let_go(found):
                 # The next `run` looks whether a sub-block may be used.
                 self._asserted(found, 0.0, state="Pending" if found.spec.cover else "Active")
 

@@ -25,6 +25,7 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.sharing import Sharing
+from ipam.cluster.sticky import is_for
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
 from ipam.cluster.whereabouts.announcements import Announcements
@@ -282,7 +283,9 @@ class Lessee:
         seen = (
             block.seen_in(wanted)
             for block, used in self._store.survey().blocks
-            if used < block.size and want.range.domain in block.domains
+            if used < block.size
+            and want.range.domain in block.domains
+            and is_for(block, want.sticky)
         )
         return any(
             block.is_confirmed(self._boot, now) and want.range.restricted(block.parts).parts

@@ -160,9 +160,22 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
 
 
+class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The one pod interface that a block is for, on whatever node; all "" for any.
+
+    `reservation` ("namespace/name") is the AddressReservation that says so. Nothing but `address`
+    is handed out of the block.
+    """
+
+    reservation: str = ""
+    pod: str = ""
+    ifname: str = ""
+    address: str = ""
+
+
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails` and `cover` are
-    immutable.
+    """An aligned run of 2**k addresses. `pool`, `space`, `first`, `prefix`, `rails`, `sticky` and
+    `cover` are immutable.
 
     `rails` are the first addresses of the same run on the other rails of the pool.
     A sub-block is one address of another block, its `cover`, and is named like any other block.
@@ -181,6 +194,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     first: str
     prefix: int
     rails: tuple[str, ...] = ()
+    sticky: StickySpec = StickySpec()
     state: BlockState = "Active"
     epoch: int = 1
     holder: Holder

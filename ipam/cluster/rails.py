@@ -70,4 +70,4 @@ class Rails(msgspec.Struct, frozen=True):
             range_, network=self.main, first=first, last=last, excluded=(), gateway=None
         )
         moved = moved.restricted(map(self.on_main, range_.parts))
-        return Want(moved, (want.pool[0], self.main), want.fixed)
+        return Want(moved, (want.pool[0], self.main), want.fixed, want.sticky)

@@ -1,6 +1,7 @@
 """Gives blocks back: marks the row first, and deletes the AddressBlock then.
 
-From `returning` there is no way back: what is handed out again is leased again.
+From `returning` there is no way back: what is handed out again is leased again. A sticky block is
+not deleted, but let go for the next node of its pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
 from ipam.cluster.block_store import BlockStore, Survey, Surveyed
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.sticky import drain
 from ipam.cluster.whereabouts import placeholders
 
 HOLD = 600.0  # seconds that one empty block is kept beside those in use
@@ -39,14 +41,23 @@ class Returns:
         holder = "" if found is None else found.spec.holder.instance
         if found is not None and (found.metadata.uid, holder) == (block.uid, self._instance):
             try:
-                if found.spec.compat == "Coexist":
-                    placeholders.remove(self._api, block.uid)
-                self._api.delete(found)
+                if not block.sticky:
+                    if found.spec.compat == "Coexist":
+                        placeholders.remove(self._api, block.uid)
+                    self._api.delete(found)
+                elif self._is_returning(block):
+                    drain(self._api, found)
+                else:
+                    return  # the pod came back, and the block was taken again
             except Conflict:
                 return  # the controller wrote to it: later again
             except NotFound:
                 pass
         self._store.forget(block.name, block.uid)
+
+    def _is_returning(self, block: LeasedBlock) -> bool:
+        row = self._store.blocks().get(block.name)
+        return row is not None and (row.uid, row.state) == (block.uid, "returning")
 
 
 class Empties:
@@ -83,19 +94,21 @@ class Empties:
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
             empty = [each.block for each in present if _is_empty(each)]
-            usable = [block for block in empty if block.state == "usable"]
+            usable = [block for block in empty if block.state == "usable" and not block.sticky]
             kept = [block for block in usable if block.uid not in wanted][:1]
             if kept and not spare(pool, max(self._since[each.name, each.uid] for each in kept)):
                 kept = []
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:
-                small = block.size <= SMALL
+                small = block.size <= SMALL or bool(block.sticky)
                 if (small or block not in kept) and self._age(block, now) >= _GRACE:
                     yield block
 
     def _age(self, block: LeasedBlock, now: float) -> float:
-        return now - self._since[block.name, block.uid]
+        since = self._since[block.name, block.uid]
+        # One that was let go and taken again is a block that was just claimed.
+        return now - (max(since, block.confirmed) if block.sticky else since)
 
 
 def _is_empty(each: Surveyed) -> bool:

@@ -96,5 +96,7 @@ class StatusReports:
 
 
 def _free(block: LeasedBlock, used: int) -> int:
-    """For how many further pods the block has addresses."""
+    """For how many further pods the block has addresses: a sticky one for none but its own."""
+    if block.sticky:
+        return 0
     return max(0, sum(part.last - part.first + 1 for part in block.parts) - used)

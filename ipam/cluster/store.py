@@ -14,6 +14,8 @@ from ipam.cluster.wants import (
     PATIENCE,
     POOL_PATIENCE,
     Claims,
+    NotReserved,
+    PodInterface,
     PoolPending,
     PoolRange,
     Want,
@@ -34,7 +36,8 @@ class ClusterStore:
 
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
     range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
-    many seconds an ADD waits for a block and for a pool.
+    many seconds an ADD waits for a block and for a pool. `sticky`: pods whose names have reserved
+    addresses get these.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ClusterStore:
         clock: Callable[[], float] = boottime,
         patience: float = PATIENCE,
         pool_patience: float = POOL_PATIENCE,
+        sticky: bool = False,
     ) -> None:
         self._local = local
         self._claims = claims
@@ -53,6 +57,8 @@ class ClusterStore:
         self._clock = clock
         self._patience = patience
         self._pool_patience = pool_patience
+        self._sticky = sticky
+        self._unreserved: set[PoolRange] = set()
 
     def reserve(
         self,
@@ -100,7 +106,11 @@ class ClusterStore:
         sets: Sequence[RangeSet],
         kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
     ) -> LeasedView:
-        return LeasedView(owner, sets, self._leased, self._local.boot, self._clock, kept)
+        pod = None
+        if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
+            pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
+        boot = self._local.boot
+        return LeasedView(owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved)
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""
@@ -132,6 +142,9 @@ class ClusterStore:
         while True:
             try:
                 return self._claims.claim(wants, deadline)
+            except NotReserved as error:
+                self._unreserved.add(error.want.pool)
+                return None
             except PoolPending:
                 if time.monotonic() + _POOL_AGAIN > pool_deadline:
                     raise

@@ -1,6 +1,6 @@
 """What a request may have of the blocks that this node leases, within one transaction."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
@@ -8,7 +8,8 @@ from ipam import allocation
 from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
-from ipam.cluster.wants import Occupancy, PoolRange, Want
+from ipam.cluster.sticky import is_for
+from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet, outside
 from ipam.store import Owner
 from ipam.tables import Tables
@@ -20,7 +21,8 @@ class LeasedView:
     `wants` are the sets without a free address here, `occupancies` what the blocks have once this
     request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
     have some, and none may be used on this link. `kept` is what the pod has of each pool from
-    whereabouts, whatever block it is in.
+    whereabouts, whatever block it is in. Only the address that is reserved for the name of the pod
+    in `sticky` will do, but from the pools in `unreserved`.
     """
 
     def __init__(
@@ -31,8 +33,12 @@ class LeasedView:
         boot: str,
         clock: Callable[[], float],
         kept: Mapping[PoolRange, int],
+        sticky: PodInterface | None = None,
+        unreserved: Collection[PoolRange] = (),
     ) -> None:
         self.owner = owner
+        self._sticky = sticky
+        self._unreserved = unreserved
         self._sets = sets
         self._leased = leased
         self._boot = boot
@@ -77,8 +83,14 @@ class LeasedView:
             kept = self._kept_of(tables, range_, pool)
             if kept is not None:
                 return RangeSet((kept,), range_set.fixed)
-            want = Want(range_, pool, range_set.fixed)
-            blocks = tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
+            is_any = range_set.fixed or pool in self._unreserved
+            sticky = None if is_any else self._sticky
+            want = Want(range_, pool, range_set.fixed, sticky)
+            blocks = [
+                block
+                for block in tables.blocks_in(range_.domain, Interval(range_.first, range_.last))
+                if is_for(block, sticky)
+            ]
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             aligned = held.on_other_rails(range_, blocks, confirmed)
             by_room = sorted(
@@ -90,8 +102,9 @@ class LeasedView:
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
                 ranges.append(former)
-            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
-            self.occupancies.append((want, Occupancy(free - 1, used + 1)))
+            if sticky is None:
+                free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
+                self.occupancies.append((want, Occupancy(free - 1, used + 1)))
             if any(allocation.held_in(tables, each) == 0 for each in aligned):
                 continue
             if former is None and not self._has_one(tables, range_set, by_room):

@@ -28,15 +28,25 @@ class Occupancy(NamedTuple):
     used: int
 
 
+class PodInterface(NamedTuple):
+    """An interface of a pod by its name, which the pod has on every node."""
+
+    namespace: str
+    pod: str
+    ifname: str
+
+
 class Want(NamedTuple):
     """A range of which a node needs an address, the very one if it is `fixed`.
 
+    It is the one that is reserved for the name of the pod in `sticky`, if that is given.
     `pool` is the pool's range; it is another than the range itself for a fixed address only.
     """
 
     range: Range
     pool: PoolRange
     fixed: bool = False
+    sticky: PodInterface | None = None
 
     @property
     def parts(self) -> tuple[Interval, ...]:
@@ -51,6 +61,14 @@ class PoolPending(CNIError):
         super().__init__(Code.TRY_AGAIN, message)
 
 
+class NotReserved(CNIError):
+    """No AddressReservation is for the pod of a want: it gets any address of that pool."""
+
+    def __init__(self, want: Want) -> None:
+        super().__init__(Code.TRY_AGAIN, f"no address of {want.range} is reserved for the pod")
+        self.want = want
+
+
 class Claims(Protocol):
     """Who leases blocks for this node."""
 
@@ -58,7 +76,8 @@ class Claims(Protocol):
         """Wait until there may be an address of some, at most until then (`time.monotonic`).
 
         If there is of none: CNIError 11 if that may succeed later (PoolPending: soon), 110 if the
-        pool has no address left, AddressTaken if the one that is wanted cannot be had.
+        pool has no address left, AddressTaken if the one that is wanted cannot be had, NotReserved
+        if none is reserved for a pod's name.
         """
 
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from base.paths import Paths
+from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 from ipam import scope
 from ipam.addresses import Network, parse_interface, text
+from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
@@ -131,11 +133,14 @@ class NvIpam:
 
             def seen(tables: Tables, found: list[ResolvedRequest] = found) -> tuple[RangeSet, ...]:
                 found.append(sets_now())
-                return found[0].sets
+                # Of a pod whose address the daemon gave: first its network is put right.
+                return () if importing.imported(tables, owner) else found[0].sets
 
             try:
                 grant = store.reserve_seen(owner, seen, segment=segment)
-                return found[0], grant
+                if grant.granted:
+                    return found[0], grant
+                store.revise(lambda tables: importing.imported(tables, owner))
             except NotHere as absent:
                 wanted = (absent.pool, absent.address)
                 if self._follower is None or wanted in asked:
@@ -160,6 +165,11 @@ class NvIpam:
                     f"pods; {others}, which nv-ipam does not lend"
                 )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
+
+
+def as_imported(attachment: Attachment) -> Attachment:
+    """The attachment as a reservation out of nv-ipam's store has it, which knows no network."""
+    return Attachment(importing.IMPORTED, attachment.container_id, attachment.ifname)
 
 
 def on_node(paths: Paths) -> Callable[[], NvIpam | None]:

@@ -1,5 +1,6 @@
 """nv-ipam's kinds on the API server, and its own programs where they were built."""
 
+import json
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -150,3 +151,75 @@ def controller(server: ApiServer, executable: Path, log: Path) -> Iterator[None]
         finally:
             process.kill()
             process.wait()
+
+
+class NodeDaemon:
+    """nv-ipam's node daemon and its executable, with files below `root`."""
+
+    def __init__(self, server: ApiServer, programs_: Path, root: Path, node: str) -> None:
+        self._server = server
+        self._programs = programs_
+        self._root = root
+        self._node = node
+        self.executable = programs_ / "nv-ipam"
+        self.log = root / "daemon.log"
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The daemon, until the end of the block."""
+        conf = self._root / "conf"
+        conf.mkdir(parents=True)
+        arguments = [
+            "--metrics-bind-address=0",
+            "--health-probe-bind-address=0",
+            f"--node-name={self._node}",
+            f"--ippools-namespace={NAMESPACE}",
+            f"--bind-address=unix://{self._root}/daemon.sock",
+            f"--store-file={self._root}/store",
+            "--cni-skip-nv-ipam-binary-copy",
+            f"--cni-conf-dir={conf}",
+            f"--cni-daemon-socket=unix://{self._root}/daemon.sock",
+            f"--cni-log-file={self._root}/shim.log",
+        ]
+        environment = {"KUBECONFIG": str(self._server.plane.kubeconfig("admin"))}
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(
+                [self._programs / "ipam-node", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def config(self, ipam: Mapping[str, Any], **more: object) -> bytes:
+        """A definition, which names the directory of this daemon's configuration."""
+        keys = {"type": "nv-ipam", "confDir": str(self._root / "conf"), **ipam}
+        document = {"cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": keys}
+        return json.dumps(document | more).encode()
+
+    def call(
+        self, command: str, config: bytes, container: str, *args: str
+    ) -> tuple[int, dict[str, Any]]:
+        """Exit code and answer of one call."""
+        done = subprocess.run(
+            [self.executable],
+            input=config,
+            env={
+                "CNI_COMMAND": command,
+                "CNI_CONTAINERID": container,
+                "CNI_IFNAME": "eth0",
+                "CNI_NETNS": "/none",
+                "CNI_PATH": str(self.executable.parent),
+                "CNI_ARGS": ";".join(
+                    ("IgnoreUnknown=1", "K8S_POD_NAMESPACE=ns", f"K8S_POD_NAME={container}", *args)
+                ),
+            },
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout or b"{}")

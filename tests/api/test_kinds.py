@@ -99,6 +99,7 @@ def block(first: str, prefix: int, **spec: object) -> Changes:
 
 
 LONG = "n" * 60
+STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "10.7.0.70"}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,7 @@ LONG = "n" * 60
                 "spec.cover": "kinds.2001-db8--0-120",
             },
         ),
+        (BLOCK, {"spec.sticky": STICKY}),
         (POOL, {"spec.compat": "Read"}),
         (POOL, {"spec.compat": "Coexist"}),
         (BLOCK, {"spec.compat": "Coexist", "spec.state": "Pending"}),
@@ -186,6 +188,10 @@ SUB_BLOCK = "a sub-block is one address of the block that cover names"
         (POOL, {"spec.rails": ["10.8.0.1/16"]}, "a network in canonical form"),
         (POOL, {"spec.rails": ["10.8.0.0/16"], "spec.exclude": ["10.9.0.1"]}, "exclude must name"),
         (BLOCK, {"spec.rails": ["10.8.0.064"]}, "an address in canonical form"),
+        (BLOCK, {"spec.sticky": {**STICKY, "address": "10.7.0.1"}}, "an address of the block"),
+        (BLOCK, {"spec.sticky": {**STICKY, "address": ""}}, "or nothing"),
+        (BLOCK, {"spec.sticky": {**STICKY, "pod": ""}}, "or nothing"),
+        (BLOCK, {"spec.sticky": {**STICKY, "reservation": ""}}, "or nothing"),
         (POOL, pool("10.7.0.0"), CANONICAL),
         (POOL, pool("10.7.0.1/16"), CANONICAL),
         (POOL, pool("10.7.0.0/33"), CANONICAL),
@@ -295,6 +301,9 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (BLOCK, {"spec.prefix": 28}, "a block keeps its prefix"),
         (BLOCK, {"spec.cover": "kinds.10.7.0.0-24"}, "a block keeps its cover"),
         (BLOCK, {"spec.ceded": ["10.7.0.66"], "spec.cedeWanted": []}, ""),
+        (BLOCK, {"spec.sticky": STICKY}, "a block keeps the pod that it is for"),
+        (BLOCK, {"spec.rails": ["10.8.0.64"]}, "a block keeps its rails"),
+        (POOL, {"spec.rails": ["10.8.0.0/16"]}, "a pool keeps its rails"),
         (BLOCK, {"spec.holder": HOLDER}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder": HOLDER, "spec.epoch": 3}, "epoch must grow by 1"),
         (BLOCK, {"spec.holder.boot": "c"}, "epoch must grow by 1"),

@@ -1,12 +1,16 @@
 """nv-ipam's pools on a real API server, with the rights and the tokens of agents."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from ipaddress import ip_interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from cni.spec.result import Result, encode
 from ipam.cluster.api import Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.nv_ipam.shares import share_name
@@ -37,6 +41,8 @@ def nodes(kinds: ApiServer, tmp_path: Path) -> Iterator[Nodes]:
 
         def make(node: str) -> ApiNode:
             made = ApiNode(kinds, tmp_path, node)
+            # Other tests count the Node objects.
+            stack.callback(kinds.kubectl, "delete", "node", node, "--ignore-not-found")
             stack.callback(lambda: made.service.close())
             return made
 
@@ -237,3 +243,127 @@ def test_with_nv_ipams_own_controller_no_churn_gives_an_address_twice(
             lambda: all("Outside" in conditions(kinds, key, node.name) for node in moved),
             what="a condition of each",
         )
+
+
+POOLS: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("ippools", {"subnet": "10.20.0.0/24", "perNodeBlockSize": 8}),
+    "gated": (
+        "ippools",
+        {
+            "subnet": "10.21.0.0/16",
+            "perNodeBlockSize": 50,
+            "gateway": "10.21.0.1",
+            "defaultGateway": True,
+            "routes": [{"dst": "10.99.0.0/16"}, {"dst": "10.30.0.0/16"}, {"dst": "10.30.0.0/16"}],
+            "exclusions": [{"startIP": "10.21.0.3", "endIP": "10.21.0.5"}],
+            "perNodeExclusions": [{"startIndex": 0, "endIndex": 1}],
+        },
+    ),
+    "six": (
+        "ippools",
+        {"subnet": "fd00:5::/64", "perNodeBlockSize": 16, "gateway": "fd00:5::ff"},
+    ),
+    "routed": (
+        "cidrpools",
+        {
+            "cidr": "10.22.0.0/16",
+            "perNodeNetworkPrefix": 29,
+            "gatewayIndex": 1,
+            "routes": [{"dst": "10.22.0.0/16"}],
+            "perNodeExclusions": [{"startIndex": 2, "endIndex": 2}],
+        },
+    ),
+    "points": ("cidrpools", {"cidr": "10.23.0.0/24", "perNodeNetworkPrefix": 31}),
+    "routed6": (
+        "cidrpools",
+        {"cidr": "fd00:6::/48", "perNodeNetworkPrefix": 125, "gatewayIndex": 7},
+    ),
+}
+"""Name, and kind with spec."""
+
+CASES: list[tuple[dict[str, object], dict[str, object]]] = [
+    ({"poolName": "plain"}, {}),
+    ({"poolName": "gated"}, {}),
+    ({"poolName": "gated,six"}, {}),
+    ({"poolName": "six"}, {}),
+    ({"poolName": "routed", "poolType": "cidrpool"}, {}),
+    ({"poolName": "routed,routed6", "poolType": "CIDRPool"}, {}),
+    ({"poolName": "points", "poolType": "cidrpool"}, {}),
+    ({"poolName": "none"}, {"args": {"cni": {"poolNames": ["gated"]}}}),
+    ({"poolName": "none"}, {"args": {"cni": {"poolNames": ["routed6"], "poolType": "cidrpool"}}}),
+    ({"poolName": "gated"}, {"args": {"cni": {"allocateIPWithIndex": 9}}}),
+    ({"poolName": "gated"}, {"args": {"cni": {"allocateDefaultGateway": True}}}),
+    ({"poolName": "plain"}, {"args": {"cni": {"ips": ["10.20.0.4"]}}}),
+    ({"poolName": "plain"}, {"runtimeConfig": {"ips": ["10.20.0.4/24"]}}),
+    ({}, {"name": "plain"}),
+    # What both refuse.
+    ({"poolName": "none"}, {}),
+    ({"poolType": "other"}, {}),
+    ({"poolName": "plain"}, {"args": {"cni": {"allocateDefaultGateway": True}}}),
+    ({"poolName": "gated"}, {"args": {"cni": {"allocateIPWithIndex": 50}}}),
+    ({"poolName": "gated"}, {"args": {"cni": {"allocateIPWithIndex": -1}}}),
+    ({"poolName": "gated"}, {"args": {"cni": {"allocateIPWithIndex": 0}}}),
+    ({"poolName": "plain"}, {"args": {"cni": {"ips": ["10.99.0.4"]}}}),
+]
+
+
+@pytest.mark.long
+def test_results_are_those_of_nv_ipams_own_daemon(
+    kinds: ApiServer, nodes: Nodes, tmp_path: Path
+) -> None:
+    """Field by field, but for the addresses themselves, which are of the same network."""
+    (built,) = programs.build([nv_ipam.PROGRAM])
+    node = nodes(name("same"))
+    (tmp_path / "theirs").mkdir()
+    theirs = nv_ipam.NodeDaemon(kinds, built, tmp_path / "theirs", node.name)
+    with (
+        nv_ipam.controller(kinds, built / "ipam-controller", tmp_path / "controller.log"),
+        theirs.running(),
+    ):
+        selects = {"key": "metadata.name", "operator": "In", "values": [node.name]}
+        selector = {"nodeSelectorTerms": [{"matchFields": [selects]}]}
+        for pool, (plural, spec) in POOLS.items():
+            put_pool(kinds, plural, pool, spec | {"nodeSelector": selector})
+        keys = {f"{plural.removesuffix('s')}/{pool}" for pool, (plural, _) in POOLS.items()}
+        states = node.service.follower.states
+        until(
+            lambda: (
+                keys <= {key for key, each in node.service.follower.states.items() if each.usable}
+            ),
+            what=f"entries of all pools, not {states}",
+        )
+        for pool, (plural, _) in POOLS.items():
+            kind = {"poolName": pool, "poolType": plural.removesuffix("s")}
+            config = theirs.config(kind)
+            until(
+                lambda config=config: theirs.call("ADD", config, "probe")[0] == 0,  # type: ignore[misc]
+                what=f"their {pool}",
+            )
+            assert theirs.call("DEL", config, "probe")[0] == 0
+        for number, (ipam, more) in enumerate(CASES):
+            code, answer = theirs.call("ADD", theirs.config(ipam, **more), f"c{number}")
+            usual = {"poolName": None, **ipam}
+            try:
+                ours = node.result(f"c{number}", usual, config=more)
+            except CNIError:
+                assert code != 0, (ipam, more, answer)
+                continue
+            assert code == 0, (ipam, more, answer)
+            assert compared(answer) == compared(encoded(ours)), (ipam, more)
+            if "args" in more or "runtimeConfig" in more:
+                theirs.call("DEL", theirs.config(ipam, **more), f"c{number}")
+                node.delete(f"c{number}")
+
+
+def encoded(result: Result) -> dict[str, Any]:
+    """A result as the executable prints it."""
+    printed: dict[str, Any] = json.loads(encode(result, "1.0.0"))
+    return printed
+
+
+def compared(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with networks in place of addresses; empty parts count as missing."""
+    ips = [
+        ip | {"address": str(ip_interface(ip["address"]).network)} for ip in result.get("ips", ())
+    ]
+    return {key: value for key, value in {**result, "ips": ips}.items() if value}

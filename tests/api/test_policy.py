@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ipam.cluster.api import NotFound, Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, BlockStatus
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, BlockStatus, StickySpec
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer, name
 from tests.unit.ipam.cluster.contract import block, pool, request, reservation
@@ -68,6 +68,38 @@ def test_an_agent_cannot_lease_for_another_node(
     asked = node_b.create(request(NODE_B))
     why = f"the agent of node {NODE_A} may not change what is of node {NODE_B}"
     refused(lambda: node_a.delete(asked), why)
+
+
+def test_an_agent_takes_over_a_sticky_block_that_its_holder_let_go(
+    server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
+) -> None:
+    new = block(node=NODE_B)
+    sticky = StickySpec(reservation="a/web", pod="web-0", ifname="net1", address=new.spec.first)
+    theirs = node_b.create(replace(new, spec=replace(new.spec, sticky=sticky)))
+    holder = replace(theirs.spec.holder, node=NODE_A)
+    taken = replace(theirs.spec, holder=holder, epoch=2)
+    why = f"the agent of node {NODE_A} may not change what is of node {NODE_B}"
+    refused(lambda: node_a.update(replace(theirs, spec=taken)), why)
+    let_go = node_b.update(replace(theirs, spec=replace(theirs.spec, state="Draining")))
+    refused(lambda: node_a.update_status(replace(let_go, status=BlockStatus(used=9))), why)
+    refused(lambda: node_a.delete(let_go), why)
+    kept = replace(let_go, spec=replace(taken, holder=theirs.spec.holder))
+    refused(lambda: node_a.update(kept), f"may not lease for node {NODE_B}")
+    mine = node_a.update(replace(let_go, spec=taken))
+    assert mine.spec.holder.node == NODE_A
+    refused(lambda: node_b.update(replace(mine, spec=replace(mine.spec, state="Draining"))), NODE_A)
+    server.admin.delete(mine)
+
+
+def test_an_agent_takes_over_no_other_block_that_drains(
+    server: ApiServer, node_a: KubernetesApi, node_b: KubernetesApi
+) -> None:
+    theirs = node_b.create(block(node=NODE_B))
+    let_go = node_b.update(replace(theirs, spec=replace(theirs.spec, state="Draining")))
+    holder = replace(theirs.spec.holder, node=NODE_A)
+    taken = replace(let_go, spec=replace(let_go.spec, holder=holder, epoch=2))
+    refused(lambda: node_a.update(taken), f"may not change what is of node {NODE_B}")
+    server.admin.delete(let_go)
 
 
 def test_an_agent_writes_no_pool_and_no_reservation(

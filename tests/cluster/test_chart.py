@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.executables import EVERY
 from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
@@ -18,12 +19,15 @@ Manifest = dict[str, Any]
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
-ADDRESSES = ("addressblocks", "addresspools", "addressrequests", "addressreservations")
+ADDRESSES = (
+    *("addressblocks", "addresspools", "addressrequests", "addressreservations"),
+    "addressshares",
+)
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 )
-POLICIES = ("podfabric-own-blocks", "podfabric-own-requests")
+POLICIES = ("podfabric-own-blocks", "podfabric-own-requests", "podfabric-own-shares")
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
@@ -95,6 +99,29 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
     assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(objects)["automountServiceAccountToken"] is True
     assert objects["NetworkPolicy", "podfabric"]["spec"]["egress"]
+
+
+def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:
+    follow = ("--set", "ipam.nv_ipam=follow,ipam.nv_ipam_namespace=nv")
+    objects = _objects(*follow)
+    assert objects.keys() - _objects().keys() == {
+        ("Role", "podfabric-nv-ipam"),
+        ("RoleBinding", "podfabric-nv-ipam"),
+    }
+    role, binding = (objects[kind, "podfabric-nv-ipam"] for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["ippools", "cidrpools"], ["list", "watch"])
+    written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
+    assert written["ipam"]["nv_ipam"] == "follow"
+    assert written["ipam"]["nv_ipam_namespace"] == "nv"
+    (install,) = _pod(objects)["initContainers"]
+    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+    alerts = _objects(*follow, *METRICS, "--set", "alerts.enabled=true")
+    assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
+    said = _refused('ipam.nv_ipam="follow"', 'ipam.scope="node"')
+    assert "needs ipam.scope cluster" in said
+    assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
 
 
 def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
@@ -207,7 +234,8 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    del values["ceding"]  # is the controller's
+    for key in ("ceding", "nv_ipam", "nv_ipam_namespace"):  # the controller's; and not followed
+        values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()

@@ -10,6 +10,7 @@ import yaml
 
 from ipam.cluster.controller.exposition import ControllerExposition
 from ipam.cluster.controller.leadership import Leadership
+from ipam.cluster.controller.mirror import Polled
 from ipam.cluster.controller.process import ControllerProcess
 from tests.fake_api import FakeApi
 from tests.unit.ipam.cluster.controller.cluster import Cluster
@@ -125,6 +126,7 @@ def test_each_alert_is_about_metrics_that_the_controller_has() -> None:
     )
     process.leadership.step()
     process.seen = cluster.round()
+    process.polled = Polled((), 0.0, 0.0)
     text = ControllerExposition(process).text().decode()
     families = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     for rule in _rules():

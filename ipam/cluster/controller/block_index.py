@@ -41,11 +41,11 @@ class BlockIndex:
                 self._sub_blocks[block.spec.cover].append(block)
                 continue
             try:
-                placed = list(_placed(block))
+                placements = list(placed(block))
             except ValueError:
                 self.unreadable.append(block)
             else:
-                self._spaces[block.spec.space] += placed
+                self._spaces[block.spec.space] += placements
         for placements in self._spaces.values():
             placements.sort(key=_first)
 
@@ -76,7 +76,7 @@ class BlockIndex:
                     widest = placed
 
 
-def _placed(block: AddressBlock) -> Iterator[PlacedBlock]:
+def placed(block: AddressBlock) -> Iterator[PlacedBlock]:
     """The block on each rail. ValueError: its addresses make no sense."""
     covered = geometry.interval(block)
     yield PlacedBlock(covered, block)

@@ -15,7 +15,14 @@ from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressRequest,
+    AddressReservation,
+    AddressShare,
+    Compat,
+)
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
 SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
@@ -44,6 +51,8 @@ class LiveView:
         self._pools = Mirror(api, AddressPool, changed)
         self._blocks = Mirror(api, AddressBlock, changed)
         self._requests = Mirror(api, AddressRequest, changed)
+        self._shares = Mirror(api, AddressShare, changed)
+        self._reservations = Mirror(api, AddressReservation, changed)
         self._definitions: Sequence[NetworkDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -52,8 +61,10 @@ class LiveView:
         """The cluster now; None before the first lists. Definitions are as they were if they cannot
         be read."""
         pools, blocks, requests = self._pools.items(), self._blocks.items(), self._requests.items()
-        polled = self._nodes.last
-        if pools is None or blocks is None or requests is None or polled is None:
+        reservations, polled = self._reservations.items(), self._nodes.last
+        if pools is None or blocks is None or requests is None:
+            return None
+        if reservations is None or polled is None:
             return None
         now = self._clock()
         old = self._definitions_at is None or now - self._definitions_at >= DEFINITIONS_EVERY
@@ -68,6 +79,8 @@ class LiveView:
             pools=pools,
             blocks=blocks,
             requests=requests,
+            shares=self._shares.items() or (),
+            reservations=reservations,
         )
 
     def polled(self) -> Polled | None:
@@ -80,13 +93,8 @@ class LiveView:
 
     def close(self) -> None:
         """Follow nothing any more."""
-        for follower in (
-            self._nodes,
-            self._pools,
-            self._blocks,
-            self._requests,
-            self._redefined,
-        ):
+        mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
+        for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
 
 

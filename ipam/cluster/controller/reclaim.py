@@ -5,7 +5,8 @@ mistake and come back. Then the block is fenced: its state is `Reclaiming`, and 
 its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
 maxOffline and a margin nobody can still hand out from the block. A holder that lives answers the
 fence by writing `Active`, which changes the resource version; and the deletion names the version
-that the fence was seen with. All times are of this process: a new leader waits anew.
+that the fence was seen with. A sticky block is let go instead of deleted. All times are of this
+process: a new leader waits anew.
 """
 
 import logging
@@ -19,6 +20,7 @@ from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Stan
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
+from ipam.cluster.sticky import drain, is_let_go
 
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
@@ -97,6 +99,8 @@ class Reclaim:
         self._forget({block.metadata.uid for block in blocks})
         ripe = []
         for block in blocks:
+            if is_let_go(block):
+                continue
             standing = standings[block.spec.holder]
             fenced = self._fences.get(block.metadata.uid)
             # A watch may show the block as it was before the fence.
@@ -200,7 +204,7 @@ class Reclaim:
                 return 0
             if sub_blocks_of(self._api, block):
                 return 1  # pods of other nodes have addresses of it
-            self._api.delete(block)
+            give_to_others(self._api, block)
             self._counts.freed += 1
             _log.warning(
                 "%s: freed: the node %s %s", meta.name, block.spec.holder.node, standing.value
@@ -232,6 +236,17 @@ def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
+def give_to_others(api: ClusterApi, block: AddressBlock) -> None:
+    """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
+
+    Conflict, NotFound, Refused, Unavailable.
+    """
+    if block.spec.sticky.reservation:
+        drain(api, block)
+    else:
+        api.delete(block)
+
+
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     """Free a block whose holder's machine is off, as an administrator says; False if it changed.
 
@@ -239,10 +254,12 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     Raises CoversOthers.
     """
     try:
+        if is_let_go(block):
+            return True
         fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
         if nodes := {each.spec.holder.node for each in sub_blocks_of(api, block)}:
             raise CoversOthers(f"pods of {', '.join(sorted(nodes))} have addresses of it")
-        api.delete(fenced)
+        give_to_others(api, fenced)
     except NotFound:
         return True
     except Conflict:

@@ -28,6 +28,7 @@ from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
+from ipam.cluster.controller.orphaned_shares import OrphanedShares
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -36,8 +37,18 @@ from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
+from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, Compat, PoolStatus
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressRequest,
+    AddressReservation,
+    AddressShare,
+    Compat,
+    PoolStatus,
+)
+from ipam.cluster.sticky import is_let_go
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -56,6 +67,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[AddressPool, ...]
     blocks: tuple[AddressBlock, ...]
     requests: tuple[AddressRequest, ...]
+    shares: tuple[AddressShare, ...] = ()
+    reservations: tuple[AddressReservation, ...] = ()
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +95,8 @@ def read_world(api: ClusterApi, clock: Callable[[], float]) -> World:
         pools=api.list(AddressPool).items,
         blocks=api.list(AddressBlock).items,
         requests=api.list(AddressRequest).items,
+        shares=api.list(AddressShare).items,
+        reservations=api.list(AddressReservation).items,
     )
 
 
@@ -115,6 +130,7 @@ class Rounds:
         )
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
+        self._shares = OrphanedShares(api)
         self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -127,7 +143,9 @@ class Rounds:
         machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
+        reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
+        self._shares.collect(world.shares, machines, self._bound_pods.on, world.read_at, self.steps)
         index = BlockIndex(world.blocks)
         self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)
@@ -211,7 +229,9 @@ class Rounds:
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
     ) -> int:
         """Report the nodes that hold more blocks than a pool allows; how many there are."""
-        held = Counter((block.spec.pool, block.spec.holder.node) for block in blocks)
+        held = Counter(
+            (block.spec.pool, block.spec.holder.node) for block in blocks if not is_let_go(block)
+        )
         over = 0
         for (name, node), count in held.items():
             pool = pools.get(name)
@@ -244,5 +264,6 @@ def _quarantined(
     return frozenset(
         block.metadata.name
         for block in blocks
-        if standings[block.metadata.name] is not Standing.WELL or block.spec.state == "Reclaiming"
+        if block.spec.state == "Reclaiming"
+        or (standings[block.metadata.name] is not Standing.WELL and not is_let_go(block))
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from base.paths import Paths
 from base.types import DeviceId
@@ -20,10 +21,13 @@ from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
+from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
+from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
+from tests.unit.ipam.calls import reservation
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
 UNLIMITED = "unlimited            unlimited"
@@ -129,6 +133,37 @@ def test_a_node_without_kubelet_and_agent_fails_and_says_what_to_do(
     assert f"{node.agent_socket}: it does not exist" in printed.out
     assert "-> `systemctl start podfabric-agent.socket`" in printed.out
     assert "PODFABRIC_KUBELET" in printed.out
+
+
+def test_addresses_that_are_not_as_nv_ipams_pools_say_are_found(node: Paths) -> None:
+    (found,) = _found(node, "nv-ipam")
+    assert found.status == "not applicable"
+    entry = NodePool(
+        key="ippool/a",
+        network="10.0.0.0/24",
+        first="10.0.0.1",
+        last="10.0.0.9",
+        usable=("10.0.0.1-10.0.0.9",),
+    )
+    file = PoolsFile(node.ipam)
+    file.write(NodePools(node="n", pools={"ippool/a": entry}))
+    (found,) = _found(node, "nv-ipam")
+    assert (found.status, found.seen) == ("ok", "ippool/a: 10.0.0.1 to 10.0.0.9")
+    held = reservation("10.0.0.2", "c1", domain="nv-ipam/ippool/a", pod="p0")
+    SqliteStore(node.ipam, "a-boot").load([held])
+    assert [each.status for each in _found(node, "nv-ipam")] == ["ok"]
+    moved = replace(entry, first="10.0.0.3", usable=())
+    file.write(NodePools(node="n", pools={"ippool/a": moved}))
+    outside, none_free = _found(node, "nv-ipam")
+    assert (outside.status, "10.0.0.2 (pod " in outside.seen) == ("warning", True)
+    assert "in use on other nodes" in none_free.seen
+    file.write(NodePools(node="n"))
+    (node.cni_bin / "nv-ipam").write_bytes(b"theirs")
+    outside, theirs = _found(node, "nv-ipam")
+    assert [outside.status, theirs.status] == ["warning", "warning"]
+    assert "is not podfabric's" in theirs.seen
+    file.write(NodePools(node="n", pools={"ippool/b": NodePool(key="b", network="10.1.0.0/24")}))
+    assert _found(node, "nv-ipam")[1].status == "not applicable"
 
 
 def _port(

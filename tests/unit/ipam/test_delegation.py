@@ -78,6 +78,18 @@ def test_a_whereabouts_that_is_not_ours_wins(node: Calls, bin_dir: Path) -> None
     assert calls_of(bin_dir / "whereabouts") == ["ADD", "DEL"]
 
 
+def test_nv_ipam_is_served_here_unless_nvidias_executable_is_installed(
+    node: Calls, bin_dir: Path
+) -> None:
+    error = error_of(chosen("ADD", "nv-ipam", bin_dir, node).add)
+    assert "does not follow nv-ipam's pools" in error.message
+    executable(bin_dir / "nv-ipam", RESULT)
+    error = error_of(lambda: delegation(node, bin_dir).of(asked("ADD", "nv-ipam")))
+    assert (error.code, "ipam_types" in error.message) == (Code.NOT_ALLOWED, True)
+    delegation(node, bin_dir, "nv-ipam").of(asked("ADD", "nv-ipam")).add()  # type: ignore[union-attr]
+    assert calls_of(bin_dir / "nv-ipam") == ["ADD"]
+
+
 def test_a_whereabouts_that_links_to_ours_is_ours(node: Calls, bin_dir: Path) -> None:
     (bin_dir / "podfabric-ipam").write_text("#!/bin/sh\nexit 1\n")
     (bin_dir / "whereabouts").symlink_to("podfabric-ipam")

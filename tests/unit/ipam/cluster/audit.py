@@ -21,7 +21,18 @@ def instance_of(node: ClusterNode) -> str:
 
 
 def audit(server: FakeApi, nodes: Sequence[ClusterNode]) -> None:
-    """I1, I3, I4 and I10: holds after any step, whatever failed."""
+    """I1, I3, I4, I6 and I10: holds after any step, whatever failed."""
+    usable = [
+        (node.name, row)
+        for node in nodes
+        for row in rows_of(node)
+        if row.is_confirmed(node.boot, node.clock())
+    ]
+    for name, row in usable:
+        for other, around in usable:
+            if row.cover and around.name == row.cover:
+                marked = any(first <= row.first <= last for first, last in around.ceded)
+                assert marked, f"{name} and {other} both may hand out {row.name}"
     owners: dict[tuple[str, str], str] = {}
     objects = {each.metadata.name: each for each in server.look_at_all(AddressBlock).items}
     for node in nodes:

@@ -296,9 +296,17 @@ class HistoriesThatEndWell(Histories):
         world.check()
         assert not world.api.look_at_all(AddressRequest).items, "L4"
         blocks = world.api.look_at_all(AddressBlock).items
-        assert not [each for each in blocks if each.spec.cover], "L4"
+        # An older store may hold an address for a sandbox whose DEL it has forgotten.
+        held = {address for machine in world.machines for address in machine.node.held()}
+        subs = [each for each in blocks if each.spec.cover]
+        left = [each for each in subs if each.spec.first not in held]
+        assert not left, f"L4: {left}"
         for machine in world.machines:
-            its = [block for block in blocks if block.spec.holder.node == machine.name]
+            its = [
+                block
+                for block in blocks
+                if block.spec.holder.node == machine.name and not block.spec.cover
+            ]
             assert len(its) <= 1, f"L3: {machine.name} keeps {its}"
 
     def _all_work(self, times: int, seconds: float) -> None:

@@ -274,6 +274,35 @@ def test_nothing_is_handed_out_before_the_share_is_written_and_the_others_were_r
     assert node.add("p0") == ["10.0.0.1/24"]
 
 
+def test_an_add_during_a_call_to_the_api_server_gets_nothing_that_was_lost(
+    server: FakeApi, memory_path: Path
+) -> None:
+    """ADDs run beside the follower: here in the middle of each of its calls."""
+    number = 0
+
+    def faults(verb: str, kind: str, name: str) -> None:
+        nonlocal number
+        if kind == "AddressShare":
+            number += 1
+            for node in nodes:
+                try:
+                    node.add(f"p{number}-{node.name}")
+                except CNIError as error:
+                    assert error.code in (Code.NO_FREE_ADDRESS, Code.TRY_AGAIN)
+            assert not duplicates(nodes)
+
+    nodes = [FollowingNode(server, memory_path, name, faults=faults) for name in "ab"]
+    for round_ in range(8):
+        owner = nodes[round_ // 2 % 2]
+        put_ippool(server, {owner.name: ENTRY["a"]})
+        for node in (owner, *nodes):
+            node.step()
+        for held in nodes[round_ % 2].store.reservations()[::2]:
+            nodes[round_ % 2].delete(held.pod)
+        assert not duplicates(nodes)
+    assert number > 20
+
+
 CHURN = ("node deleted", "label lost and back", "block size", "typo", "all at once")
 
 

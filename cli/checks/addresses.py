@@ -1,0 +1,72 @@
+"""Checks of addresses: what is not as nv-ipam's pools say, where this node follows them."""
+
+from collections.abc import Iterator
+
+from cli import executables
+from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.this_node import ThisNode
+from ipam.addresses import Interval, parse, parse_interval
+from ipam.nv_ipam.pools import NodePool, PoolsFile, domain_of
+from ipam.sqlite_store import SqliteStore
+from ipam.store import Reservation
+
+EXECUTABLE = "nv-ipam"
+
+
+def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
+    """The pools of nv-ipam, as the agent saw them last, against what pods hold."""
+    known = PoolsFile(node.paths.ipam).read()
+    if known is None:
+        yield not_applicable('nv-ipam\'s pools are not followed ("ipam.nv_ipam")')
+        return
+    held = SqliteStore(node.paths.ipam, node.paths.boot_id()).reservations()
+    for key in sorted(known.pools.keys() | _keys(held)):
+        yield from _pool(key, known.pools.get(key), held)
+    path = node.paths.cni_bin / EXECUTABLE
+    if path.exists() and not executables.is_ours(path):
+        yield warning(
+            f"{path} is not podfabric's: definitions of type nv-ipam start it",
+            f"stop nv-ipam's DaemonSet, and `podfabric install --plugins {EXECUTABLE} --force`",
+        )
+
+
+def _keys(held: list[Reservation]) -> set[str]:
+    """The pools that addresses are held of, also those that are gone."""
+    prefix = domain_of("")
+    return {each.domain.removeprefix(prefix) for each in held if each.domain.startswith(prefix)}
+
+
+def _pool(key: str, pool: NodePool | None, held: list[Reservation]) -> Iterator[Outcome]:
+    entry = pool.entry if pool is not None else None
+    beside = set(pool.beside) if pool is not None else set()
+    outside = [
+        each
+        for each in held
+        if each.domain == domain_of(key)
+        and each.address not in beside
+        and not (entry is not None and entry.first <= parse(each.address) <= entry.last)
+    ]
+    if outside:
+        listed = ", ".join(f"{each.address} ({each.holder})" for each in outside[:4])
+        more = f" and {len(outside) - 4} more" if len(outside) > 4 else ""
+        yield warning(
+            f"{key}: pods hold addresses that are not in this node's entry: {listed}{more}",
+            "delete these pods; the condition Outside of the node's AddressShare says who has the "
+            "addresses now (`kubectl get ashare -o yaml`)",
+        )
+    if pool is None or entry is None:
+        if not outside:  # its nodeSelector may leave this node out
+            yield not_applicable(f"{key}: nv-ipam's controller gives this node no addresses")
+        return
+    free = sum(map(_size, map(parse_interval, pool.usable)))
+    if not free:
+        yield failed(
+            f"{key}: all addresses of this node's entry are in use on other nodes",
+            "`kubectl get ashare` shows where; they come when the pods there have gone",
+        )
+    elif not outside:
+        yield ok(f"{key}: {pool.first} to {pool.last}")
+
+
+def _size(run: Interval) -> int:
+    return run.last - run.first + 1

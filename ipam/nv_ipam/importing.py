@@ -1,0 +1,153 @@
+"""Reservations out of the store of nv-ipam's node daemon (/var/lib/cni/nv-ipam/store).
+
+The file has the pool of each reservation, its container, interface and pod, and not the network's
+name. So an imported reservation has IMPORTED for its network, until its pod's next ADD or DEL. That
+finds it by container and interface, or by pod and interface: both are unique on a node.
+"""
+
+import re
+import socket
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import parse, parse_interface, text
+from ipam.nv_ipam.pools import domain_of
+from ipam.store import Owner, Reservation
+from ipam.tables import Tables
+
+IMPORTED = " nv-ipam"
+"""No network has this name, since it begins with a space."""
+
+SOCKET = "daemon.sock"
+"""Beside the store. The shim asks the daemon there."""
+
+_VERSION = 1
+_CHECKSUM = re.compile(rb'"checksum":(\d+)')
+_FNV_PRIME, _FNV_BASIS = 16777619, 2166136261
+
+
+class _EntryMetadata(msgspec.Struct, frozen=True):
+    create_time: str = ""
+    pod_uuid: str = ""
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pool_config_snapshot: str = ""
+
+
+class StoredEntry(msgspec.Struct, frozen=True):
+    """A reservation of the daemon."""
+
+    container_id: str
+    interface_name: str
+    ip_address: str
+    metadata: _EntryMetadata = _EntryMetadata()
+
+
+class StoredPool(msgspec.Struct, frozen=True):
+    """The reservations of a pool."""
+
+    entries: dict[str, StoredEntry] | None = None
+
+
+class DaemonStore(msgspec.Struct, frozen=True):
+    """The whole file. The key of an IPPool is its name, that of a CIDRPool `cidrpool/NAME`."""
+
+    version: int
+    checksum: int
+    pools: dict[str, StoredPool] | None
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    subnet: str
+
+
+def is_store(content: bytes) -> bool:
+    """Whether it looks like the daemon's store."""
+    return content[:1] == b"{" and b'"checksum"' in content and b'"pools"' in content
+
+
+def reservations(source: Path, boot: str) -> list[Reservation]:
+    """Everything in the store. CNIError 6 if it is damaged, 11 if the daemon still runs."""
+    _require_stopped(source.with_name(SOCKET))
+    content = source.read_bytes()
+    try:
+        store = msgspec.json.decode(content, type=DaemonStore)
+        if store.version != _VERSION:
+            raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
+        if _checksum(content) != store.checksum:
+            raise ValueError("its checksum is wrong")
+        return [
+            _reservation(key, entry, boot)
+            for key, pool in sorted((store.pools or {}).items())
+            for entry in (pool.entries or {}).values()
+        ]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was imported") from None
+
+
+def imported(tables: Tables, owner: Owner) -> Sequence[Reservation]:
+    """What was imported of the owner's attachment or pod, as the owner's network has it."""
+    attachment = owner.attachment
+    unnamed = Attachment(IMPORTED, attachment.container_id, attachment.ifname)
+    held = tables.of_attachment(unnamed)
+    held += tables.of_pod(Owner(unnamed, owner.pod))
+    return [replace(each, network=attachment.network) for each in dict.fromkeys(held)]
+
+
+def _reservation(key: str, entry: StoredEntry, boot: str) -> Reservation:
+    meta = entry.metadata
+    subnet = msgspec.json.decode(meta.pool_config_snapshot, type=_Snapshot).subnet
+    return Reservation(
+        domain=domain_of(key if "/" in key else f"ippool/{key}"),
+        address=text(parse(entry.ip_address)),
+        range=str(parse_interface(subnet)[1]),
+        network=IMPORTED,
+        container_id=entry.container_id,
+        ifname=entry.interface_name,
+        namespace=meta.pod_namespace,
+        pod=meta.pod_name,
+        uid=meta.pod_uuid,
+        boot=boot,
+        since=_seconds(meta.create_time),
+        segment="",
+    )
+
+
+def _seconds(written: str) -> int:
+    """Of RFC 3339 with up to nine digits of a second, of which Python reads six."""
+    try:
+        return int(datetime.fromisoformat(re.sub(r"\.\d+", "", written)).timestamp())
+    except ValueError:
+        return 0
+
+
+def _checksum(content: bytes) -> int:
+    """FNV-1a of the file with the checksum 0 in it."""
+    found = _FNV_BASIS
+    for byte in _CHECKSUM.sub(b'"checksum":0', content, count=1).rstrip():
+        found = (found ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return found
+
+
+def _require_stopped(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5.0)
+        try:
+            client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except OSError as error:
+            raise CNIError(
+                Code.TRY_AGAIN, f"cannot tell whether nv-ipam's daemon runs: {path}: {error}"
+            ) from None
+    raise CNIError(
+        Code.TRY_AGAIN,
+        f"nv-ipam's daemon answers at {path}, and may give out addresses meanwhile: stop it on "
+        "this node, and import then",
+    )

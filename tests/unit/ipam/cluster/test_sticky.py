@@ -1,0 +1,386 @@
+"""Sticky addresses: a pod that its set's reservation names has its address on every node."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cni.spec.errors import CNIError, Code
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressReservation,
+    Meta,
+    OwnerReference,
+    ReservationSpec,
+)
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.audit import audit, audit_settled
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
+from tests.unit.ipam.cluster.test_crashes import Kill, Killed, armed, disarmed
+
+POOL = "10.0.0.0-24"
+IPAM = {"range": RANGE, "sticky": True}
+PODS = [f"web-{number}" for number in range(20)]
+
+
+def reserve(
+    server: FakeApi,
+    name: str = "web",
+    kind: str = "StatefulSet",
+    *,
+    owner: str = "web",
+    ifname: str = "",
+    namespace: str = "ns",
+) -> AddressReservation:
+    """What a user writes."""
+    spec = ReservationSpec(pool=POOL, owner=OwnerReference(kind=kind, name=owner, ifname=ifname))
+    meta = Meta(name=name, namespace=namespace)
+    return server.put(AddressReservation(metadata=meta, spec=spec))
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    server = FakeApi()
+    put_pool(server, size=1)
+    reserve(server)
+    return server
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def nodes(server: FakeApi, memory_path: Path, stack: ExitStack) -> list[ClusterNode]:
+    made = [ClusterNode(server, memory_path / name, f"node-{name}", kept=True) for name in "abc"]
+    for node in made:
+        node.clock = made[0].clock
+        node.restart()
+        stack.callback(node.close)
+    return made
+
+
+def add(node: ClusterNode, pod: str, **how: str) -> str:
+    (address,) = node.add(pod, IPAM, **how)
+    return address
+
+
+def let_go(*nodes: ClusterNode) -> None:
+    """Time for what a node does after its DELs."""
+    for node in nodes:
+        node.steps(3, 3.0)
+
+
+def bound(server: FakeApi) -> dict[str, tuple[str, str]]:
+    """Pod to node and state."""
+    return {
+        block.spec.sticky.pod: (block.spec.holder.node, block.spec.state)
+        for block in server.look_at_all(AddressBlock).items
+        if block.spec.sticky.pod
+    }
+
+
+def test_a_pod_keeps_its_address_on_another_node(server: FakeApi, nodes: list[ClusterNode]) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    error = error_of(lambda: add(b, "web-0"))
+    assert error.code == Code.TRY_AGAIN
+    assert "node node-a still has it" in error.message
+    a.delete("web-0")
+    let_go(a)
+    assert bound(server) == {"web-0": ("node-a", "Draining")}
+    assert a.rows() == {}
+    assert add(b, "web-0") == address
+    assert bound(server) == {"web-0": ("node-b", "Active")}
+    audit_settled(server, [a, b])
+
+
+def test_it_comes_back_to_the_same_node_before_and_after_it_was_let_go(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a = nodes[0]
+    address = add(a, "web-0")
+    a.delete("web-0")
+    a.api.calls.clear()
+    assert add(a, "web-0") == address
+    assert not a.api.calls
+    a.delete("web-0")
+    let_go(a)
+    assert add(a, "web-0") == address
+    let_go(a)
+    assert bound(server) == {"web-0": ("node-a", "Active")}
+    audit_settled(server, [a])
+
+
+def test_no_other_pod_gets_a_reserved_address(server: FakeApi, nodes: list[ClusterNode]) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    a.delete("web-0")
+    others = [a.add(f"p{number}")[0] for number in range(100)]
+    let_go(a)
+    others += [b.add(f"q{number}")[0] for number in range(100)]
+    assert address not in others
+    assert add(b, "web-0") == address
+
+
+def test_a_pod_that_no_reservation_names_gets_any_address(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    for pod in ("webs-0", "web", "web-x", "db-0"):
+        add(nodes[0], pod)
+    assert bound(server) == {}
+    assert nodes[0].add("web-0")  # a definition that is not sticky asks for no reservation
+    assert bound(server) == {}
+
+
+def test_a_reservation_of_another_namespace_is_not_the_pods(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    reserve(server, "db", owner="db", namespace="another")
+    add(nodes[0], "db-0")
+    assert bound(server) == {}
+
+
+def test_each_interface_has_an_address_of_its_own(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    reserve(server, "one", "Pod", owner="db", ifname="net1")
+    first = add(a, "web-0", ifname="net1", network="n1")
+    second = add(a, "web-0", ifname="net2", network="n2")
+    one = add(a, "db", ifname="net1", network="n1")
+    add(a, "db", ifname="net2", network="n2")
+    assert len({first, second, one}) == 3
+    assert sorted(bound(server)) == ["db", "web-0"]
+    for attachment in {held.attachment for held in a.store.reservations()}:
+        a.store.release(attachment)
+    let_go(a)
+    assert add(b, "web-0", ifname="net2", network="n2") == second
+    assert add(b, "db", ifname="net1", network="n1") == one
+
+
+def test_a_pool_of_larger_blocks_gives_the_pod_a_whole_one(memory_path: Path) -> None:
+    server = FakeApi()
+    put_pool(server, size=16, exclude=("10.0.0.0/29",))
+    reserve(server)
+    a = ClusterNode(server, memory_path / "a")
+    b = ClusterNode(server, memory_path / "b", "node-b")
+    address = add(a, "web-0")
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.sticky.address == address
+    others = {a.add(f"p{number}")[0] for number in range(40)}
+    assert address not in others
+    a.delete("web-0")
+    let_go(a)
+    assert add(b, "web-0") == address
+    assert b.add("p")[0] not in others | {address}
+    audit_settled(server, [a, b])
+
+
+def test_an_address_that_the_definition_excludes_later_is_an_error(
+    nodes: list[ClusterNode],
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    a.delete("web-0")
+    let_go(a)
+    error = error_of(lambda: b.add("web-0", {**IPAM, "exclude": [f"{address}/32"]}))
+    assert error.code == Code.NO_FREE_ADDRESS
+    assert "AddressReservation ns/web" in error.message
+
+
+def test_a_pool_with_rails_says_that_it_has_no_sticky_addresses(memory_path: Path) -> None:
+    server = FakeApi()
+    put_pool(server, rails=("10.1.0.0/24",))
+    reserve(server)
+    node = ClusterNode(server, memory_path / "a")
+    error = error_of(lambda: add(node, "web-0"))
+    assert error.code == Code.TRY_AGAIN
+    assert "has rails" in error.message
+    assert add(node, "db-0")
+
+
+def test_del_works_without_the_api_server_and_the_address_is_let_go_later(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    a.api.down = True
+    a.delete("web-0")
+    let_go(a)
+    assert error_of(lambda: add(b, "web-0")).code == Code.TRY_AGAIN
+    a.api.down = False
+    a.steps(5, 10.0)
+    assert add(b, "web-0") == address
+    audit(server, nodes)
+
+
+def test_a_late_request_to_let_go_does_not_take_the_address_from_a_pod(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    a.delete("web-0")
+
+    def late(verb: str, kind: str, name: str) -> Fault | None:
+        return Fault.LATE if verb == "update" else None
+
+    a.api.faults = late
+    let_go(a)
+    a.api.faults = None
+    assert a.rows()
+    assert add(a, "web-0") == address
+    server.deliver()
+    assert bound(server) == {"web-0": ("node-a", "Active")}
+    assert error_of(lambda: add(b, "web-0")).code == Code.TRY_AGAIN
+    a.steps(2, 30.0)
+    audit_settled(server, [a])
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
+def test_a_take_over_whose_answer_is_lost_is_made_again(
+    server: FakeApi, nodes: list[ClusterNode], fault: Fault
+) -> None:
+    a, b, c = nodes
+    address = add(a, "web-0")
+    a.delete("web-0")
+    let_go(a)
+    b.steps()
+    failing = [fault]
+
+    def once(verb: str, kind: str, name: str) -> Fault | None:
+        return failing.pop() if verb == "update" and failing else None
+
+    b.api.faults = once
+    given = []
+    for _ in range(3):
+        with suppress(CNIError):
+            given.append(add(b, "web-0"))
+            break
+    assert given == [address]
+    assert not failing
+    assert error_of(lambda: add(c, "web-0")).code == Code.TRY_AGAIN
+    audit_settled(server, [b])
+
+
+def test_two_nodes_that_reserve_at_once_make_one_reservation(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """The pod came to b before a, which is slow, had its answer."""
+    a, b, _ = nodes
+    b.steps()
+    raced: list[str | int] = []
+
+    def beside(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("create", "AddressBlock") and not raced:
+            raced.append(0)
+            raced[0] = add(b, "web-0")
+
+    a.api.faults = beside
+    error = error_of(lambda: add(a, "web-0"))
+    assert error.code == Code.TRY_AGAIN
+    assert len(blocks_of(server)) == 1
+    b.delete("web-0")
+    let_go(b)
+    assert [add(a, "web-0")] == raced
+
+
+def test_a_new_boot_keeps_the_address_and_lets_it_go_when_the_pod_stays_away(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    server.machines["node-a"] = replace(server.machines["node-a"], boot_id="boot-2")
+    a.restart("boot-2")
+    assert error_of(lambda: add(b, "web-0")).code == Code.TRY_AGAIN
+    a.steps(1, 0.0)
+    assert bound(server) == {"web-0": ("node-a", "Active")}
+    let_go(a)
+    assert a.held() == set()
+    assert bound(server) == {"web-0": ("node-a", "Draining")}
+    assert add(b, "web-0") == address
+
+
+def test_a_deleted_block_is_claimed_again_with_what_it_is_for(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    (name,) = blocks_of(server)
+    server.remove(AddressBlock, name)
+    a.steps(1, 500.0)
+    assert bound(server) == {"web-0": ("node-a", "Active")}
+    a.delete("web-0")
+    let_go(a)
+    assert add(b, "web-0") == address
+
+
+def life(a: ClusterNode, b: ClusterNode, moved: list[str]) -> None:
+    """A pod lives on one node, on the other, and on the first again."""
+    for node in (a, b, a):
+        moved.append(add(node, "web-0"))
+        node.steps(1)
+        node.delete("web-0")
+        node.steps(3, 3.0)
+
+
+@pytest.mark.parametrize("boot", ["", "boot-2"])
+def test_a_kill_at_any_boundary_neither_loses_nor_doubles_the_address(
+    memory_path: Path, boot: str
+) -> None:
+    def cluster(name: str) -> tuple[FakeApi, ClusterNode, ClusterNode]:
+        server = FakeApi()
+        put_pool(server, size=1)
+        reserve(server)
+        a = ClusterNode(server, memory_path / f"{name}-a")
+        return server, a, ClusterNode(server, memory_path / f"{name}-b", "node-b", clock=a.clock)
+
+    _, a, b = cluster("count")
+    count = Kill()
+    armed(a, count)
+    life(a, b, [])
+    assert count.count > 30
+    for at in range(1, count.count + 1):
+        server, a, b = cluster(f"{boot}{at}")
+        moved: list[str] = []
+        armed(a, Kill(at))
+        with suppress(Killed, CNIError):
+            life(a, b, moved)
+        disarmed(a, boot)
+        if boot:
+            machine = server.machines["node-a"]
+            server.machines["node-a"] = replace(machine, boot_id=boot)
+        for node in (a, b):
+            audit(server, [a, b])
+            node.delete("web-0")
+            node.steps(4, 30.0)
+        last = add(b, "web-0")
+        assert not moved or set(moved) == {last}
+        assert list(bound(server)) == ["web-0"]
+        audit(server, [a, b])
+        a.steps(2, 500.0)
+        b.steps(2, 1.0)
+        audit_settled(server, [b])
+
+
+def test_a_stateful_set_of_20_that_moves_ten_times_keeps_its_addresses(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """Row A17, with the old node alive."""
+    given = {pod: add(nodes[0], pod) for pod in PODS}
+    assert len(set(given.values())) == 20
+    for move in range(10):
+        old, new = nodes[move % 3], nodes[(move + 1) % 3]
+        for pod in PODS:
+            old.delete(pod)
+        old.steps(3, 3.0)
+        assert {pod: add(new, pod) for pod in PODS} == given
+        audit(server, nodes)
+    blocks = server.look_at_all(AddressBlock).items
+    assert len(blocks) == 20
+    assert {block.spec.epoch for block in blocks} == {11}
