@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cli.executables import EVERY
+from ipam import scope
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
 
@@ -231,9 +232,27 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     config = {"agent": {"workers": 8}, "pools": [{"name": "rdma/vf", "mode": "exclusive"}]}
     objects = _objects("--set-json", f"config={json.dumps(config)}")
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
-    assert written == {**config, "ipam": {"scope": "cluster", "ceding": False}}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
+    assert values["scope"] == "cluster"
+    for key in ("ceding", "nv_ipam", "nv_ipam_namespace"):  # the controller's; and not followed
+        values.pop(key, None)
+    assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
+    assert written == {**config, "ipam": values}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
-    assert yaml.safe_load(data) == {"ipam": {"scope": "node", "ceding": False}}
+    assert yaml.safe_load(data) == {"ipam": {**values, "scope": "node"}}
+
+
+def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:
+    rights: dict[str, set[str]] = {}
+    for compat in ("None", "Read", "Coexist"):
+        rules = _objects("--set", f"ipam.compat={compat}")["ClusterRole", "podfabric-agent"][
+            "rules"
+        ]
+        theirs = [rule for rule in rules if "whereabouts.cni.cncf.io" in rule["apiGroups"]]
+        rights[compat] = {verb for rule in theirs for verb in rule["verbs"]}
+    assert rights["None"] == set()
+    assert rights["Read"] == {"get", "list", "patch", "delete"}
+    assert rights["Coexist"] == {*rights["Read"], "create"}
 
 
 def test_custodian_is_the_agent_with_another_argument() -> None:
