@@ -169,7 +169,7 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
     ]
     assert blocks[0].split() == ["NAME", "NODE", "STATE", "USED", "FREE", "CONFIRMED", "AGE"]
     wide = server.kubectl("get", "ablock", "-o", "wide").splitlines()[0].split()
-    assert wide[-4:] == ["POOL", "EPOCH", "FOREIGN", "INSTANCE"]
+    assert wide[-5:] == ["POOL", "EPOCH", "CEDED", "FOREIGN", "INSTANCE"]
     assert "addresspool.ipam.podfabric.io/shown-" in server.kubectl(
         "get", "podfabric", "-o", "name"
     )
