@@ -29,6 +29,7 @@ from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 5.0  # seconds, while something is not as the pool says
 REST = 60.0  # seconds otherwise; a change of a pool wakes the follower
+COMPARE_EVERY = 300.0  # seconds, this node's shares with those on the API server
 ASKED = 60.0  # seconds for which an address that was asked for waits for its ADD
 _JOIN = 15.0
 _ALL = Interval(0, (1 << 128) - 1)
@@ -80,6 +81,7 @@ class PoolFollower:
         self._thread: threading.Thread | None = None
         self._objects: dict[str, NvPool] = {}
         self._asked: dict[tuple[str, int], float] = {}
+        self._compared_at = clock()
         self._settled: set[str] = set()  # pools whose share is as it must be, and others' were read
         self.states: Mapping[str, FollowedPool] = {}
 
@@ -121,7 +123,7 @@ class PoolFollower:
                 return LOOK_EVERY
             self._objects = {each.key: each for pools in seen for each in pools}
             states: dict[str, FollowedPool] = {}
-            for key in sorted(self._objects.keys() | self._known().pools.keys()):
+            for key in sorted(self._keys()):
                 states[key] = self.states.get(key, FollowedPool())
                 if self._closed:
                     return LOOK_EVERY
@@ -137,6 +139,19 @@ class PoolFollower:
         self._events.send()
         plain = all(each.is_plain for each in states.values()) and self._settled >= states.keys()
         return REST if plain else LOOK_EVERY
+
+    def _keys(self) -> set[str]:
+        """All pools to look at: also gone ones of which this node still has a share."""
+        if self._clock() - self._compared_at >= COMPARE_EVERY:
+            self._compared_at = self._clock()
+            self._shares.compare()
+        keys = {*self._objects, *self._known().pools, *(self.states.keys() - self._settled)}
+        try:
+            keys |= self._shares.pools()
+            self._reports.say("shares", "")
+        except ApiError as error:
+            self._reports.say("shares", f"{error} (tried again)")
+        return keys
 
     # --- one pool ----------------------------------------------------------------------------
 
