@@ -1,16 +1,18 @@
 """What a follower of nv-ipam's pools does where shares or pools are not as it left them."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from ipam.cluster.nv_ipam import follower
 from ipam.cluster.nv_ipam.objects import NvIPPool
 from ipam.cluster.nv_ipam.shares import share_name
 from ipam.cluster.objects import AddressShare, Meta, ShareSpec
 from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
-from tests.fake_api import FakeApi
+from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.nv_ipam.nodes import (
     NAMESPACE,
     FollowingNode,
@@ -146,6 +148,35 @@ def test_a_reader_in_the_writers_process_sees_what_was_written_last(tmp_path: Pa
         inode = os.stat(file.path).st_ino  # noqa: PTH116
         assert known.pools["ippool/p"].usable == (usable,), inodes.get(inode)
         inodes[inode] = usable
+
+
+def test_a_requested_address_does_not_wait_for_ever_behind_a_server_that_hangs(
+    server: FakeApi, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "ASK_WAIT", 0.01)
+    put_ippool(server, ENTRY)
+    hangs, entered = threading.Event(), threading.Event()
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            hangs.wait(60.0)
+        return None
+
+    a = FollowingNode(server, memory_path, "a", faults=faults)
+    a.step()
+    put_ippool(server, {"a": ("10.0.0.1", "10.0.0.12")})
+    stuck = threading.Thread(target=a.step)
+    stuck.start()
+    try:
+        assert entered.wait(60.0)
+        with pytest.raises(CNIError, match="wait for the API server") as caught:
+            a.add("p0", config={"args": {"cni": {"ips": ["10.0.0.200"]}}})
+        assert caught.value.code == Code.TRY_AGAIN
+        assert a.add("p1") == ["10.0.0.1/24"]
+    finally:
+        hangs.set()
+        stuck.join(60.0)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.0", "10.0.0.255"])
