@@ -20,6 +20,7 @@ from ipam.nv_ipam.pools import listed
 from ipam.ranges import merged, outside
 
 MOST_RUNS = 256  # of a share; what is more scattered is written as fewer, wider runs
+WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
 
 
@@ -38,6 +39,7 @@ class Shares:
         self._node = node
         self._own: dict[str, AddressShare | None] = {}
         self._are_listed = False
+        self._answered: set[str] = set()  # whose last write has an answer, in this process
 
     def pools(self) -> set[str]:
         """The pools of which this node has a share, also of an earlier agent. Raises ApiError."""
@@ -69,21 +71,30 @@ class Shares:
         return self._own[key]
 
     def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this node uses; nothing is no share. Raises ApiError."""
+        """Let others know what this node uses; nothing is no share. Raises ApiError.
+
+        An earlier write without an answer may take effect later, unless the version that it was
+        made for is gone. So then, and after a restart, the share is written even if it is equal.
+        """
         ranges = listed(coarse(merged(wanted)))
         last = self.own(key)
-        if last is not None and last.spec.ranges == ranges:
+        if last is not None and last.spec.ranges == ranges and key in self._answered:
             return
         self._own.pop(key, None)  # whatever fails, read it again
+        self._answered.discard(key)
         if last is None:
             if ranges:
                 self._own[key] = self._created(key, ranges)
         elif ranges:
             spec = replace(last.spec, ranges=ranges)
-            self._own[key] = self._api.update(replace(last, spec=spec))
+            # An update that changes nothing would leave the version as it is.
+            notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
+            meta = replace(last.metadata, annotations=notes)
+            self._own[key] = self._api.update(replace(last, metadata=meta, spec=spec))
         else:
             self._api.delete(last)
             self._own[key] = None
+        self._answered.add(key)
 
     def others(self, key: str) -> Sequence[OtherShare]:
         """What all other nodes use of the pool now. Raises ApiError."""

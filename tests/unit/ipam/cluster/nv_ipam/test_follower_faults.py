@@ -189,3 +189,26 @@ def test_no_pod_gets_the_subnets_own_address_or_its_broadcast(
         a.add("p0", config={"args": {"cni": {"ips": [address]}}})
     assert caught.value.code == Code.INVALID_CONFIG
     assert share_of(server, "a").spec.ranges == ("10.0.0.1-10.0.0.10",)
+
+
+def test_a_deletion_that_comes_late_takes_no_share_that_is_used_again(
+    server: FakeApi, memory_path: Path
+) -> None:
+    late = False
+    a = FollowingNode(
+        server,
+        memory_path,
+        "a",
+        faults=lambda verb, kind, name: Fault.LATE if late and verb == "delete" else None,
+    )
+    put_ippool(server, ENTRY)
+    a.step()
+    put_ippool(server, {"b": ENTRY["b"]})
+    late = True
+    a.step()
+    late = False
+    put_ippool(server, ENTRY)
+    a.step()
+    assert a.add("p0") == ["10.0.0.1/24"]
+    server.deliver()
+    assert share_of(server, "a") is not None
