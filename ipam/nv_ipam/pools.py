@@ -7,6 +7,7 @@ reserves, so after a change nobody reserves by what was there before.
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -78,6 +79,10 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
 class PoolsFile:
     """The file in the directory of the node's store."""
 
+    _writes: ClassVar[int] = (
+        0  # of this process: a new file may have an earlier one's inode and time
+    )
+
     def __init__(self, directory: Path) -> None:
         self._path = f"{directory}/{FILE}"
 
@@ -89,8 +94,9 @@ class PoolsFile:
     def read(self) -> NodePools | None:
         """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
         try:
+            writes = PoolsFile._writes
             status = os.stat(self._path)  # noqa: PTH116 - each ADD does this
-            return _decoded(self._path, status.st_mtime_ns, status.st_ino, status.st_size)
+            return _decoded(self._path, writes, status.st_mtime_ns, status.st_ino, status.st_size)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -98,7 +104,10 @@ class PoolsFile:
 
     def write(self, pools: NodePools) -> None:
         """Replace it, durably. Raises OSError."""
-        write_atomically(self._path, msgspec.json.encode(pools))
+        try:
+            write_atomically(self._path, msgspec.json.encode(pools))
+        finally:
+            PoolsFile._writes += 1
 
 
 def domain_of(key: str) -> str:
@@ -115,7 +124,7 @@ def listed(intervals: tuple[Interval, ...]) -> tuple[str, ...]:
 
 
 @lru_cache(4)
-def _decoded(path: str, mtime: int, inode: int, size: int) -> NodePools:
+def _decoded(path: str, writes: int, mtime: int, inode: int, size: int) -> NodePools:
     try:
         return msgspec.json.decode(read(path), type=NodePools)
     except msgspec.MsgspecError as error:

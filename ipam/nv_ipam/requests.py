@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.result import Route
-from ipam.addresses import parse, parse_interval, text
+from ipam.addresses import Network, family, parse, parse_interval, text
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePool, NodePools
 from ipam.ranges import Range, RangeSet
@@ -123,6 +123,11 @@ def _indexed(pool: NodePool, index: int) -> Range:
 def _requested(pool: NodePool, address: int) -> Range:
     if pool.gateway and address == parse(pool.gateway):
         raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
+    if not _is_of_a_host(address, pool.subnet):
+        raise invalid_config(
+            f"{text(address)} of {pool.key} is not an address of a host in {pool.network}: ask for "
+            "another"
+        )
     entry = pool.entry
     if entry is not None and entry.first <= address <= entry.last:
         if not _is_usable(pool, address):
@@ -130,6 +135,14 @@ def _requested(pool: NodePool, address: int) -> Range:
     elif text(address) not in pool.beside:
         raise NotHere(pool, address)
     return pool.only(address)
+
+
+def _is_of_a_host(address: int, network: Network) -> bool:
+    """Whether it is neither the network's own address nor IPv4's broadcast."""
+    if network.prefix >= 127:
+        return True
+    is_broadcast = address == network.last and family(address) == 4
+    return address != network.address and not is_broadcast
 
 
 def _is_usable(pool: NodePool, address: int) -> bool:

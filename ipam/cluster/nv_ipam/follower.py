@@ -29,6 +29,8 @@ from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 5.0  # seconds, while something is not as the pool says
 REST = 60.0  # seconds otherwise; a change of a pool wakes the follower
+COMPARE_EVERY = 300.0  # seconds, this node's shares with those on the API server
+ASK_WAIT = 5.0  # seconds; an ADD that waits takes a thread from the other pods of the node
 ASKED = 60.0  # seconds for which an address that was asked for waits for its ADD
 _JOIN = 15.0
 _ALL = Interval(0, (1 << 128) - 1)
@@ -80,6 +82,7 @@ class PoolFollower:
         self._thread: threading.Thread | None = None
         self._objects: dict[str, NvPool] = {}
         self._asked: dict[tuple[str, int], float] = {}
+        self._compared_at = clock()
         self._settled: set[str] = set()  # pools whose share is as it must be, and others' were read
         self.states: Mapping[str, FollowedPool] = {}
 
@@ -121,7 +124,7 @@ class PoolFollower:
                 return LOOK_EVERY
             self._objects = {each.key: each for pools in seen for each in pools}
             states: dict[str, FollowedPool] = {}
-            for key in sorted(self._objects.keys() | self._known().pools.keys()):
+            for key in sorted(self._keys()):
                 states[key] = self.states.get(key, FollowedPool())
                 if self._closed:
                     return LOOK_EVERY
@@ -137,6 +140,19 @@ class PoolFollower:
         self._events.send()
         plain = all(each.is_plain for each in states.values()) and self._settled >= states.keys()
         return REST if plain else LOOK_EVERY
+
+    def _keys(self) -> set[str]:
+        """All pools to look at: also gone ones of which this node still has a share."""
+        if self._clock() - self._compared_at >= COMPARE_EVERY:
+            self._compared_at = self._clock()
+            self._shares.compare()
+        keys = {*self._objects, *self._known().pools, *(self.states.keys() - self._settled)}
+        try:
+            keys |= self._shares.pools()
+            self._reports.say("shares", "")
+        except ApiError as error:
+            self._reports.say("shares", f"{error} (tried again)")
+        return keys
 
     # --- one pool ----------------------------------------------------------------------------
 
@@ -227,32 +243,39 @@ class PoolFollower:
 
     def ask(self, key: str, address: int) -> None:
         """See PoolSource.ask: write it into the share, then read the others."""
+        if not self._working.acquire(timeout=ASK_WAIT):
+            raise _not_now(key, address, "other requests of this node wait for the API server")
+        try:
+            self._ask(key, address)
+        finally:
+            self._working.release()
+
+    def _ask(self, key: str, address: int) -> None:
         one = (Interval(address, address),)
-        with self._working:
-            pool, old = self._objects.get(key), self._known().pools.get(key)
-            if pool is None or old is None or key not in self._settled:
-                raise _not_now(key, address, "this node has not read the pool yet")
-            entry = entry_with(pool, address)
-            if entry is not None and entry.node != self._node and text(address) != old.gateway:
-                raise taken(old, address, f"node {entry.node}, whose entry has it")
-            self._wake.set()  # the share is mended if anything fails
-            try:
-                share = self._shares.own(key)
-                self._shares.write(key, (*(intervals(share) if share else ()), *one))
-                for other in self._shares.others(key):
-                    if common(other.intervals, one):
-                        self._settled.discard(key)
-                        raise taken(old, address, f"node {other.node}")
-                self._asked[key, address] = self._clock()
-                self._write(key, replace(old, beside=tuple({*old.beside, text(address)})))
-            except ApiError as error:
-                self._settled.discard(key)
-                self._shares.forget(key)
-                what = "refuses" if isinstance(error, Refused) else "is away"
-                raise _not_now(key, address, f"the API server {what}: {error}") from None
-            except OSError as error:
-                self._settled.discard(key)
-                raise _not_now(key, address, str(error)) from None
+        pool, old = self._objects.get(key), self._known().pools.get(key)
+        if pool is None or old is None or key not in self._settled:
+            raise _not_now(key, address, "this node has not read the pool yet")
+        entry = entry_with(pool, address)
+        if entry is not None and entry.node != self._node and text(address) != old.gateway:
+            raise taken(old, address, f"node {entry.node}, whose entry has it")
+        self._wake.set()  # the share is mended if anything fails
+        try:
+            share = self._shares.own(key)
+            self._shares.write(key, (*(intervals(share) if share else ()), *one))
+            for other in self._shares.others(key):
+                if common(other.intervals, one):
+                    self._settled.discard(key)
+                    raise taken(old, address, f"node {other.node}")
+            self._asked[key, address] = self._clock()
+            self._write(key, replace(old, beside=tuple({*old.beside, text(address)})))
+        except ApiError as error:
+            self._settled.discard(key)
+            self._shares.forget(key)
+            what = "refuses" if isinstance(error, Refused) else "is away"
+            raise _not_now(key, address, f"the API server {what}: {error}") from None
+        except OSError as error:
+            self._settled.discard(key)
+            raise _not_now(key, address, str(error)) from None
 
     def elsewhere(self, key: str) -> str:
         """See PoolSource.elsewhere."""

@@ -15,7 +15,7 @@ from ipam.cluster.nv_ipam.objects import API, NvPool, entry_with
 from ipam.cluster.nv_ipam.shares import OtherShare, Shares, common, size
 from ipam.store import Reservation
 
-_SHOWN = 8  # addresses in a message
+_SHOWN = 8  # addresses, or nodes, in a message
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class MoveReports:
         nodes = sorted(each.node for each in others if common(each.intervals, blocked))
         waiting = (
             f"{size(blocked)} of the addresses of {key} that nv-ipam's controller gave to node "
-            f"{self._node} are in use on {', '.join(nodes)}: they are handed out when they are free"
+            f"{self._node} are in use on {_named(nodes)}: they are handed out when they are free"
         )
         conditions = {"Outside": lost, "Blocked": waiting if blocked else ""}
         self._shares.tell(key, conditions)
@@ -67,9 +67,9 @@ class MoveReports:
 
     def _outside(self, key: str, pool: NvPool | None, held: Sequence[Reservation]) -> str:
         entries = [entry_with(pool, parse(each.address)) for each in held] if pool else []
-        now_of = sorted({f"node {each.node}" for each in entries if each is not None})
+        now_of = sorted({each.node for each in entries if each is not None})
         given = (
-            f"nv-ipam's controller gave them to {', '.join(now_of)}, which waits for them"
+            f"nv-ipam's controller gave them to {_named(now_of)}, where they are not handed out yet"
             if now_of
             else "they are in no node's entry"
         )
@@ -78,6 +78,12 @@ class MoveReports:
             f"pods of node {self._node} hold {len(held)} addresses of {key} that are not in its "
             f"entry ({addresses}): {given}; no other pod gets them. Delete the pods to end this"
         )
+
+
+def _named(nodes: Sequence[str]) -> str:
+    if len(nodes) <= _SHOWN:
+        return f"node {', '.join(nodes)}"
+    return f"{len(nodes)} nodes ({', '.join(nodes[:_SHOWN])}, ...)"
 
 
 def _reference(pool: NvPool | None, node: str) -> dict[str, str]:

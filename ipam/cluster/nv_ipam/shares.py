@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse_interval
-from ipam.cluster.api import AlreadyExists, ClusterApi, NotFound
+from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
 from ipam.cluster.objects import AddressShare, Condition, Meta, ShareSpec, ShareStatus
 from ipam.nv_ipam.pools import listed
 from ipam.ranges import merged, outside
 
 MOST_RUNS = 256  # of a share; what is more scattered is written as fewer, wider runs
+WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
 
 
@@ -36,6 +38,28 @@ class Shares:
         self._api = api
         self._node = node
         self._own: dict[str, AddressShare | None] = {}
+        self._are_listed = False
+        self._answered: set[str] = set()  # whose last write has an answer, in this process
+
+    def pools(self) -> set[str]:
+        """The pools of which this node has a share, also of an earlier agent. Raises ApiError."""
+        if not self._are_listed:
+            for each in self._api.list(AddressShare, {"spec.node": self._node}).items:
+                if each.metadata.name == share_name(each.spec.pool, self._node):
+                    self._own[each.spec.pool] = each
+            self._are_listed = True
+        return {key for key, share in self._own.items() if share is not None}
+
+    def compare(self) -> None:
+        """Read this node's shares again: somebody may have deleted one. As far as the server
+        answers."""
+        for key in self._own:
+            try:
+                self._own[key] = self._api.get(AddressShare, share_name(key, self._node))
+            except NotFound:
+                self._own[key] = None
+            except ApiError:
+                return
 
     def own(self, key: str) -> AddressShare | None:
         """This node's share of a pool. Raises ApiError."""
@@ -47,21 +71,30 @@ class Shares:
         return self._own[key]
 
     def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this node uses; nothing is no share. Raises ApiError."""
+        """Let others know what this node uses; nothing is no share. Raises ApiError.
+
+        An earlier write without an answer may take effect later, unless the version that it was
+        made for is gone. So then, and after a restart, the share is written even if it is equal.
+        """
         ranges = listed(coarse(merged(wanted)))
         last = self.own(key)
-        if last is not None and last.spec.ranges == ranges:
+        if last is not None and last.spec.ranges == ranges and key in self._answered:
             return
         self._own.pop(key, None)  # whatever fails, read it again
+        self._answered.discard(key)
         if last is None:
             if ranges:
                 self._own[key] = self._created(key, ranges)
         elif ranges:
             spec = replace(last.spec, ranges=ranges)
-            self._own[key] = self._api.update(replace(last, spec=spec))
+            # An update that changes nothing would leave the version as it is.
+            notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
+            meta = replace(last.metadata, annotations=notes)
+            self._own[key] = self._api.update(replace(last, metadata=meta, spec=spec))
         else:
             self._api.delete(last)
             self._own[key] = None
+        self._answered.add(key)
 
     def others(self, key: str) -> Sequence[OtherShare]:
         """What all other nodes use of the pool now. Raises ApiError."""
@@ -120,17 +153,25 @@ class Shares:
 
 
 def share_name(key: str, node: str) -> str:
-    """`<kind>.<pool>.<node>`, hashed if it is too long for a name."""
+    """`<kind>.<pool>.<node>`; with a hash if that is too long, or if the pool's name has a dot,
+    so that another pool and node could make the same name."""
     name = f"{key.replace('/', '.')}.{node}"
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _LONGEST_NAME and "." not in key:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{key} {node}".encode()).hexdigest()[:16]
     return f"{name[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
 def intervals(share: AddressShare) -> tuple[Interval, ...]:
-    """The addresses of a share."""
-    return merged(parse_interval(each) for each in share.spec.ranges)
+    """The addresses of a share. CNIError 6."""
+    try:
+        return merged(parse_interval(each) for each in share.spec.ranges)
+    except ValueError as error:
+        raise CNIError(
+            Code.DECODING_FAILURE,
+            f"AddressShare {share.metadata.name} of node {share.spec.node}: {error}: delete it; "
+            "the node writes it again",
+        ) from None
 
 
 def coarse(runs: Sequence[Interval]) -> tuple[Interval, ...]:

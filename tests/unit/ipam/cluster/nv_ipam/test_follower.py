@@ -153,7 +153,7 @@ def test_an_entry_that_moves_to_another_node_gives_no_address_twice(
     assert "10.0.0.1, 10.0.0.2" in outside.message
     assert "node b" in outside.message
     (blocked,) = (each for each in share_of(server, "b").status.conditions if each.status == "True")
-    assert (blocked.type, "are in use on a" in blocked.message) == ("Blocked", True)
+    assert (blocked.type, "are in use on node a" in blocked.message) == ("Blocked", True)
     assert a.follower.states["ippool/pool"].outside == 2
     assert b.follower.states["ippool/pool"].blocked == 2
     reasons = {event.reason for event in server.events}
