@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code
 from ipam import allocation
-from ipam.addresses import Interval, parse
+from ipam.addresses import Interval, parse, text
 from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet, outside
-from ipam.store import Owner
+from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
 
 
@@ -105,10 +105,16 @@ class LeasedView:
             if sticky is None:
                 free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
                 self.occupancies.append((want, Occupancy(free - 1, used + 1)))
-            if any(allocation.held_in(tables, each) == 0 for each in aligned):
+            if any(range_set.fixed or allocation.held_in(tables, each) == 0 for each in aligned):
                 continue
+            if range_set.fixed and not any(room.range.parts for room in by_room):
+                _require_own_index(range_, confirmed)
             if former is None and not self._has_one(tables, range_set, by_room):
-                missing.append(want)
+                former = held.within(range_, blocks)  # full: a new sandbox needs no further one
+                if former is None:
+                    missing.append(want)
+                else:
+                    ranges.append(former)
         if len(missing) == len(range_set.ranges):
             self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
@@ -229,6 +235,15 @@ class _HeldBefore:
         ]
         narrower = range_.restricted(kept)
         return narrower if narrower.parts else None
+
+
+def _require_own_index(range_: Range, confirmed: Sequence[LeasedBlock]) -> None:
+    """AddressTaken if a block of this node has the fixed address: another block is of no use."""
+    if any(block.rails and range_.restricted(block.parts).parts for block in confirmed):
+        raise AddressTaken(
+            f"{range_.where}: another pod has the index of address {text(range_.first)} on another "
+            "rail of its AddressPool: nothing was reserved; ask for another address"
+        )
 
 
 def _not_confirmed(block: LeasedBlock) -> CNIError:

@@ -16,6 +16,7 @@ from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of, request
+from tests.unit.ipam.cluster.audit import audit
 from tests.unit.ipam.cluster.nodes import (
     RANGE,
     ClusterNode,
@@ -461,3 +462,15 @@ def test_an_add_whose_addresses_are_passed_over_leases_a_few_blocks_and_no_more(
 
 def test_the_clock_does_not_stand_still_in_suspend() -> None:
     assert 0 < boottime() <= boottime()
+
+
+def test_a_new_sandbox_keeps_its_address_where_the_pool_is_full(
+    server: FakeApi, memory_path: Path
+) -> None:
+    put_pool(server, "10.70.0.0/29", size=8)
+    node = ClusterNode(server, memory_path / "full")
+    ipam = {"range": "10.70.0.0/29"}
+    held = [node.add(f"p{number}", ipam, uid=f"uid-{number}") for number in range(6)]
+    assert error_of(lambda: node.add("p6", ipam, uid="uid-6")).code == Code.NO_FREE_ADDRESS
+    assert node.add("p2", ipam, uid="uid-2", container="p2-2") == held[2]
+    audit(server, [node])

@@ -316,3 +316,27 @@ def test_128_nodes_with_16_rails_write_at_most_three_times_each(memory_path: Pat
         )
         assert writes <= 3
     assert len(indexes) == 128
+
+
+def test_a_requested_address_whose_index_is_another_pods_is_refused(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    asked = add(node, "p0", 3).replace("10.67.", "10.69.")
+    config = {"capabilities": {"ips": True}, "runtimeConfig": {"ips": [asked]}}
+    error = error_of(
+        lambda: node.add("p1", {"range": RAILS[5]}, network="rail5", config=config, uid="uid-p1")
+    )
+    assert error.code == Code.ADDRESS_TAKEN
+    assert asked in error.message
+    assert "p0" not in error.message  # it may be another tenant's pod
+    for container in ("p0-1", "p0-2"):  # a new sandbox beside the former one
+        assert node.add(
+            "p0",
+            {"range": RAILS[5]},
+            network="rail5",
+            ifname="net5",
+            config=config,
+            uid="uid-p0",
+            container=container,
+        ) == [asked]
+    audit(server, [node])
