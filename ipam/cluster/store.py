@@ -28,6 +28,7 @@ from ipam.store import Grant, Owner, Reservation, Usage
 _AGAIN = 0.2  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
 _NOTHING_KEPT: Mapping[PoolRange, int] = {}
+_MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late gives up
 _MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
 
 
@@ -70,7 +71,7 @@ class ClusterStore:
     ) -> Grant:
         """See Store.reserve. Waits for a block where this node has no free address of a set."""
         pool_deadline = time.monotonic() + self._pool_patience
-        in_vain = 0
+        in_vain = waits = 0
         try:
             while True:
                 view = self._view(owner, sets, self._claims.kept(owner, self._leased))
@@ -86,6 +87,9 @@ class ClusterStore:
                     in_vain += 1
                     if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
                         raise _passed_over(view.wants)
+                if waits > _MOST_WAITS and time.monotonic() > pool_deadline + self._patience:
+                    raise _still_wanted(view.wants)
+                waits += 1
                 self._wait(view.wants, pool_deadline)
         except CNIError as error:
             self._claims.failed(owner, error)
@@ -206,4 +210,13 @@ def _passed_over(wants: Sequence[Want]) -> CNIError:
         f"the blocks that this node leases have no address of {listed} that is free on this link, "
         "or not enough for all that the network asks for: other networks use the others: nothing "
         "was reserved; delete pods that no longer need one, or widen the range",
+    )
+
+
+def _still_wanted(wants: Sequence[Want]) -> CNIError:
+    listed = ", ".join(str(want.range) for want in wants)
+    return CNIError(
+        Code.TRY_AGAIN,
+        f"this node leased blocks for {listed}, and other pods took all that was free in them: "
+        "nothing was reserved; the runtime tries again",
     )

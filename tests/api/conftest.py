@@ -28,3 +28,12 @@ def node_a(server: ApiServer) -> KubernetesApi:
 def node_b(server: ApiServer) -> KubernetesApi:
     """The agent of another node."""
     return server.node(NODE_B)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _other_nodes(server: ApiServer) -> Iterator[None]:
+    """The Node objects of a module end with it: their number decides how large blocks are."""
+    yield
+    names = [node.name for node in server.admin.nodes() if node.name not in (NODE_A, NODE_B)]
+    if names:
+        server.kubectl("delete", "node", *names)

@@ -474,3 +474,14 @@ def test_a_new_sandbox_keeps_its_address_where_the_pool_is_full(
     assert error_of(lambda: node.add("p6", ipam, uid="uid-6")).code == Code.NO_FREE_ADDRESS
     assert node.add("p2", ipam, uid="uid-2", container="p2-2") == held[2]
     audit(server, [node])
+
+
+def test_an_add_ends_where_every_lease_is_in_vain(
+    server: FakeApi, node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other pods may take what is leased for it, each time."""
+    node.add("p0")
+    monkeypatch.setattr(node.lessee, "claim", lambda wants, deadline: None)
+    error = error_of(lambda: node.add("p1", {"range": "10.71.0.0/24"}))
+    assert error.code == Code.TRY_AGAIN
+    assert "10.71.0.0/24" in error.message
