@@ -152,6 +152,7 @@ def _is_above(block: AddressBlock) -> bool:
     return third * 256 + fourth > ENTRIES
 
 
+@pytest.mark.long
 def test_dels_of_whereabouts_sandboxes_are_answered_while_the_server_is_away(
     server: ApiServer, node_a: KubernetesApi, nodes: list[MovingNode]
 ) -> None:
