@@ -23,10 +23,6 @@ ADDRESSES = (
     *("addressblocks", "addresspools", "addressrequests", "addressreservations"),
     "addressshares",
 )
-CONTROLLERS = (
-    *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
-    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
-)
 POLICIES = ("podfabric-own-blocks", "podfabric-own-requests", "podfabric-own-shares")
 CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),

@@ -179,6 +179,6 @@ def test_upgrade_changes_the_configuration_and_no_pod(empty: Client) -> None:
     empty.helm("upgrade", "podfabric", str(CHART), "--set-json", pools)
     text = empty.kubectl("get", "configmap", "podfabric", "-n", NAMESPACE, "-o", "json")
     written = yaml.safe_load(json.loads(text)["data"]["config.yaml"])
-    assert written == {**json.loads(pools[7:]), "ipam": {"scope": "cluster"}}
+    assert written == {**json.loads(pools[7:]), "ipam": {"scope": "cluster", "compat": "None"}}
     assert empty.daemons()["template"] == before
     empty.helm("uninstall", "podfabric")
