@@ -33,7 +33,7 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     compat.add_argument(
         "--clear",
         action="store_true",
-        help="remove placeholders of blocks that nobody leases any more, as of dead nodes",
+        help="remove placeholders of blocks that no node leases any more, as of dead nodes",
     )
     add_kubeconfig(compat)
     compat.set_defaults(cluster=True, in_cluster=_compat)

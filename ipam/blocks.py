@@ -27,7 +27,7 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
     `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
-    the pools in `space`. What is `kept_out` (sorted) nobody may hand out. What is `ceded` (sorted)
+    the pools in `space`. What is `kept_out` (sorted) no node may hand out. What is `ceded` (sorted)
     others may lease as sub-blocks, whose `cover` is this block; `cover` is "" of any other block.
     It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
     `max_offline` seconds from then. `rails` are its first addresses on the other rails of its pool:

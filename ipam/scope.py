@@ -64,12 +64,12 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_only() -> Scope:
-    """The scope of a node that nobody has configured."""
+    """The scope of a node without configuration."""
     return "node"
 
 
 def no_compat() -> Compat:
-    """What a node does that nobody has configured."""
+    """What a node without configuration does."""
     return "None"
 
 

@@ -1,4 +1,4 @@
-"""What podfabric does with the API server, whatever client does it.
+"""What podfabric does with the API server, with any client.
 
 `kubernetes_api` implements it with the official client; tests have one of their own. All reads are
 consistent (no resourceVersion parameter), but for watches: these are hints and decide nothing.
@@ -162,7 +162,7 @@ class ClusterApi(Protocol):
 
     def write_lease(self, changed: Lease) -> Lease:
         """Create the Lease if it has no resource version (AlreadyExists), else replace it if it
-        still has that one (Conflict). One that was deleted is written anew. As it was stored."""
+        still has that one (Conflict). One that was deleted is written again. As it was stored."""
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
         """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""

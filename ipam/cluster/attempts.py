@@ -37,7 +37,7 @@ class Attempt:
         self.error: CNIError | None = None
 
     def is_late(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether no ADD waits any more."""
         return time.monotonic() > self.until
 
 

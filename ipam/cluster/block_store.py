@@ -161,7 +161,7 @@ class BlockStore:
             return block
 
     def uncede(self, name: str, uid: str, addresses: Iterable[int]) -> None:
-        """Hand out those addresses again: nobody has leased them, and nobody can any more."""
+        """Hand out those addresses again: no node has leased them, and none can any more."""
         back = merged(Interval(each, each) for each in addresses)
         with self._gone(name, uid) as (tables, block):
             if block is not None and back:
@@ -232,7 +232,7 @@ def _used(tables: Tables, block: LeasedBlock) -> int:
 
 
 def _is_free(tables: Tables, block: LeasedBlock, address: int) -> bool:
-    """Whether it may be handed out, and nobody holds it, not even a pod of an earlier boot."""
+    """Whether it may be handed out, and no pod holds it, not even one of an earlier boot."""
     return any(part.first <= address <= part.last for part in block.parts) and not any(
         tables.run_at(domain, address) for domain in block.domains
     )

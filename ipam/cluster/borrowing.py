@@ -105,7 +105,7 @@ class Borrowing:
                 del self._asked[key]
 
     def _end(self, request: AddressRequest) -> None:
-        """Delete a request that was served, so that nobody cedes more. Else `tend` does."""
+        """Delete a request that was served, so that no node cedes more. Else `tend` does."""
         with suppress(ApiError):
             self._api.delete(request)
             name = request.metadata.name
@@ -141,7 +141,7 @@ class Borrowing:
         return asked
 
     def _take_back(self, holder: Holder, left: NoneLeft) -> bool:
-        """Take back an address that this node has ceded, and that nobody leases."""
+        """Take back an address that this node has ceded, and that no node leases."""
         return any(
             self._ceding.take_back(row.name, holder.instance, left.sought.parts, most=1)
             for row in self._store.blocks().values()

@@ -84,7 +84,7 @@ class Ceding:
         return self._written(found, row.ceded, ())
 
     def review(self, survey: Survey, instance: str) -> None:
-        """Take back, now and then, what nobody leases. Raises ApiError."""
+        """Take back, now and then, what no node leases. Raises ApiError."""
         now = self._clock()
         ceding = {each.block.uid: each for each in survey.blocks if each.block.ceded}
         self._review_at = {uid: self._review_at.get(uid, now) for uid in ceding}
@@ -97,7 +97,7 @@ class Ceding:
     def take_back(
         self, name: str, instance: str, within: Iterable[Interval] | None = None, most: int = 64
     ) -> bool:
-        """Use ceded addresses again that nobody leases, of those `within`; whether there are any.
+        """Use ceded addresses again that no node leases, of those `within`; whether there are any.
 
         Raises ApiError.
         """

@@ -83,7 +83,7 @@ class Confirmation:
                 row = _renewed(row, found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
-                self._lose(row, "its lease had ended, and this node has leased it anew")
+                self._lose(row, "its lease had ended, and this node has leased it again")
                 row = self._store.blocks().get(name)
                 if row is not None:
                     continue  # pods of the former lease hold addresses of it
@@ -307,7 +307,7 @@ class Confirmation:
         return True
 
     def _may_be_ceded(self, sub_block: AddressBlock) -> bool:
-        """Whether nobody else can use its address: the cover may be gone in the same way."""
+        """Whether no other node can use its address: the cover may be gone in the same way."""
         try:
             cover = self._api.get(AddressBlock, sub_block.spec.cover)
         except NotFound:

@@ -92,7 +92,7 @@ class _Client:
         return Lines(response.status, _lines(response))
 
     def _configure(self, configuration: Configuration) -> None:
-        """Read the server's address and the token anew. The client itself reads the token of a
+        """Read the server's address and the token again. The client itself reads the token of a
         service account again every minute."""
         try:
             if self._kubeconfig is None:

@@ -161,7 +161,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The one pod interface that a block is for, on whatever node; all "" for any.
+    """The one pod interface that a block is for, on any node; all "" for any.
 
     `reservation` ("namespace/name") is the AddressReservation that says so. Nothing but `address`
     is handed out of the block.
@@ -183,7 +183,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sub-blocks; `cede_wanted` those that the controller asks the holder to cede. Of what is
     `recalled` no sub-block may begin: the holder takes it back if there is none.
     `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin. `foreign` are addresses that nobody may hand out, as
+    answer was lost from the claim of a twin. `foreign` are addresses that no node may hand out, as
     whereabouts' objects have them; `compat` is the pool's by which the holder last looked there.
     `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
     confirmation. 0: not written, by an older agent; then the pool's `max_offline` counts.
@@ -250,7 +250,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The controller's answer: `offers` are addresses that are ceded, or that a holder was asked to
-    cede. `exhausted`: nobody has published a free address that would do."""
+    cede. `exhausted`: no node has published a free address that would do."""
 
     offers: tuple[str, ...] = ()
     exhausted: bool = False

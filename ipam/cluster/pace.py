@@ -41,7 +41,7 @@ class Pace:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Nobody has a turn for so long: the server asked for it (Retry-After)."""
+        """No request has a turn for so long: the server asked for it (Retry-After)."""
         with self._lock:
             until = self._clock() + min(seconds, LONGEST_PAUSE)
             self._paused_until = max(self._paused_until, until)

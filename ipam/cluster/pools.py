@@ -69,7 +69,7 @@ def max_offline(pool: AddressPool) -> float:
 
 
 def kept_out(pool: AddressPool, foreign: Iterable[str] = ()) -> tuple[Interval, ...]:
-    """What nobody may hand out of a pool or, with its `foreign` addresses, of a block. Unusable.
+    """What no node may hand out of a pool or, with its `foreign` addresses, of a block. Unusable.
 
     What one rail excludes is kept out on all of them.
     """
@@ -148,7 +148,7 @@ class Pools:
         return self.foreign(pool) if known is None else known
 
     def learn(self, pool: AddressPool, address: int, found: Held | None) -> None:
-        """Note who has an address with whereabouts; None if nobody has any more."""
+        """Note who has an address with whereabouts; None if no pod has it any more."""
         known = dict(self._foreign.get(pool.metadata.name, {}))
         known.pop(address, None)
         if found is not None:

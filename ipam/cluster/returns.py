@@ -112,7 +112,7 @@ class Empties:
 
 
 def _is_empty(each: Surveyed) -> bool:
-    """Whether nobody needs it: what is ceded may be in use."""
+    """Whether no pod needs it: what is ceded may be in use."""
     return not each.used and not each.block.ceded
 
 

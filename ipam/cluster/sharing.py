@@ -97,7 +97,7 @@ class Sharing:
                 return
 
     def keep(self, upkeep: Upkeep, instance: str, guarded: Guarded) -> None:
-        """Take back what nobody leases, and end requests that are over."""
+        """Take back what no node leases, and end requests that are over."""
         guarded("take back addresses", partial(self.ceding.review, upkeep.survey, instance))
         guarded("end a request for addresses", self._borrowing.tend)
 

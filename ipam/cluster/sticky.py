@@ -1,9 +1,9 @@
-"""Sticky addresses: an address that stays with the name of a pod, on whatever node it runs.
+"""Sticky addresses: an address that stays with the name of a pod, on every node.
 
 An AddressReservation names a pod, or a StatefulSet for its pods. Each interface of such a pod has a
 block of its own, of which one address is handed out. The block outlives the pod: the node that
 holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
-over with the next epoch. From a node that has not let go nobody takes it: the controller sets it
+over with the next epoch. No node takes it from one that has not let go: the controller sets it
 Draining when that node is proved dead.
 """
 
@@ -59,7 +59,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block nobody may hand out: all but one address, if it is sticky. Unusable."""
+    """What of a block no node may hand out: all but one address, if it is sticky. Unusable."""
     out = kept_out(pool, spec.foreign)
     if not spec.sticky.reservation:
         return out
@@ -164,7 +164,7 @@ class StickyBlocks:
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether the block is nobody's until the pod's next node takes it."""
+    """Whether the block is no node's until the pod's next node takes it."""
     return bool(found.spec.sticky.reservation) and found.spec.state == "Draining"
 
 

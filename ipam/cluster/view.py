@@ -21,7 +21,7 @@ class LeasedView:
     `wants` are the sets without a free address here, `occupancies` what the blocks have once this
     request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
     have some, and none may be used on this link. `kept` is what the pod has of each pool from
-    whereabouts, whatever block it is in. Only the address that is reserved for the name of the pod
+    whereabouts, in any block. Only the address that is reserved for the name of the pod
     in `sticky` will do, but from the pools in `unreserved`.
     """
 

@@ -1,7 +1,7 @@
 """What this node may use of nv-ipam's pools, as its agent saw it last: a file beside the store.
 
 The agent writes the file whenever a pool changes. Every ADD reads it within the transaction that
-reserves, so after a change nobody reserves by what was there before.
+reserves, so after a change no ADD goes by the former content.
 """
 
 import os

@@ -1,6 +1,6 @@
 """What contradicts itself among the objects of a cluster, as far as objects tell.
 
-The controller and `podfabric ipam fsck --cluster` report what is found here; nobody repairs it by
+The controller and `podfabric ipam fsck --cluster` report what is found here; nothing repairs it by
 himself: an address that is in use must not be freed by a guess.
 """
 
@@ -52,7 +52,7 @@ def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
 
 
 def _uncovered(blocks: Iterable[AddressBlock]) -> Iterator[Contradiction]:
-    """Sub-blocks in use whose address nobody has ceded."""
+    """Sub-blocks in use whose address no node has ceded."""
     by_name = {block.metadata.name: block.spec for block in blocks if not block.spec.cover}
     for block in blocks:
         name, spec = block.metadata.name, block.spec

@@ -22,7 +22,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
     ("blocks_leased", "Blocks that nodes lease.", lambda pool: pool.status.blocks.leased),
     (
         "blocks_quarantined",
-        "Leased blocks that nobody can use, since their node is lost.",
+        "Leased blocks that no node can use, since their node is lost.",
         lambda pool: pool.status.blocks.quarantined,
     ),
     ("addresses", "Addresses that pods can get.", lambda pool: pool.status.addresses.capacity),

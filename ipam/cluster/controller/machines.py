@@ -1,6 +1,6 @@
 """What the Node objects say of the holders of blocks, and which of it proves a death.
 
-Only three things prove that the sandboxes of a holder are gone, or that nobody hands out from its
+Only three things prove that the sandboxes of a holder are gone, or that no node hands out from its
 blocks any more: the taint out-of-service, another boot of the same machine with another store, and
 a Node object that stays away (after a fence and a wait: `reclaim`). A node that is not ready, or
 silent, proves nothing. What is unknown never proves anything.
@@ -111,7 +111,7 @@ def _may_be_same(node: Node, holder: Holder) -> bool:
 def _surely_another(node: Node, holder: Holder) -> bool:
     """Whether the Node is of another machine than the holder's.
 
-    Clones share a machine id, and a machine that is installed anew changes it: only another
+    Clones share a machine id, and a machine that is installed again changes it: only another
     system UUID (and another Node object) shows another machine.
     """
     known = bool(node.system_uuid and holder.system_uuid)

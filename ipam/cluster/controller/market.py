@@ -89,7 +89,7 @@ class Market:
         )
 
     def _ceded(self, placed: PlacedBlock, parts: list[Interval]) -> Iterator[int]:
-        """What is ceded, and nobody leases."""
+        """What is ceded, and no node leases."""
         name = placed.block.metadata.name
         leased = {parse(block.spec.first) for block in self._index.sub_blocks(name)}
         ceded = (parse(each) for each in placed.block.spec.ceded)
@@ -122,7 +122,7 @@ def _published_free(placed: PlacedBlock) -> int:
 
 
 def _is_idle(block: AddressBlock) -> bool:
-    """Whether nobody uses it, as far as its holder has published."""
+    """Whether no node uses it, as far as its holder has published."""
     return not block.status.used and not block.spec.ceded
 
 

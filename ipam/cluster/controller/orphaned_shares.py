@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class OrphanedShares:
-    """The memory of one leader: since when a share's node is gone. A new leader waits anew."""
+    """The memory of one leader: since when a share's node is gone. A new leader waits again."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api

@@ -97,7 +97,7 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether nobody decides otherwise by the new status: only counts and hints may differ."""
+    """Whether no node decides otherwise by the new status: only counts and hints may differ."""
     return (old.space, old.block_size, old.rail_of, old.conditions) == (
         new.space,
         new.block_size,
@@ -143,7 +143,7 @@ def _capacity(whole: Interval, holes: Iterable[Interval]) -> int:
 
 
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
-    """How many blocks nobody leases and a network may hand out an address of."""
+    """How many blocks no node leases and a network may hand out an address of."""
     size, base = geometry.block_size, geometry.range.address
     unusable = [
         range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes

@@ -1,6 +1,6 @@
 """How pools with rails are cut into blocks, and what becomes of the pools of the rails themselves.
 
-A block of such a pool leases addresses on rails that its name does not say. So nobody else may
+A block of such a pool leases addresses on rails that its name does not say. So no other pool may
 lease there: the pool of a rail leases nothing while the pool with the rails is Ready or has blocks,
 and a pool with rails is not Ready while another pool has blocks there, or may be claiming some.
 """
@@ -96,7 +96,7 @@ def _plan(
 
 
 def _problem(each: Ranged, rails: Rails, accepted: Iterable[tuple[Ranged, Rails]]) -> str | None:
-    """Why a pool cannot have these rails, whatever else there is."""
+    """Why a pool cannot have these rails, apart from what other pools have."""
     if not each.pool.spec.shared:
         return "a private pool (spec.shared: false) has no rails"
     intervals = sorted(rails.intervals)

@@ -3,10 +3,10 @@
 A proof must hold for a while before anything is done, since a Node object may be deleted by
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
 its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
-maxOffline and a margin nobody can still hand out from the block. A holder that lives answers the
+maxOffline and a margin no node can still hand out from the block. A holder that lives answers the
 fence by writing `Active`, which changes the resource version; and the deletion names the version
 that the fence was seen with. A sticky block is let go instead of deleted. All times are of this
-process: a new leader waits anew.
+process: a new leader waits again.
 """
 
 import logging
@@ -110,7 +110,7 @@ class Reclaim:
                 self._counts.answered += 1
                 _log.info("%s: its holder answered the fence and keeps it", block.metadata.name)
             if standing not in PROOFS:
-                self._fences.pop(block.metadata.uid, None)  # another proof waits anew
+                self._fences.pop(block.metadata.uid, None)  # another proof waits again
                 continue
             sure = block.spec.holder not in unsure and not is_old
             if sure and self._is_ripe(block, standing, pools):

@@ -1,4 +1,4 @@
-"""Answers AddressRequests, and collects those that nobody deletes."""
+"""Answers AddressRequests, and collects those that their nodes did not delete."""
 
 import logging
 from collections import defaultdict
@@ -34,7 +34,7 @@ class Requests:
         machines: Machines,
         steps: Steps,
     ) -> Sequence[AddressRequest]:
-        """Delete the requests that nobody waits for; those that remain."""
+        """Delete the requests that no node waits for; those that remain."""
         now = self._clock()
         requests = tuple(requests)
         self._since = {

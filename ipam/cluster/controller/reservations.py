@@ -24,7 +24,7 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write what reservations have, and free what nobody reserves any more."""
+    """Write what reservations have, and free what no reservation names any more."""
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
     for block in blocks:
         if block.spec.sticky.reservation:

@@ -260,7 +260,7 @@ def _decides(plan: Plan, pool: AddressPool) -> bool:
 def _quarantined(
     blocks: Iterable[AddressBlock], standings: Mapping[str, Standing]
 ) -> frozenset[str]:
-    """The blocks that nobody can use until their holder is back or proved dead."""
+    """The blocks that no node can use until their holder is back or proved dead."""
     return frozenset(
         block.metadata.name
         for block in blocks

@@ -227,7 +227,7 @@ class PoolFollower:
         except CNIError as error:
             if error.code != Code.STORE_DAMAGED:
                 raise
-            return NodePools()  # it is written anew, with what the API server says
+            return NodePools()  # it is written again, with what the API server says
 
     def _write(self, key: str, pool: NodePool | None) -> None:
         """Change one pool in the file."""

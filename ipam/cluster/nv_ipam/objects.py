@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 class ExcludedRun(
     msgspec.Struct, frozen=True, kw_only=True, rename={"start": "startIP", "end": "endIP"}
 ):
-    """Addresses that nobody hands out."""
+    """Addresses that no node hands out."""
 
     start: str
     end: str

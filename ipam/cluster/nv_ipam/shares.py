@@ -80,7 +80,7 @@ class Shares:
         last = self.own(key)
         if last is not None and last.spec.ranges == ranges and key in self._answered:
             return
-        self._own.pop(key, None)  # whatever fails, read it again
+        self._own.pop(key, None)  # it is read again, also after a failure
         self._answered.discard(key)
         if last is None:
             if ranges:

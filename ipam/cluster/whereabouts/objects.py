@@ -77,7 +77,7 @@ class PoolEntry(NamedTuple):
 
 
 def tests_of(entry: PoolEntry) -> list[dict[str, str]]:
-    """The tests of a JSON patch that is about this very entry, whatever happens to others."""
+    """The tests of a JSON patch that is about this very entry, and about no other."""
     path, allocation = f"/spec/allocations/{entry.offset}", entry.allocation
     values = {"id": allocation.id, "podref": allocation.podref, "ifname": allocation.ifname}
     return [

@@ -32,7 +32,7 @@ _PAUSE = 0.05  # seconds
 
 
 def put(api: ClusterApi, pool: AddressPool, block: Interval, uid: str) -> Mapping[int, Held]:
-    """Put placeholders of the block `uid` on all its addresses that nobody holds; who holds the
+    """Put placeholders of the block `uid` on all its addresses that no pod holds; who holds the
     others. Raises ApiError, and Unusable where nodes of whereabouts have slices of the range."""
     require_whole(api, pool)
     ours = {"id": f"{PLACEHOLDER}{uid}", "podref": ""}
@@ -49,7 +49,7 @@ def put(api: ClusterApi, pool: AddressPool, block: Interval, uid: str) -> Mappin
                 operations.append({"op": "test", "path": path, "value": None})
                 operations.append({"op": "add", "path": path, "value": ours})
             elif entry is not None and _is_stale(entry.allocation, uid):
-                # Of a block that was here before: nobody else writes placeholders of this one.
+                # Of a block that was here before: no other node writes placeholders of this one.
                 operations += tests_of(entry)
                 operations.append({"op": "replace", "path": path, "value": ours})
         if not operations:
