@@ -130,7 +130,7 @@ class DefinitionDocument(msgspec.Struct):
     spec: Any = None
 
     def definition(self) -> NetworkDefinition:
-        """The typed value. A configuration that is no text counts as none."""
+        """The typed value. A configuration that is not text counts as empty."""
         meta = self.metadata
         config = self.spec.get("config") if isinstance(self.spec, dict) else None
         return NetworkDefinition(

@@ -22,7 +22,7 @@ class Rails(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: PoolSpec) -> "Rails":
-        """Those of a pool. ValueError: one is no network, or not of the size of the range."""
+        """Those of a pool. ValueError: one is not a network, or has another size than the range."""
         rails = cls(tuple(parse_interface(each)[1] for each in (spec.range, *spec.rails)))
         for written, rail in zip(spec.rails, rails.networks[1:], strict=True):
             if (rail.prefix, rail.family_prefix) != (rails.main.prefix, rails.main.family_prefix):
@@ -49,7 +49,7 @@ class Rails(msgspec.Struct, frozen=True):
         return tuple(each.address + first - self.main.address for each in self.others)
 
     def on_main(self, interval: Interval) -> Interval:
-        """What has the same indexes on the range; what is on no rail stays what it is."""
+        """The range's addresses of the same indexes; the interval itself if no rail has it."""
         rail = next((each for each in self.networks if interval.first in each), self.main)
         moved = self.main.address - rail.address
         return Interval(interval.first + moved, interval.last + moved)

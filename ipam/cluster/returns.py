@@ -1,7 +1,7 @@
 """Gives blocks back: marks the row first, and deletes the AddressBlock then.
 
-From `returning` there is no way back: what is handed out again is leased again. A sticky block is
-not deleted, but let go for the next node of its pod.
+A row that is `returning` never becomes usable: to hand out its addresses again, the node leases a
+new block. A sticky block is not deleted, but let go for the next node of its pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

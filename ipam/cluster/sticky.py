@@ -164,7 +164,7 @@ class StickyBlocks:
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether the block is no node's until the pod's next node takes it."""
+    """Whether its last node has let go of the block: the pod's next node may take it."""
     return bool(found.spec.sticky.reservation) and found.spec.state == "Draining"
 
 

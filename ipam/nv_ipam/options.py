@@ -173,7 +173,7 @@ def _key(name: str, kind: str, where: str) -> str:
     if slash and own.lower() in KINDS:
         kind, name = own.lower(), rest
     if not name or "/" in name:
-        raise invalid_config(f'"{where}" has "{name}", which is no name of a pool')
+        raise invalid_config(f'"{where}" has "{name}", which cannot be the name of a pool')
     return f"{kind}/{name}"
 
 

@@ -89,7 +89,7 @@ def no_entry(pool: NodePool) -> CNIError:
 
 
 def _gateway(pool: NodePool) -> Range:
-    """The gateway, which one pod at a time is. Of an IPPool it is no pod's, wherever it lies."""
+    """The gateway, which one pod at a time may have as its address."""
     if not pool.gateway:
         raise invalid_config(
             f'"args.cni.allocateDefaultGateway": {pool.key} has no gateway: set one in the pool'

@@ -217,7 +217,7 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     plugin, reconciler = programs.build([WHEREABOUTS, RECONCILER])
     admin = server.plane.kubeconfig("admin")
     theirs = Theirs(plugin / "whereabouts", admin, tmp_path)
-    leaked = theirs.add("leaked")  # there is no such pod
+    leaked = theirs.add("leaked")  # the API server has no Pod object of that name
     (ours,) = nodes[0].add("p0", dict(IPAM))
     placeholders = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
     assert len(placeholders) == 8

@@ -204,7 +204,7 @@ def elsewhere(pool: NvPool, node: str) -> tuple[int, int]:
 
 
 def allotted(pool: NodePool) -> tuple[Interval, ...]:
-    """The addresses that the entry gives this node. An IPPool's gateway is no node's."""
+    """The addresses that the entry gives this node. The gateway of an IPPool belongs to no node."""
     entry = pool.entry
     if entry is None:
         return ()
@@ -265,5 +265,5 @@ def _address(key: str, written: str) -> int:
 def _run(key: str, first: str, last: str) -> Interval:
     run = Interval(_address(key, first), _address(key, last))
     if run.first > run.last or family(run.first) != family(run.last):
-        raise Invalid(f'"{key}": {first} to {last} is no run of addresses')
+        raise Invalid(f'"{key}": {first} to {last} are not the first and last address of a run')
     return run

@@ -71,7 +71,7 @@ class Shares:
         return self._own[key]
 
     def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this node uses; nothing is no share. Raises ApiError.
+        """Let others know what this node uses: by no share if it uses nothing. Raises ApiError.
 
         An earlier write without an answer may take effect later, unless the version that it was
         made for is gone. So then, and after a restart, the share is written even if it is equal.

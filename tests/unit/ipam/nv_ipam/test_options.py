@@ -58,8 +58,8 @@ def test_empty_args_are_no_error() -> None:
     ("ipam", "said"),
     [
         ({"forcePoolName": True}, '"forcePoolName" is set: name the pool'),
-        ({"poolName": "a,,b"}, "no name of a pool"),
-        ({"poolName": "a/b"}, "no name of a pool"),
+        ({"poolName": "a,,b"}, "cannot be the name of a pool"),
+        ({"poolName": "a/b"}, "cannot be the name of a pool"),
         ({"poolName": "a,a"}, "names a pool twice"),
         ({"poolType": "pool"}, "the kinds of pools are ippool and cidrpool"),
         ({"poolName": 7}, '"ipam.poolName"'),
