@@ -6,9 +6,9 @@ a sandbox that whereabouts set up, of which our store knows nothing. The agent r
 then the file: with the API server away a DEL succeeds, and what it owes is not forgotten.
 """
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,12 @@ from cni.spec.errors import CNIError, Code
 
 HELD, DEPARTED = ".held", ".departed"
 DIRECTORY = "whereabouts"
+_REMEDY = (
+    "what it owes stays with whereabouts: remove the entry there by hand "
+    "(`podfabric ipam compat` lists them), then the file"
+)
+
+_log = logging.getLogger(__name__)
 
 
 class DepartedAttachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +104,14 @@ class Departures:
         except OSError as error:
             raise _failure(error) from None
         for path in paths:
-            with suppress(FileNotFoundError, msgspec.MsgspecError):
-                yield msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
+            try:
+                found = msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
+            except FileNotFoundError:
+                continue
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                _log.warning("%s is damaged: %s: %s", path, error, _REMEDY)
+                continue
+            yield found
 
     def _path(self, attachment: Attachment, state: str) -> str:
         return f"{self._directory}/{attachment.key}{state}"

@@ -127,7 +127,7 @@ def listed(intervals: tuple[Interval, ...]) -> tuple[str, ...]:
 def _decoded(path: str, writes: int, mtime: int, inode: int, size: int) -> NodePools:
     try:
         return msgspec.json.decode(read(path), type=NodePools)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CNIError(
             Code.STORE_DAMAGED,
             f"{path} is damaged: {error}: remove it; the agent writes it again from the API server",
