@@ -209,7 +209,7 @@ class FakeApi(FakeClient):
     """The server. A test sets `machines` (Node objects by name), `pods` (how many are bound to a
     node's name) and `definitions`, and reads `events`.
 
-    `down`: nobody reaches it. `clock` gives the seconds since 1970 of new objects.
+    `down`: no client reaches it. `clock` gives the seconds since 1970 of new objects.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -242,7 +242,7 @@ class FakeApi(FakeClient):
             return self._store(resource, last)
 
     def remove(self, kind: type[Resource], name: str, namespace: str = "") -> None:
-        """Delete the object, whatever its version."""
+        """Delete the object, at any version."""
         with self.changed:
             self.store_deletion(self.look(kind, name, namespace))
 

@@ -49,7 +49,7 @@ def key(resource: Resource) -> Key:
 
 
 def copied(resource: AnyResource) -> AnyResource:
-    """Through JSON, as between machines: nobody shares a dict, and types are what they claim."""
+    """Through JSON, as between machines: no two share a dict, and types are what they claim."""
     return msgspec.json.decode(msgspec.json.encode(resource), type=type(resource))
 
 

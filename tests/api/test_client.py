@@ -185,7 +185,7 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
 def test_a_pods_client_reads_its_token_again(
     server: ApiServer, node_a: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet replaces the token before it ends; one that ended too early is read anew."""
+    """The kubelet replaces the token before it ends; one that ended too early is read again."""
     token, ca = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("no-longer-valid")
     ca.write_text(server.plane.ca())

@@ -61,7 +61,7 @@ def scrape(connection: http.client.HTTPConnection) -> str:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """A port on which the agent can listen, and which nobody else gets meanwhile."""
+    """A port on which the agent can listen, and which no other process gets meanwhile."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""DEL, GC and the sweep remove all that is ours, whatever happened, and nothing else."""
+"""DEL, GC and the sweep remove all that is ours, after any failure, and nothing else."""
 
 import subprocess
 from functools import partial

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A change that has not arrived, and that nobody waits for any more.
+    """A change that has not arrived, and that no node waits for any more.
 
     `instance` and `boot` are as in the block that it writes."""
 
@@ -159,7 +159,7 @@ def wait_is_over(cluster: Cluster) -> Cluster:
 
 
 def no_wait(cluster: Cluster) -> Cluster:
-    """Nobody waits: nothing tells these ages apart."""
+    """No node waits: nothing tells these ages apart."""
     return _aged(cluster, OLD, RECENT)
 
 

@@ -46,7 +46,7 @@ class Rules(NamedTuple):
 
 
 def start(nodes: int) -> State:
-    """The first node has the block, and nobody the address."""
+    """The first node has the block, and no pod the address."""
     return State(Block(0), (Node(row=USABLE), *(Node() for _ in range(nodes - 1))))
 
 

@@ -331,7 +331,7 @@ class WholeBlocks:
 
     def _plain_machine(self, machine: Machine, leases: bool) -> Machine:
         if not leases and not (machine.on and machine.node in (PRESENT, LAGGING)):
-            # It can become this at once, and what it was matters to nobody.
+            # It can become this at once, and what it was does not matter.
             node = PRESENT if machine.on else LAGGING
             machine = machine._replace(on=True, node=node)
         answer, late, rules = machine.answer, machine.late, self.rules

@@ -262,7 +262,7 @@ def test_nothing_below_sys_or_dev_is_ever_written(
     served.kubelet.restart()
     served.knows(resources)
     node.plugin.close()
-    # The difference alone: nobody reads the states of whole servers.
+    # The difference alone: a person does not read the states of whole servers.
     difference = sorted(before.items() ^ state_of(*roots).items())
     assert difference == []
 

@@ -24,7 +24,7 @@ def client() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def connection(client: socket.socket) -> Iterator[LauncherConnection]:
-    """An accepted connection whose request is whole; nobody polls it."""
+    """An accepted connection whose request is whole; the server does not poll it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + os.urandom(8).hex())
         listener.listen()

@@ -1,4 +1,4 @@
-"""The log: one line an event, which says whose call it is, and which nobody can forge."""
+"""The log: one line an event, which says whose call it is, and which no caller can forge."""
 
 import json
 import logging

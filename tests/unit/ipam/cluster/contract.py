@@ -376,10 +376,10 @@ class ApiContract:
         free = api.write_lease(replace(second, holder="", renewed=""))
         assert free.holder == ""
         assert api.lease("default", name) == free
-        # The server writes a Lease that was deleted anew: it allows the creation by an update.
+        # The server writes a deleted Lease again: it allows the creation by an update.
         gone = replace(free, name=f"{name}-other", holder="three")
-        anew = api.write_lease(gone)
-        assert anew.holder == "three"
+        again = api.write_lease(gone)
+        assert again.holder == "three"
         with refused(Conflict):
             api.write_lease(gone)
 

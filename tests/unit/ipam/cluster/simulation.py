@@ -182,7 +182,7 @@ class SimulatedMachine:
         self.seen()
 
     def lose_store(self) -> None:
-        """Somebody deletes the directory; the agent starts anew."""
+        """Somebody deletes the directory; the agent starts again."""
         shutil.rmtree(self.node.directory)
         self.node.restart()
         self.forget_snapshots()
@@ -318,7 +318,7 @@ class World:
                     assert other == container, f"I1: {sandbox.address}: {other}, {container}"
 
     def _used_is_leased(self, blocks: Any) -> None:  # noqa: ANN401 - of AddressBlock
-        """I7: nobody deletes the block of an address that is in use."""
+        """I7: no process deletes the block of an address that is in use."""
         for machine in self.machines:
             for sandbox in machine.sandboxes.values():
                 if sandbox.alive:

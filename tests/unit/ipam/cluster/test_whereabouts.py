@@ -1,4 +1,4 @@
-"""Moving over from whereabouts: nobody else gets what it holds, and its pods keep it."""
+"""Moving over from whereabouts: no other pod gets what it holds, and its pods keep it."""
 
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def test_without_compat_nobody_looks_at_the_objects(server: FakeApi, memory_path
     node = ClusterNode(server, memory_path / "a", compat="Read")
     node.add("p0", {"range": "10.1.0.0/24"})
     node.delete("p0", ipam={"range": "10.1.0.0/24"})
-    node.delete("p0", ipam={"range": "10.1.0.0/24"})  # nobody knows it any more
+    node.delete("p0", ipam={"range": "10.1.0.0/24"})  # no node knows it any more
     node.steps(30, 60.0)
     kinds = {kind for _, kind in node.api.calls}
     assert not kinds & {"IPPool", "OverlappingRangeIPReservation", "NodeSlicePool"}

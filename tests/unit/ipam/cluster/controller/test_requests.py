@@ -1,4 +1,4 @@
-"""AddressRequests that nobody waits for are deleted."""
+"""AddressRequests that no node waits for are deleted."""
 
 from ipam.cluster.controller.requests import KEPT
 from ipam.cluster.objects import AddressRequest, Meta, RequestSpec
