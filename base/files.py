@@ -157,7 +157,7 @@ def read(path: str) -> bytes:
 def remove(path: Path | str, *, durable: bool = True) -> None:
     """Remove the file at `path` and a killed writer's temporary file.
 
-    A file that does not exist is no error. A removal that is not `durable` may be undone by a
+    A file that does not exist is not an error. A removal that is not `durable` may be undone by a
     power cut.
     """
     with ExitStack() as opened:

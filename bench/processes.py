@@ -22,7 +22,7 @@ GO_PLUGINS = Path(os.environ.get("PODFABRIC_BENCH_GO", "/usr/lib/cni"))
 HOST_LOCAL = GO_PLUGINS / "host-local"
 HOST_DEVICE = GO_PLUGINS / "host-device"
 T = TypeVar("T")
-GIVE_UP = 5.0  # seconds for what was started, when the measurement is interrupted
+GIVE_UP = 5.0  # seconds for running processes, when the measurement is interrupted
 
 
 @dataclass

@@ -118,7 +118,7 @@ class Reconciler:
                 devices = behind(self._paths, service.pool, service.hcas, row)
                 # The rows of the kubelet's checkpoint come first: they have the nodes.
                 hcas = {device_id: devices[device_id] for device_id in wanted} | hcas
-        # What was allocated since the boot stays: the row may be an earlier pod's.
+        # An allocation since the boot stays: the row may be an earlier pod's.
         replaceable = {
             device_id: allocation
             for device_id, allocation in held.items()

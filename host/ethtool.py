@@ -59,7 +59,7 @@ def settings(route: Rtnetlink, name: str) -> dict[str, str]:
 
 
 def restore(route: Rtnetlink, name: str, wanted: Mapping[str, str]) -> list[str]:
-    """Restore the settings that differ from those that `settings` read; what was refused, and why.
+    """Restore the settings that differ from those that `settings` read; the refused ones, and why.
 
     A driver may refuse what it showed, or show what it adapts by itself.
     """

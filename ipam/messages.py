@@ -32,11 +32,11 @@ class Messages:
         self._lowest = LEVELS.index(level)
 
     def debug(self, text: str) -> None:
-        """What was decided."""
+        """Log a decision."""
         self._write("debug", text)
 
     def info(self, text: str) -> None:
-        """What was done."""
+        """Log a change."""
         self._write("info", text)
 
     def warning(self, text: str) -> None:

@@ -120,7 +120,7 @@ class SqliteStore:
     def release_stale(self) -> list[Reservation]:
         """See Store.release_stale."""
         with self._files.transaction() as tables:
-            # What was imported has no link, and may be in use on another node.
+            # An imported reservation has no link, and may be in use on another node.
             stale = [
                 held
                 for held in tables.all()

@@ -25,7 +25,7 @@ class SeenRanges:
         self._ranges: OrderedDict[tuple[object, ...], tuple[Range, float]] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
-        """Note the ranges of a network. What was not seen for longest is forgotten."""
+        """Note the ranges of a network. It forgets the one not seen for longest."""
         now = time.monotonic()
         with self._lock:
             for range_set in sets:

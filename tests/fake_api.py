@@ -451,7 +451,7 @@ class FakeApi(FakeClient):
         )
         stored = copied(replace(resource, metadata=meta))
         if stored == last:
-            return stored  # a change that changes nothing is no change
+            return stored  # an update that changes nothing makes no new version
         stored = replace(stored, metadata=replace(meta, resource_version=str(self._version + 1)))
         self._objects[key(stored)] = stored
         self._add_to_past(last, stored)

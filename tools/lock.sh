@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-# Only this needs it, so it is no part of the development environment.
+# Only this needs it, so it is not part of the development environment.
 [ -x build/lock/bin/uv ] || {
     /usr/bin/python3 -m venv --clear build/lock
     build/lock/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.9"

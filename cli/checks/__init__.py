@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Outcome = tuple[Status, str, str]
-"""Status, what was seen, and what to do: a Finding without its check's name."""
+"""Status, observation, and what to do: a Finding without its check's name."""
 
 Check = Callable[[ThisNode], Iterator[Outcome]]
 

@@ -1,7 +1,7 @@
 """The network configuration of a call, decoded once: nothing below decodes it again.
 
 The pods of one definition have the same configuration to the byte. So the last ones are kept, with
-what was worked out of them, and calls with the same bytes share them.
+the values made from them, and calls with the same bytes share them.
 
 An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
 GC releases what an older version may have made under such a configuration, so that one is not

@@ -99,7 +99,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust: bool | None
     link_state: str  # "auto", "enable", "disable"
     min_tx_rate: int | None  # Mbit/s
-    max_tx_rate: int | None  # Mbit/s, 0 is no limit
+    max_tx_rate: int | None  # Mbit/s, 0: unlimited
     guid: str  # "00:11:22:33:44:55:66:77", lower case
     pkey: PKey | None  # must be in the port's table, which only the subnet manager fills
     rdma_isolation: bool

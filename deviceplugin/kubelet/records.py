@@ -285,7 +285,7 @@ def _checkpoint(paths: Paths) -> _Data | None:
 
 
 class _Read(NamedTuple):
-    """What was read last: of which file, and how that looked."""
+    """The last reading: of which file, and how that looked."""
 
     path: Path
     look: tuple[int, ...]

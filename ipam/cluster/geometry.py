@@ -77,7 +77,7 @@ def free_map(leased: Iterable[int], total: int) -> str:
 
 
 def free_indexes(written: str, total: int) -> tuple[int, ...]:
-    """The blocks that a free map shows as free, lowest first. ValueError if it is no free map."""
+    """The free blocks of a free map, lowest first. ValueError if it is not a free map."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
         raise ValueError(f"a free map of {len(bits)} bytes does not belong to {total} blocks")

@@ -101,7 +101,7 @@ class _Client:
                 load_kube_config(
                     str(self._kubeconfig), client_configuration=configuration, persist_config=False
                 )
-        except Exception as error:  # a file that is no kubeconfig: YAMLError, TypeError, ...
+        except Exception as error:  # a file that is not a kubeconfig: YAMLError, TypeError, ...
             where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
             raise Refused(f"no API server {where}: {error}") from error
 
@@ -150,7 +150,7 @@ def _body(response: HTTPResponse, deadline: float) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The lines, as they come. What is cut off at the end is no line."""
+    """The lines, as they come. What is cut off at the end does not count."""
     rest = b""
     try:
         for part in response.stream(None):

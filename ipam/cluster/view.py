@@ -182,7 +182,7 @@ class _HeldBefore:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is no new attachment: the allocation says so."""
+        """Whether it is not a new attachment: the allocation says so."""
         if self._owner is None:
             return False
         held = self._tables.of_attachment(self._owner.attachment)

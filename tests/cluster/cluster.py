@@ -158,7 +158,7 @@ class Namespace:
         return [self.read(name) for name in names]
 
     def events(self, name: str) -> list[str]:
-        """What was said of a pod."""
+        """The events of a pod."""
         events = self.cluster.core.list_namespaced_event(
             self.name, field_selector=f"involvedObject.name={name}"
         ).items

@@ -25,7 +25,7 @@ class NotLeading(ApiError):
 class GuardedApi:
     """`ClusterApi` over another one. `may_write` is asked before each change.
 
-    `errors` counts failed requests by verb and kind of error. A report is no change: it decides
+    `errors` counts failed requests by verb and kind of error. A report is not a change: it decides
     nothing.
     """
 

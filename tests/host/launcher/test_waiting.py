@@ -114,7 +114,7 @@ def test_call_in_the_backlog_of_an_ending_agent_goes_to_the_next(launcher: Launc
 
 @pytest.mark.parametrize("size", [len(CONFIG), 8 << 20])
 def test_call_whose_request_was_not_read_goes_to_the_next(launcher: Launcher, size: int) -> None:
-    """Half a request is no call: the next agent need not look for one."""
+    """Half a request is not a call: the next agent need not look for one."""
     recorder = Recorder()
     calls: Iterator[Callable[[Peer], object]] = iter([lambda peer: None, recorder])
     config = b"x" * size

@@ -42,7 +42,7 @@ class Does(Noop):
 
 
 class Counted:
-    """What was observed."""
+    """The observed values."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, int]] = []
