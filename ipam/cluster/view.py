@@ -8,11 +8,27 @@ from ipam import allocation
 from ipam.addresses import Interval, parse, text
 from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
+from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet, outside
 from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
+
+
+def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
+    """Whether a block may hand out an address of what is wanted, at that time of CLOCK_BOOTTIME."""
+    wanted = Interval(want.range.first, want.range.last)
+    seen = (
+        block.seen_in(wanted)
+        for block, used in survey.blocks
+        if used < block.size and want.range.domain in block.domains and is_for(block, want.sticky)
+    )
+    return any(
+        block.is_confirmed(boot, now) and want.range.restricted(block.parts).parts
+        for block in seen
+        if block is not None
+    )
 
 
 class LeasedView:
