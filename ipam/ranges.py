@@ -99,6 +99,11 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
         yield Interval(cursor, interval.last)
 
 
+def is_within(address: int, parts: Iterable[Interval]) -> bool:
+    """Whether one of the intervals has the address."""
+    return any(part.first <= address <= part.last for part in parts)
+
+
 class RangeSet(msgspec.Struct, frozen=True):
     """Ranges of one family that yield one address together, asked in this order.
 

@@ -7,22 +7,21 @@ first, and looks for blocks then.
 """
 
 import math
-import random
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, family, parse, text
+from ipam.addresses import Interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
-from ipam.cluster.geometry import MOST_MAPPED, Geometry
+from ipam.cluster.candidates import Candidates
+from ipam.cluster.claim_errors import ClaimErrors, is_kept_out
+from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
-from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
 from ipam.cluster.pools import (
     Unusable,
@@ -33,17 +32,15 @@ from ipam.cluster.pools import (
     require_usable,
 )
 from ipam.cluster.rails import Rails
-from ipam.cluster.sticky import StickyBlocks
-from ipam.cluster.wants import PodInterface, Want
+from ipam.cluster.rows import row_of
+from ipam.cluster.sticky_claims import StickyClaims
+from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts import placeholders
-from ipam.ranges import merged, outside
-from ipam.store import AddressTaken
+from ipam.ranges import is_within, merged, outside
 
-LOSSES = 8  # claims that others won, before the pool is read again
+_LOSSES = 8  # claims that others won, before the pool is read again
 _MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
 _ATTEMPTS = 3  # of one POST whose answers are lost
-_MOST_NAMED = 3  # nodes in an error
-_AHEAD = 1024  # blocks behind the last leased one that are tried in a pool without a map
 
 
 class Late(Exception):
@@ -69,8 +66,9 @@ class Claimant:
 
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, self.holder, self._clock = leasing
-        self._random = random.Random(self.holder.instance)  # so that nodes try different ones
-        self._sticky = StickyBlocks(leasing)
+        self._candidates = Candidates(self.holder.instance)
+        self._errors = ClaimErrors(self._api, self.holder)
+        self._sticky = StickyClaims(leasing)
         self.claims = 0
         self.conflicts = 0
 
@@ -101,11 +99,12 @@ class Claimant:
                 )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
-            sticky = self._reserved(pool, want)
-            if sticky is not None:
-                bound = self._sticky.bound(sticky.reservation, _pod(want))
-                if bound:
-                    return self._of_pod(bound[0], pool, want)
+            sticky = self._sticky.reserved(pool, want)
+            bound = None if sticky is None else self._sticky.bound(sticky)
+            if bound is not None:
+                used = self._sticky.use(bound, pool, want)
+                self.claims += used is not None
+                return used
             foreign = self._pools.foreign(pool)
             if pool.spec.compat == "Coexist":
                 placeholders.require_whole(self._api, pool)
@@ -117,7 +116,7 @@ class Claimant:
             others = self._listed(pool) if listed else ()
             leased = {block.metadata.name for block in others}
             losses = 0
-            for index in self._candidates(pool, blocks, sought, holes, use_map=not listed):
+            for index in self._candidates.of(pool, blocks, sought, holes, use_map=not listed):
                 block_name = blocks.name(pool.status.space, index)
                 if block_name in tried or block_name in mine or block_name in leased:
                     continue
@@ -128,11 +127,11 @@ class Claimant:
                     return block
                 tried.add(block_name)
                 losses += 1
-                if losses == LOSSES:
+                if losses == _LOSSES:
                     break
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
-                    error = self._none_left(pool, blocks, want, sought, holes, others)
+                    error = self._errors.none_left(pool, blocks, want, sought, holes, others)
                     if sticky is not None:  # what others cede goes back to them
                         raise error
                     raise NoneLeft(error, pool, blocks, sought)
@@ -150,11 +149,11 @@ class Claimant:
         for block in mine:
             if (
                 block.space == pool.status.space
-                and _is_within(address, block.own)
+                and is_within(address, block.own)
                 and block.is_confirmed(self.holder.boot, now)
             ):
-                if _is_within(address, block.kept_out):
-                    raise _is_kept_out(sought, pool)
+                if is_within(address, block.kept_out):
+                    raise is_kept_out(sought, pool)
                 return True
         return False
 
@@ -208,52 +207,8 @@ class Claimant:
                 f"another node reserves an address of {want.range} for the same pod: nothing was "
                 "reserved; the runtime tries again",
             )
-        row = self._sticky.row(stored, fresh, want.range.domain, at)
-        self._store.put(
-            replace(
-                row,
-                max_offline=min(max_offline(pool), row.max_offline),
-                rails=_rails(pool).firsts(row.first),
-            )
-        )
-        self.claims += 1
-        return stored
-
-    def _reserved(self, pool: AddressPool, want: Want) -> StickySpec | None:
-        """What a block for the name of the want's pod says; None if any address will do."""
-        if want.sticky is None:
-            return None
-        reservation = self._sticky.reservation(pool, want)
-        if pool.spec.compat != "None":
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} is shared with whereabouts: AddressReservation "
-                f"{reservation} of it cannot be kept; set its spec.compat to None first"
-            )
-        if pool.spec.rails:
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} has rails: AddressReservation {reservation} "
-                "of it cannot be kept; reserve addresses of a pool without rails"
-            )
-        return StickySpec(reservation=reservation, pod=want.sticky.pod, ifname=want.sticky.ifname)
-
-    def _of_pod(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """The block of the pod's name as this node's; None if its row is of use already."""
-        row = self._store.blocks().get(found.metadata.name)
-        if row is not None and row.uid == found.metadata.uid:
-            if row.is_confirmed(self.holder.boot, self._clock()):
-                return None
-            if row.state == "lost":
-                raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
-        address = parse(found.spec.sticky.address)
-        if not want.range.allows(address) or _is_within(address, kept_out(pool)):
-            raise CNIError(
-                Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, and {want.range} or "
-                f"AddressPool {pool.metadata.name} excludes it: nothing was reserved; delete "
-                f"AddressReservation {found.spec.sticky.reservation}, or exclude less",
-            )
-        stored, row = self._sticky.take(found, pool, want)
-        self._store.put(row)
+        row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
+        self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
         self.claims += 1
         return stored
 
@@ -294,47 +249,6 @@ class Claimant:
             ),
         )
 
-    def _candidates(
-        self,
-        pool: AddressPool,
-        blocks: Geometry,
-        want: Want,
-        holes: Sequence[Interval],
-        *,
-        use_map: bool,
-    ) -> Iterator[int]:
-        """Blocks with an address that is wanted: in this node's own order, or from the top."""
-        stretches = [
-            range(blocks.index(part.first), blocks.index(part.last) + 1)
-            for wanted in want.parts
-            for part in outside(wanted, holes)
-        ]
-        if sum(map(_length, stretches)) > MOST_MAPPED:
-            end = 2 * pool.status.high_water + _AHEAD
-            low = [range(each.start, min(each.stop, end)) for each in stretches]
-            return self._drawn([each for each in low if each] or stretches[:1])
-        indexes = {index for stretch in stretches for index in stretch}
-        if use_map and pool.status.free_map:
-            with suppress(ValueError):  # it is a hint
-                indexes &= set(geometry.free_indexes(pool.status.free_map, blocks.total))
-        # whereabouts hands out the lowest address first
-        from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
-        order = sorted(indexes, reverse=from_top)
-        if not from_top:
-            self._random.shuffle(order)
-        return iter(order)
-
-    def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
-        """Indexes of a pool without a map, each at most some times."""
-        total = sum(map(_length, stretches))
-        for _ in range(4 * LOSSES):
-            number = self._random.randrange(total)
-            for stretch in stretches:
-                if number < _length(stretch):
-                    yield stretch.start + number
-                    break
-                number -= _length(stretch)
-
     def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
         return self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
 
@@ -348,64 +262,6 @@ class Claimant:
                 "spec.maxBlocksPerNode allows, and no free address in them: nothing was "
                 "reserved; delete pods that no longer need one, or raise that number",
             )
-
-    def _none_left(
-        self,
-        pool: AddressPool,
-        blocks: Geometry,
-        want: Want,
-        sought: Want,
-        holes: Sequence[Interval],
-        others: Sequence[AddressBlock],
-    ) -> CNIError:
-        """What to tell who asked. Raises CNIError at once if no lease could help."""
-        if want.fixed:
-            if _is_within(sought.range.first, holes):
-                raise _is_kept_out(want, pool)
-            return self._taken(pool, blocks, want, sought)
-        if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
-            raise CNIError(
-                Code.NO_FREE_ADDRESS,
-                f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
-                "was reserved; exclude less, or widen the range",
-            )
-        used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
-        return CNIError(
-            Code.NO_FREE_ADDRESS,
-            f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-            f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
-            f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-            f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
-            "pods that no longer need one, or widen the range",
-        )
-
-    def _most_free(self, others: Sequence[AddressBlock]) -> str:
-        """The nodes with most free addresses, as they published it last."""
-        free = Counter[str]()
-        for block in others:
-            if block.spec.holder.instance != self.holder.instance and block.status.free:
-                free[block.spec.holder.node] += block.status.free
-        listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
-        return f", most of the free addresses by nodes {listed}" if listed else ""
-
-    def _taken(self, pool: AddressPool, blocks: Geometry, want: Want, sought: Want) -> CNIError:
-        """Why an address cannot be had: who leases it, or the block that it is in."""
-        address, space = sought.range.first, pool.status.space
-        cover = blocks.name(space, blocks.index(address))
-        for name in dict.fromkeys((sub_block_name(space, address), cover)):
-            with suppress(NotFound):
-                node = self._api.get(AddressBlock, name).spec.holder.node
-                if node != self.holder.node:
-                    return AddressTaken(
-                        f"{want.range.where}: address {text(want.range.first)} is in a block that "
-                        f"node {node} has leased: nothing was reserved; ask for another address",
-                        f"see AddressBlock {name}",
-                    )
-        return CNIError(
-            Code.TRY_AGAIN,
-            f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
-            f"lease of AddressBlock {cover} is not confirmed, or ends; try again",
-        )
 
 
 def post(
@@ -437,35 +293,3 @@ def _rails(pool: AddressPool) -> Rails:
         return Rails.of(pool.spec)
     except ValueError as error:
         raise Unusable(f"AddressPool {pool.metadata.name}: {error}") from None
-
-
-def _is_within(address: int, holes: Collection[Interval]) -> bool:
-    return any(hole.first <= address <= hole.last for hole in holes)
-
-
-def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
-    """How much of the pool whereabouts' objects hold."""
-    held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
-    return f", and whereabouts' pods hold {held} addresses" if held else ""
-
-
-def _size(interval: Interval) -> int:
-    return interval.last - interval.first + 1
-
-
-def _is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    return AddressTaken(
-        f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
-        f"{pool.metadata.name}: nothing was reserved; ask for another address",
-        f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
-    )
-
-
-def _pod(want: Want) -> PodInterface:
-    assert want.sticky is not None
-    return want.sticky
-
-
-def _length(stretch: range) -> int:
-    """How many blocks it has: in IPv6 more than len() can tell."""
-    return max(0, stretch.stop - stretch.start)

@@ -9,30 +9,31 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from base.text import printable
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, text
-from ipam.cluster import events
-from ipam.cluster.api import ApiError, ClusterApi, NotFound, Refused, Unavailable
+from ipam.cluster.api import ApiError, ClusterApi, Refused
 from ipam.cluster.attempts import Attempts, Lease
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.claims import Claimant, Late
 from ipam.cluster.confirmation import Confirmation
+from ipam.cluster.duplicates import Duplicates
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.failures import LoggedFailures
+from ipam.cluster.identity import identified
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.sharing import Sharing
-from ipam.cluster.sticky import is_for
+from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
+from ipam.cluster.view import may_have
 from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
 from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
 from ipam.departures import Departures
-from ipam.store import Grant, Owner, Reservation
+from ipam.store import Grant, Owner
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
@@ -77,7 +78,7 @@ class Lessee:
         attempts: Callable[[Lease], Attempts] = Attempts,
         compat: bool = False,
     ) -> None:
-        calls = _UntilClosed(api)
+        calls = UntilClosed(api)
         self._end_calls = calls.close
         self._api = api = cast(ClusterApi, calls)
         self._store = BlockStore(files)
@@ -86,6 +87,7 @@ class Lessee:
         self._clock = clock
         self._pools = Pools(api)
         self._events = PendingEvents(api)
+        self._duplicates = Duplicates(self._events, node)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
         self._announcements = (
@@ -108,8 +110,7 @@ class Lessee:
         self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
-        self._errors = 0
-        self._told: dict[str, str] = {}  # what could not be done, and why
+        self._failures = LoggedFailures()
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -121,6 +122,7 @@ class Lessee:
     def close(self) -> None:
         """Begin nothing more, no call either. Waits for the one that is under way."""
         self._closed = True
+        self._failures.close()
         self._end_calls()
         self._sharing.close()
         self._attempts.wake()
@@ -132,13 +134,13 @@ class Lessee:
         with self._working:
             self._attempts.serve()
             if self._is_due(self._confirm_at):
-                self._guarded("confirm the leases", self._confirm)
+                self._failures.guarded("confirm the leases", self._confirm)
             self._attempts.serve()
             if self._holder is not None and self._in_touch:
                 self._sharing.answer(self._upkeep, self._holder.instance, self._after_adds)
             if self._is_due(self._look_at):
                 self._look_at = self._clock() + LOOK_EVERY
-                self._guarded("keep the leases", self._keep)
+                self._failures.guarded("keep the leases", self._keep)
         with self._attempts.changed:
             if self._attempts:
                 return 0.0
@@ -164,7 +166,7 @@ class Lessee:
             free=sum(each.block.size for each in blocks) - used,
             claims=claimant.claims if claimant else 0,
             conflicts=claimant.conflicts if claimant else 0,
-            errors=self._errors,
+            errors=self._failures.api_errors,
             confirmed=None if self._confirmed is None else self._clock() - self._confirmed,
         )
 
@@ -181,23 +183,6 @@ class Lessee:
 
     def _is_due(self, at: float) -> bool:
         return not self._closed and self._clock() >= at
-
-    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Do some work; whether it went well. A failure is logged, and tried again later."""
-        try:
-            work()
-        except (ApiError, Unusable, CNIError) as error:
-            if self._closed:
-                return False
-            self._errors += isinstance(error, ApiError)
-            text = printable(str(error))
-            level = logging.DEBUG if self._told.get(what) == text else logging.WARNING
-            _log.log(level, "leases: cannot %s: %s", what, text)
-            self._told[what] = text
-            return False
-        if self._told.pop(what, None):
-            _log.info("leases: can %s again", what)
-        return True
 
     # --- claims ------------------------------------------------------------------------------
 
@@ -249,7 +234,7 @@ class Lessee:
                 raise Late
             if not self._in_touch:  # a claim alone would not see that the Node object is gone
                 self._confirm()
-                if self._may_have(want):
+                if may_have(self._store.survey(), want, self._boot, self._clock()):
                     return  # the ADD looks again
             if self._clock() < self._quiet_until:
                 raise Unusable(
@@ -266,7 +251,7 @@ class Lessee:
         except Unusable as error:
             raise _no_address(want, str(error)) from None
         except ApiError as error:
-            self._errors += 1
+            self._failures.api_errors += 1
             # What had an effect all the same is found by a confirmation.
             self._confirm_at = min(self._confirm_at, self._clock() + self._retry)
             what = "refuses" if isinstance(error, Refused) else "is away"
@@ -277,22 +262,6 @@ class Lessee:
         if leased:  # its pool's maxOffline may be the shortest
             self._confirm_at = min(self._confirm_at, self._clock() + self._interval())
 
-    def _may_have(self, want: Want) -> bool:
-        """Whether a block may hand out an address of what is wanted."""
-        now, wanted = self._clock(), Interval(want.range.first, want.range.last)
-        seen = (
-            block.seen_in(wanted)
-            for block, used in self._store.survey().blocks
-            if used < block.size
-            and want.range.domain in block.domains
-            and is_for(block, want.sticky)
-        )
-        return any(
-            block.is_confirmed(self._boot, now) and want.range.restricted(block.parts).parts
-            for block in seen
-            if block is not None
-        )
-
     # --- confirmation ------------------------------------------------------------------------
 
     def _confirm(self) -> None:
@@ -301,9 +270,9 @@ class Lessee:
         self._in_touch = False
         at = self._clock()
         is_first = self._holder is None
-        holder = self._identified()
+        holder = identified(self._api, self._store, self._node, self._boot)
         leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
-        confirmation = Confirmation(leasing, self._conflicted)
+        confirmation = Confirmation(leasing, self._duplicates.lost)
         if is_first:
             confirmation.adopt()
         if self._claimant is None or self._claimant.holder != holder:
@@ -319,7 +288,7 @@ class Lessee:
         self._objects.clear()
         self._objects |= confirmed.objects
         for clash in confirmed.clashes:
-            self._clashed(clash)
+            self._duplicates.clashed(clash)
         if confirmed.rolled_back:
             self._quiet_until = self._clock() + _QUIET
         self._upkeep.confirmed(at)
@@ -329,52 +298,12 @@ class Lessee:
         self._retry = _FIRST_RETRY
         self._confirm_at = at + self._interval()
 
-    def _identified(self) -> Holder:
-        """Who this node is by its Node object. Raises ApiError, and Unusable without one."""
-        try:
-            node = self._api.node(self._node)
-        except NotFound:
-            raise Unusable(f"there is no Node object {self._node}") from None
-        machine = f"{node.machine_id} {node.system_uuid} {node.name}"
-        known = self._store.instance()
-        if known and known.machine != machine and not (node.machine_id or node.system_uuid):
-            # One that was made again, as long as the kubelet has not written its status.
-            raise Unusable(f"Node object {node.name} does not say yet which machine it is")
-        return Holder(
-            instance=self._store.identify(machine).id,
-            node=node.name,
-            node_uid=node.uid,
-            machine_id=node.machine_id,
-            system_uuid=node.system_uuid,
-            boot=self._boot,
-        )
-
     def _interval(self) -> float:
         # A block of a pool that cannot be used has the limit 0.
         limits = (block.max_offline / 4 for block in self._store.blocks().values())
         is_foreign = any(block.spec.foreign for block in self._objects.values())
         longest = FOREIGN_EVERY if is_foreign else CONFIRM_EVERY
         return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
-
-    def _clashed(self, held: Reservation) -> None:
-        message = (
-            f"{held.address} of pod {held.pod_name} on node {self._node} is held by another pod "
-            "too: whereabouts has given it out since: delete one of them, and see that whereabouts "
-            "runs on no node where the pool's spec.compat is Read"
-        )
-        _log.error("leases: %s", message)
-        self._events.of_pod("AddressConflict", message, events.pod_of(held))
-
-    def _conflicted(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
-        addresses = ", ".join(text(address) for address in sorted(held)[:8]) or "none"
-        message = (
-            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
-            f"{self._node} hold {addresses} of it: delete them, since others may get the same ones"
-        )
-        _log.error("leases: %s", message)
-        self._events.of_block("AddressBlockLost", message, block)
-        for reservation in held.values():
-            self._events.of_pod("AddressConflict", message, events.pod_of(reservation))
 
     # --- what is done on its own -------------------------------------------------------------
 
@@ -385,7 +314,7 @@ class Lessee:
         if self._holder is None or not self._in_touch:
             return
         self._events.send()
-        self._guarded("remove what has ended from whereabouts' objects", self._settle)
+        self._failures.guarded("remove what has ended from whereabouts' objects", self._settle)
         if self._is_due(self._return_at) and not self._upkeep.give_back(
             self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):
@@ -400,25 +329,9 @@ class Lessee:
             self._confirm_at = self._clock()  # an address may be ours again
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
-        """`_guarded`, for one of many works: ADDs do not wait for all of them."""
+        """`LoggedFailures.guarded`, for one of many works: ADDs do not wait for all of them."""
         self._attempts.serve()
-        return self._guarded(what, work)
-
-
-class _UntilClosed:
-    """A ClusterApi whose calls fail once it is closed: much may be left to do of one step."""
-
-    def __init__(self, api: ClusterApi) -> None:
-        self._api = api
-        self._closed = False
-
-    def close(self) -> None:
-        self._closed = True
-
-    def __getattr__(self, verb: str) -> Any:  # noqa: ANN401 - a method of the api
-        if self._closed:
-            raise Unavailable("not asked, since this agent is being replaced")
-        return getattr(self._api, verb)
+        return self._failures.guarded(what, work)
 
 
 def _no_address(want: Want, why: str) -> CNIError:

@@ -29,6 +29,15 @@ class Rails(msgspec.Struct, frozen=True):
                 raise ValueError(f"rail {written} is not of the size of {spec.range}")
         return rails
 
+    @classmethod
+    def readable(cls, spec: PoolSpec) -> "Rails":
+        """The same; only the range if the rails are not right, for which the pool is refused.
+        ValueError: the range is not a network."""
+        try:
+            return cls.of(spec)
+        except ValueError:
+            return cls((parse_interface(spec.range)[1],))
+
     @property
     def main(self) -> Network:
         """The pool's range."""

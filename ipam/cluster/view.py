@@ -8,11 +8,27 @@ from ipam import allocation
 from ipam.addresses import Interval, parse, text
 from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
+from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
 from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
-from ipam.ranges import Range, RangeSet, outside
+from ipam.ranges import Range, RangeSet, merged, outside
 from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
+
+
+def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
+    """Whether a block may hand out an address of what is wanted, at that time of CLOCK_BOOTTIME."""
+    wanted = Interval(want.range.first, want.range.last)
+    seen = (
+        block.seen_in(wanted)
+        for block, used in survey.blocks
+        if used < block.size and want.range.domain in block.domains and is_for(block, want.sticky)
+    )
+    return any(
+        block.is_confirmed(boot, now) and want.range.restricted(block.parts).parts
+        for block in seen
+        if block is not None
+    )
 
 
 class LeasedView:
@@ -94,10 +110,14 @@ class LeasedView:
             confirmed = [block for block in blocks if block.is_confirmed(self._boot, now)]
             aligned = held.on_other_rails(range_, blocks, confirmed)
             by_room = sorted(
-                (_Remaining.of(tables, range_, block) for block in confirmed),
+                (_Remaining.of(tables, range_, block, self._boot) for block in confirmed),
                 key=lambda room: room[:2],
             )
-            ranges += [*aligned, *(room.range for room in by_room)]
+            usable = [each for each in aligned if self._is_to_be_had(tables, each)]
+            ranges += aligned
+            if not usable or allocation.held_in(tables, usable[0]) == 0:
+                ranges += [room.range for room in by_room]
+            # Else an earlier boot left it, and the allocation would take what is free before that.
             # In a confirmed block a former address is found as any other is.
             former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
             if former is not None:
@@ -105,7 +125,7 @@ class LeasedView:
             if sticky is None:
                 free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
                 self.occupancies.append((want, Occupancy(free - 1, used + 1)))
-            if any(range_set.fixed or allocation.held_in(tables, each) == 0 for each in aligned):
+            if usable or (range_set.fixed and aligned):
                 continue
             if range_set.fixed and not any(room.range.parts for room in by_room):
                 _require_own_index(range_, confirmed)
@@ -138,6 +158,9 @@ class LeasedView:
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
+    def _is_to_be_had(self, tables: Tables, range_: Range) -> bool:
+        return allocation.exhaustion(tables, RangeSet((range_,)), self._boot) is None
+
     def _has_one(
         self, tables: Tables, range_set: RangeSet, by_room: "Sequence[_Remaining]"
     ) -> bool:
@@ -158,15 +181,35 @@ class _Remaining(NamedTuple):
     used: int
 
     @classmethod
-    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
+    def of(cls, tables: Tables, range_: Range, block: LeasedBlock, boot: str) -> "_Remaining":
         parts: Iterable[Interval] = block.parts
-        if block.rails:  # an index that is taken on one rail is taken on all
-            taken = taken_on(tables, range_.domain, block, block.on_other_rails)
+        if block.rails:
+            taken = _taken_on_other_rails(tables, block, boot)
             parts = (free for part in parts for free in outside(part, taken))
         within = range_.restricted(parts)
         size = sum(part.last - part.first + 1 for part in within.parts)
         used = allocation.held_in(tables, within)
         return cls(size - used, block.first, within, used)
+
+
+def _taken_on_other_rails(tables: Tables, block: LeasedBlock, boot: str) -> tuple[Interval, ...]:
+    """What is taken on the block's other rails, as addresses of this one: no pod may have it here.
+
+    What an earlier boot left takes no index.
+    """
+    rails = block.on_other_rails
+    around = Interval(min(rails).first, max(rails).last)
+    taken: list[Interval] = []
+    for domain in block.domains:
+        if tables.lowest_stale(domain, around, boot) is None:
+            taken += taken_on(tables, domain, block, rails)
+            continue
+        for rail in rails:
+            for held in tables.within(domain, rail):
+                if held.boot == boot:
+                    address = parse(held.address) - rail.first + block.first
+                    taken.append(Interval(address, address))
+    return merged(taken)
 
 
 class _HeldBefore:
@@ -217,7 +260,8 @@ class _HeldBefore:
         return found
 
     def _is_free(self, range_: Range, address: int) -> bool:
-        return self._tables.at(range_.domain, address) is None
+        held = self._tables.at(range_.domain, address)
+        return held is None or held.boot != self._boot
 
     def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
         """Its addresses of the range, but for those in blocks that were lost."""

@@ -5,10 +5,11 @@ himself: an address that is in use must not be freed by a guess.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
-from ipam.addresses import Interval, parse_interface, text
+from ipam.addresses import text
 from ipam.cluster.controller.block_index import BlockIndex, PlacedBlock
 from ipam.cluster.geometry import interval
 from ipam.cluster.names import block_name
@@ -29,19 +30,16 @@ def contradictions(
     """Everything about blocks that cannot be right, by pool."""
     blocks = tuple(blocks)
     found = [*_overlaps(index), *_uncovered(blocks)]
-    ranges = dict(_ranges(pools))
+    rails = dict(_rails(pools))
     for block in blocks:
-        found += _of_block(block, pools, ranges)
+        found += _of_block(block, pools, rails)
     return sorted(found, key=lambda each: (each.pool, each.text))
 
 
-def _ranges(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Interval]]:
+def _rails(pools: Mapping[str, AddressPool]) -> Iterator[tuple[str, Rails]]:
     for name, pool in pools.items():
-        try:
-            range_ = parse_interface(pool.spec.range)[1]
-        except ValueError:
-            continue  # the pool is not Ready, and says why
-        yield name, Interval(range_.address, range_.last)
+        with suppress(ValueError):  # the pool is not Ready, and says why
+            yield name, Rails.readable(pool.spec)
 
 
 def _overlaps(index: BlockIndex) -> Iterator[Contradiction]:
@@ -70,7 +68,7 @@ def _named(placed: PlacedBlock) -> str:
 
 
 def _of_block(
-    block: AddressBlock, pools: Mapping[str, AddressPool], ranges: Mapping[str, Interval]
+    block: AddressBlock, pools: Mapping[str, AddressPool], rails_of: Mapping[str, Rails]
 ) -> Iterator[Contradiction]:
     name, spec = block.metadata.name, block.spec
     try:
@@ -85,11 +83,13 @@ def _of_block(
     if pool is None:
         yield Contradiction("", f"{name}: there is no pool {spec.pool}")
         return
-    range_ = ranges.get(spec.pool)
-    if range_ is not None and not (range_.first <= first and last <= range_.last):
-        yield Contradiction(spec.pool, f"{name}: it is not in the pool's range {pool.spec.range}")
-    if range_ is not None and spec.rails != _rails_of(pool, first):
-        yield Contradiction(spec.pool, f"{name}: its rails are not those of the pool")
+    rails = rails_of.get(spec.pool)
+    if rails is not None:
+        if first not in rails.main or last not in rails.main:
+            why = f"{name}: it is not in the pool's range {pool.spec.range}"
+            yield Contradiction(spec.pool, why)
+        if spec.rails != tuple(map(text, rails.firsts(first))):
+            yield Contradiction(spec.pool, f"{name}: its rails are not those of the pool")
     if pool.status.space and spec.space != pool.status.space:
         yield Contradiction(spec.pool, f"{name}: the pool's space is {pool.status.space}")
     size = last - first + 1
@@ -97,11 +97,3 @@ def _of_block(
         yield Contradiction(
             spec.pool, f"{name}: it has {size} addresses, a block has {pool.status.block_size}"
         )
-
-
-def _rails_of(pool: AddressPool, first: int) -> tuple[str, ...]:
-    """Where a block of the pool that begins there begins on the other rails."""
-    try:
-        return tuple(map(text, Rails.of(pool.spec).firsts(first)))
-    except ValueError:  # the pool is not Ready, and says why
-        return ()

@@ -1,17 +1,19 @@
 """How each pool is cut into blocks, and whether nodes may claim from it.
 
 Equal addresses must have equal names, or the API server cannot keep two claims of them apart. So
-pools of one space that overlap have one block size, and a private pool whose range is also shared
-lies in the shared space. Both are decided once. A change of what was decided begins only when no
-block of the old kind exists: the controller first writes Ready False (agents read the pool after
-each claim, and drop a claim if it is not Ready), waits, looks for blocks again, and then decides.
+pools of one space that overlap have one block size, and a private pool lies in the shared space if
+its range is that of a shared pool, or one of its rails. Both are decided once. A change of what was
+decided begins only when no block of the old kind exists: the controller first writes Ready False
+(agents read the pool after each claim, and drop a claim if it is not Ready), waits, looks for
+blocks again, and then decides.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from ipam.addresses import Network, parse_interface
+from ipam.addresses import Interval, Network, parse_interface
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.rail_plans import without_rails
@@ -27,7 +29,8 @@ from ipam.cluster.controller.ranged import (
     sized,
 )
 from ipam.cluster.names import space_name
-from ipam.cluster.objects import AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.rails import Rails
 
 
 def plans(
@@ -62,48 +65,61 @@ def _canonical(written: str) -> Network:
     return range_
 
 
-def _own_space(pool: AddressPool, *, shared: bool) -> str:
-    return space_name(pool.spec.network_name, pool.spec.range, shared=shared)
-
-
 def _with_spaces(
     ranged: Iterable[Ranged],
     index: BlockIndex,
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> list[Ranged]:
-    """Each pool with its space. Those that must wait for a change of spaces go to `planned`."""
+    """Each pool with its space. The plans of those that must wait for a change go to `planned`."""
     ranged = tuple(ranged)
-    shared = {
-        (each.pool.spec.network_name, each.pool.spec.range): each
-        for each in ranged
-        if each.pool.spec.shared
-    }
+    shared: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
+    for each in ranged:
+        if each.pool.spec.shared:
+            private = _private_block(each, index)
+            if private is not None:
+                planned[each.name] = _waiting_for(private, each)
+            for network in Rails.readable(each.pool.spec).networks:
+                shared[each.pool.spec.network_name, network].append(each)
     spaces = []
     for each in ranged:
-        pool = each.pool
-        twin = shared.get((pool.spec.network_name, pool.spec.range))
-        wanted = _own_space(pool, shared=twin is not None)
-        decided = pool.status.space
-        if not decided or decided == wanted or twin is None:
-            # A private pool that once was beside a shared one stays: its blocks have that space.
-            spaces.append(replace(each, space=decided or wanted))
-        elif any(index.within(decided, each.interval)):
-            planned[twin.name] = Plan(
-                space=twin.pool.status.space,
-                block_size=twin.decided,
-                ready=False,
-                reason="PrivateBlocks",
-                message=f"{pool.metadata.name} has blocks of the same range in a space of its own: "
-                "set its spec.state to Draining and wait until they are gone",
-            )
-            spaces.append(replace(each, space=decided))
-        elif {each.name, twin.name} <= set(quiet):
-            spaces.append(replace(each, space=wanted))
-        else:
-            for waiting in (each, twin):
-                planned[waiting.name] = paused(waiting, "SpaceChanges", f"the space is {wanted}")
-    return [each for each in spaces if each.name not in planned]
+        spec, decided = each.pool.spec, each.pool.status.space
+        twins = shared[spec.network_name, each.range]
+        wanted = space_name(spec.network_name, spec.range, shared=bool(twins))
+        space = decided or wanted
+        # A private pool that once was beside a shared one stays: its blocks have that space.
+        if decided not in ("", wanted) and twins and not any(index.within(decided, each.interval)):
+            if {each.name, *(twin.name for twin in twins)} <= set(quiet):
+                space = wanted
+            else:
+                for waiting in (each, *twins):
+                    planned[waiting.name] = paused(
+                        waiting, "SpaceChanges", f"the space is {wanted}"
+                    )
+        spaces.append(replace(each, space=space))
+    return spaces
+
+
+def _private_block(each: Ranged, index: BlockIndex) -> AddressBlock | None:
+    """A block with addresses of a shared pool that a private pool of the very same range leased
+    before, in a space of its own."""
+    for network in Rails.readable(each.pool.spec).networks:
+        own = space_name(each.pool.spec.network_name, str(network), shared=False)
+        for found in index.within(own, Interval(network.address, network.last)):
+            return found.block
+    return None
+
+
+def _waiting_for(private: AddressBlock, each: Ranged) -> Plan:
+    return Plan(
+        space=each.pool.status.space,
+        block_size=each.decided,
+        ready=False,
+        reason="PrivateBlocks",
+        message=f"AddressBlock {private.metadata.name} of AddressPool {private.spec.pool} has "
+        "addresses of it in a space of its own: set spec.state of that pool to Draining and wait "
+        "until its blocks are gone",
+    )
 
 
 def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:

@@ -117,7 +117,7 @@ def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
 
 def _holes(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
     """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
-    rails = Rails.of(spec)
+    rails = Rails.readable(spec)
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there

@@ -30,7 +30,10 @@ def without_rails(
     quiet: Collection[str],
     planned: dict[str, Plan],
 ) -> list[Ranged]:
-    """The pools that have to do with no rail. The plans of the others go to `planned`."""
+    """The pools that have to do with no rail. The plans of the others go to `planned`.
+
+    What has a plan there already waits for something else, and keeps its rails.
+    """
     ranged = list(ranged)
     accepted: list[tuple[Ranged, Rails]] = []
     plain = [each for each in ranged if not each.pool.spec.rails]
@@ -39,6 +42,10 @@ def without_rails(
             rails = Rails.of(each.pool.spec)
         except ValueError as error:
             planned[each.name] = refused(str(error), "InvalidRange")
+            continue
+        if each.name in planned:
+            if each.decided:
+                accepted.append((each, rails))
             continue
         planned[each.name] = plan = _plan(each, rails, accepted, plain, index, nodes, quiet)
         if plan.reason == "RailsWait":
@@ -114,7 +121,7 @@ def _beside_rails(
     """The plan of a pool whose addresses are a rail's; None if none of them is."""
     for each, rails in accepted:
         if other.space == each.space and _touch([other.interval], rails.intervals):
-            if other.range in rails.others:
+            if other.range in rails.networks:
                 message = f"its addresses are leased as a rail of AddressPool {each.name}"
                 return Plan(space=other.space, rail_of=each.name, reason="RailOf", message=message)
             return refused(f"it overlaps a rail of AddressPool {each.name}", "RailsOverlap")

@@ -58,6 +58,13 @@ def attach(node: ClusterNode, pod: str, rails: range = range(16)) -> set[int]:
     return {parse(add(node, pod, rail)) & 255 for rail in rails}
 
 
+def reboot(server: FakeApi, node: ClusterNode) -> None:
+    """A new boot, whose leases are confirmed, before anything of the former one is swept."""
+    server.machines[node.name] = replace(server.machines[node.name], boot_id="boot-2")
+    node.restart("boot-2")
+    node.steps(1, 0.0)
+
+
 def detach(node: ClusterNode, pod: str, rail: int, container: str = "") -> None:
     """DEL of one interface."""
     held = {
@@ -340,3 +347,88 @@ def test_a_requested_address_whose_index_is_another_pods_is_refused(
             container=container,
         ) == [asked]
     audit(server, [node])
+
+
+def test_what_an_earlier_boot_left_on_a_rail_blocks_no_index(memory_path: Path) -> None:
+    server = FakeApi()
+    put_rails(server, 256, exclude=("10.64.0.0-10.64.0.99", "10.64.0.101-10.64.0.255"))
+    node = ClusterNode(server, memory_path / "a")
+    assert parse(add(node, "p0", 3)) & 255 == 100
+    reboot(server, node)
+    assert attach(node, "p1", range(5)) == {100}
+    audit(server, [node])
+
+
+def test_an_index_that_an_earlier_boot_left_on_some_rails_is_one_on_all(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    left = parse(add(node, "p0", 3)) & 255
+    attach(node, "p1")
+    reboot(server, node)
+    assert attach(node, "p2") == {left}
+    audit(server, [node])
+
+
+def test_a_pod_that_comes_back_after_a_reboot_keeps_its_index(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    attach(node, "p0")
+    (index,) = attach(node, "p1")
+    reboot(server, node)
+    again = {
+        parse(address) & 255
+        for rail in range(16)
+        for address in node.add(
+            "p1",
+            {"range": RAILS[rail]},
+            uid="uid-p1",
+            container="p1-2",
+            network=f"rail{rail}",
+            ifname=NICS[rail],
+        )
+    }
+    assert again == {index}
+
+
+def test_a_requested_address_whose_index_an_earlier_boot_left_is_granted(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    asked = add(node, "p0", 3).replace("10.67.", "10.69.")
+    reboot(server, node)
+    config = {"capabilities": {"ips": True}, "runtimeConfig": {"ips": [asked]}}
+    assert node.add(
+        "p1", {"range": RAILS[5]}, network="rail5", ifname="net5", config=config, uid="uid-p1"
+    ) == [asked]
+    audit(server, [node])
+
+
+def put_private(server: FakeApi, rail: int) -> None:
+    """The pool of a private network with the range of a rail, as the controller leaves it."""
+    pool = put_pool(server, RAILS[rail], shared=False)
+    main = server.look(AddressPool, "10.64.0.0-24")
+    status = replace(main.status, rail_of=main.metadata.name, block_size=0)
+    server.put(replace(pool, status=status))
+
+
+@pytest.mark.parametrize("rail", [0, 5])
+def test_a_private_network_with_the_range_of_a_rail_gives_no_address_twice(
+    server: FakeApi, node: ClusterNode, memory_path: Path, rail: int
+) -> None:
+    put_private(server, rail)
+    nodes = [node, ClusterNode(server, memory_path / "b", "node-b", clock=node.clock)]
+    given, indexes = [], []
+    for number in range(6):
+        for each in nodes:
+            private = each.add(
+                f"q{number}",
+                {"range": RAILS[rail], "enable_overlapping_ranges": False},
+                network="private",
+                uid=f"uid-q{number}",
+            )
+            given += [*private, add(each, f"p{number}", rail)]
+            indexes += [parse(private[0]) & 255, *attach(each, f"p{number}", range(8, 10))]
+    assert len(set(given)) == len(given) == 24
+    assert len(set(indexes)) == 24, "no other pod has the index of a private address"
+    for each in nodes:
+        each.steps(3)
+        audit_settled(server, [each])

@@ -1,0 +1,107 @@
+"""Why a claim was in vain, for who asked: a taken address, or a pool without a free one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cni.spec.errors import CNIError, Code
+from ipam.addresses import Interval, family, text
+from ipam.cluster.api import ClusterApi, NotFound
+from ipam.cluster.geometry import Geometry
+from ipam.cluster.names import sub_block_name
+from ipam.cluster.objects import AddressBlock, AddressPool, Holder
+from ipam.cluster.pools import kept_out
+from ipam.cluster.wants import Want
+from ipam.ranges import is_within, outside
+from ipam.store import AddressTaken
+
+_MOST_NAMED = 3  # nodes in an error
+
+
+class ClaimErrors:
+    """The errors of the claims of a holder."""
+
+    def __init__(self, api: ClusterApi, holder: Holder) -> None:
+        self._api = api
+        self._holder = holder
+
+    def none_left(
+        self,
+        pool: AddressPool,
+        blocks: Geometry,
+        want: Want,
+        sought: Want,
+        holes: Sequence[Interval],
+        others: Sequence[AddressBlock],
+    ) -> CNIError:
+        """No block with an address that is wanted is free. ApiError.
+
+        Raises CNIError instead if no lease could help. `sought` is the want as the pool names its
+        addresses, `holes` are what no node hands out of the pool, `others` are its blocks.
+        """
+        if want.fixed:
+            if is_within(sought.range.first, holes):
+                raise is_kept_out(want, pool)
+            return self._taken(pool, blocks, want, sought)
+        if not any(list(outside(part, kept_out(pool))) for part in sought.parts):
+            raise CNIError(
+                Code.NO_FREE_ADDRESS,
+                f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
+                "was reserved; exclude less, or widen the range",
+            )
+        used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
+        return CNIError(
+            Code.NO_FREE_ADDRESS,
+            f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
+            f"{capacity} are used, and all {blocks.total} blocks of {blocks.block_size} addresses "
+            f"that {want.range} may use are leased (IPv{family(want.range.first)})"
+            f"{_foreign_too(pool, holes)}{self._most_free(others)}: nothing was reserved; delete "
+            "pods that no longer need one, or widen the range",
+        )
+
+    def _most_free(self, others: Sequence[AddressBlock]) -> str:
+        """The nodes with most free addresses, as they published it last."""
+        free = Counter[str]()
+        for block in others:
+            if block.spec.holder.instance != self._holder.instance and block.status.free:
+                free[block.spec.holder.node] += block.status.free
+        listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
+        return f", most of the free addresses by nodes {listed}" if listed else ""
+
+    def _taken(self, pool: AddressPool, blocks: Geometry, want: Want, sought: Want) -> CNIError:
+        """Why an address cannot be had: who leases it, or the block that it is in."""
+        address, space = sought.range.first, pool.status.space
+        cover = blocks.name(space, blocks.index(address))
+        for name in dict.fromkeys((sub_block_name(space, address), cover)):
+            with suppress(NotFound):
+                node = self._api.get(AddressBlock, name).spec.holder.node
+                if node != self._holder.node:
+                    return AddressTaken(
+                        f"{want.range.where}: address {text(want.range.first)} is in a block that "
+                        f"node {node} has leased: nothing was reserved; ask for another address",
+                        f"see AddressBlock {name}",
+                    )
+        return CNIError(
+            Code.TRY_AGAIN,
+            f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
+            f"lease of AddressBlock {cover} is not confirmed, or ends; try again",
+        )
+
+
+def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
+    """The pool, or whereabouts, keeps the address out."""
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
+        f"{pool.metadata.name}: nothing was reserved; ask for another address",
+        f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
+    )
+
+
+def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
+    """How much of the pool whereabouts' objects hold."""
+    held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
+    return f", and whereabouts' pods hold {held} addresses" if held else ""
+
+
+def _size(interval: Interval) -> int:
+    return interval.last - interval.first + 1
