@@ -1,4 +1,4 @@
-"""One API server for all tests of this folder; it ends before those of the cluster begin."""
+"""One API server for all tests of this folder, beside that of the cluster."""
 
 from collections.abc import Iterator
 
