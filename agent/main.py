@@ -123,7 +123,7 @@ class Agent:
         stores = Stores(
             self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
         )
-        self._nv_ipam = nv_ipam_pools.service_of(self._store, loaded.ipam)
+        self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, loaded.ipam)
         self._addresses = AddressPlugin(
             stores,
             cache(paths.boot_id),

@@ -1,5 +1,6 @@
 """nv-ipam's pools in the agent, where it follows them (`ipam.nv_ipam`)."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
 
     from ipam.cluster.nv_ipam.service import NvPoolService
 
+_log = logging.getLogger(__name__)
+
 
 def service_of(
-    files: StoreFiles, settings: AddressSettings, environ: Mapping[str, str] = os.environ
+    paths: Paths,
+    files: StoreFiles,
+    settings: AddressSettings,
+    environ: Mapping[str, str] = os.environ,
 ) -> "NvPoolService | None":
     """Follows the pools once it is started; None on a node that does not follow them.
 
@@ -32,7 +38,12 @@ def service_of(
         return None
     from ipam.cluster.nv_ipam.service import NvPoolService
 
-    return NvPoolService(api, files, node, settings.nv_ipam_namespace)
+    try:
+        boot = paths.boot_id()
+    except OSError as error:
+        _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
+        return None
+    return NvPoolService(api, files, node, boot, settings.nv_ipam_namespace)
 
 
 def plugin_of(

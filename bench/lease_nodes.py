@@ -18,7 +18,7 @@ from ipam.cluster.api import Unavailable
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
-from ipam.cluster.wants import boottime
+from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 from ipam.scope import Stores

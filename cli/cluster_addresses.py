@@ -20,7 +20,7 @@ from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex, placed
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyLease
 
 ATTEMPTS = 3  # for a block that changes meanwhile
 
@@ -46,7 +46,9 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         )
         add_kubeconfig(parser)
         parser.set_defaults(in_cluster=form)
-    reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
+    reclaim = commands.add_parser(
+        "reclaim", help="free the blocks and shares of a node that is powered off"
+    )
     reclaim.add_argument("--node", required=True, help="the name of its Node object")
     reclaim.add_argument(
         "--powered-off",
@@ -91,7 +93,7 @@ def _list(arguments: argparse.Namespace, api: ClusterApi) -> int:
     if arguments.output == "json":
         output.document({"pools": pools, "blocks": blocks}, "json")
         return 0
-    machines = Machines(api.nodes(), blocks, api.has_pods)
+    machines = _machines(api, blocks)
     pool_headers = ("POOL", "NETWORK", "RANGE", "BLOCK", "USED", "CAPACITY", "BLOCKS", "LOST")
     output.show(
         Table((*pool_headers, "READY"), [_pool_row(pool) for pool in pools]),
@@ -209,25 +211,30 @@ def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
     blocks = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
-    if not blocks:
+    shares = api.list(AddressShare, {"spec.node": arguments.node}).items
+    if not blocks and not shares:
         sys.stdout.write(f"{arguments.node} leases no block\n")
         return 0
-    return _free(blocks, api)
+    return _free((*blocks, *shares), api)
 
 
-def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
-    """Free the blocks but those of machines that run; the exit code."""
-    # All blocks show which stores run on the machines.
-    machines = Machines(api.nodes(), api.list(AddressBlock).items, api.has_pods)
-    standings = [(block, machines.standing(block.spec.holder)) for block in blocks]
+def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
+    """The machines; all blocks and shares show which stores run on them."""
+    return Machines(api.nodes(), (*blocks, *api.list(AddressShare).items), api.has_pods)
+
+
+def _free(blocks: Iterable[AnyLease], api: ClusterApi) -> int:
+    """Free the blocks and shares but those of machines that run; the exit code."""
+    machines = _machines(api, api.list(AddressBlock).items)
+    standings = [(block, machines.standing(block.holder)) for block in blocks]
     replaced = {
-        block.spec.holder.node
+        block.holder.node
         for block, standing in standings
-        if standing in (Standing.GONE, Standing.REPLACED) and machines.has(block.spec.holder.node)
+        if standing in (Standing.GONE, Standing.REPLACED) and machines.has(block.holder.node)
     }
     code = 0
     for block, standing in standings:
-        name, holder = block.metadata.name, block.spec.holder
+        name, holder = block.metadata.name, block.holder
         if standing is Standing.WELL:
             sys.stderr.write(
                 f"podfabric ipam: {name}: kept: the node {holder.node} is Ready, so its machine "
@@ -245,13 +252,13 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
     return code
 
 
-def _freed(block: AddressBlock, api: ClusterApi) -> int:
+def _freed(block: AnyLease, api: ClusterApi) -> int:
     """Free a block and say so, or why not; the exit code."""
     name = block.metadata.name
     why = "its holder answers, so its machine is not off"
     try:
         if _free_at_last(block, api):
-            sys.stdout.write(f"freed {name}, which {block.spec.holder.node} leased\n")
+            sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
             return 0
     except CoversOthers as error:
         why = f"{error}: it is fenced, so say it again when these are gone"
@@ -259,14 +266,14 @@ def _freed(block: AddressBlock, api: ClusterApi) -> int:
     return 1
 
 
-def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:
-    """Free the block. False if it changes again and again, as that of a living holder does."""
+def _free_at_last(block: AnyLease, api: ClusterApi) -> bool:
+    """Free it. False if it changes again and again, as what a living holder has does."""
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):
         try:
             if free_powered_off(api, block):
                 return True
-            block = api.get(AddressBlock, block.metadata.name)
+            block = api.get(type(block), block.metadata.name)
         except NotFound:
             return True
         if block.metadata.uid != uid:
@@ -279,7 +286,7 @@ def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
         pool.metadata.name: pool for pool in api.list(AddressPool).items
     }
     blocks = api.list(AddressBlock).items
-    machines = Machines(api.nodes(), blocks, api.has_pods)
+    machines = _machines(api, blocks)
     found = contradictions(pools, blocks, BlockIndex(blocks))
     for each in found:
         _say(f"wrong: {each.text}")

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ipam.addresses import Interval
+from ipam.confirmed import is_recent
 from ipam.ranges import merged, outside
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
@@ -105,11 +106,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_confirmed(self, boot: str, now: float) -> bool:
         """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME."""
-        return (
-            self.state == "usable"
-            and self.boot == boot
-            and 0 <= now - self.confirmed < self.max_offline
-        )
+        last = (self.boot, self.confirmed)
+        return self.state == "usable" and is_recent(last, self.max_offline, boot, now)
 
 
 def touch(one: Interval, other: Interval) -> bool:

@@ -22,6 +22,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Refused
 from ipam.cluster.block_store import Revision
 from ipam.cluster.ceding import ceded_by, ceded_texts
+from ipam.cluster.identity import same_machine_before
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import (
     AddressBlock,
@@ -327,20 +328,13 @@ class Confirmation:
     def adopt(self) -> None:
         """Take over the blocks of a store that this machine lost before it booted.
 
-        Its sandboxes died with the boot. Both ids must be equal: clones share the first. The next
-        `run` makes rows of them. Raises ApiError.
+        The next `run` makes rows of them. Raises ApiError.
         """
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return
         for found in self._api.list(AddressBlock, {"spec.holder.node": mine.node}).items:
-            other = found.spec.holder
-            same_machine = (other.machine_id, other.system_uuid) == (
-                mine.machine_id,
-                mine.system_uuid,
-            )
-            is_dead = other.instance != mine.instance and other.boot != mine.boot
-            if is_dead and same_machine and not is_let_go(found):
+            if same_machine_before(mine, found.spec.holder) and not is_let_go(found):
                 # The next `run` looks whether a sub-block may be used.
                 self._asserted(found, 0.0, state="Pending" if found.spec.cover else "Active")
 

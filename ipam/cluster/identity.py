@@ -28,3 +28,11 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
         system_uuid=node.system_uuid,
         boot=boot,
     )
+
+
+def same_machine_before(mine: Holder, other: Holder) -> bool:
+    """Whether `other` is this machine before it booted, with a store that is lost since: its
+    sandboxes died with the boot. Both ids must be equal: clones share the first."""
+    ids = (mine.machine_id, mine.system_uuid)
+    is_dead = other.instance != mine.instance and other.boot != mine.boot
+    return all(ids) and ids == (other.machine_id, other.system_uuid) and is_dead

@@ -28,10 +28,11 @@ from ipam.cluster.sharing import Sharing
 from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
-from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want, boottime
+from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want
 from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
+from ipam.confirmed import boottime
 from ipam.departures import Departures
 from ipam.store import Grant, Owner
 from ipam.store_files import StoreFiles

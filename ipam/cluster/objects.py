@@ -13,6 +13,7 @@ GROUP = "ipam.podfabric.io"
 VERSION = "v1alpha1"
 
 BlockState = Literal["Pending", "Active", "Draining", "Reclaiming"]
+ShareState = Literal["Active", "Reclaiming"]
 Compat = Literal["None", "Read", "Coexist"]
 
 
@@ -232,6 +233,11 @@ class AddressBlock(Resource, frozen=True, kw_only=True):
     spec: BlockSpec
     status: BlockStatus = BlockStatus()
 
+    @property
+    def holder(self) -> Holder:
+        """Who leases it."""
+        return self.spec.holder
+
 
 # --- AddressRequest --------------------------------------------------------------------------
 
@@ -306,15 +312,21 @@ class AddressReservation(Resource, frozen=True, kw_only=True):
 # --- AddressShare ----------------------------------------------------------------------------
 
 
-class ShareSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node uses of a pool of nv-ipam. `pool` ("ippool/NAME") and `node` are immutable.
+class ShareSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What one machine uses of a pool of nv-ipam. `pool` ("ippool/NAME"), `node` and the instance
+    of `holder` are immutable.
 
-    `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the node hold or may get.
+    `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the machine hold or may get.
+    `holder`, `state` and `max_offline_seconds` are as those of a block. An older agent writes no
+    `holder`, and goes by no `max_offline_seconds`.
     """
 
     pool: str
     node: str
     ranges: tuple[str, ...] = ()
+    holder: Holder | None = None
+    state: ShareState = "Active"
+    max_offline_seconds: int = 0
 
 
 class ShareStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -324,13 +336,22 @@ class ShareStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class AddressShare(Resource, frozen=True, kw_only=True):
-    """A node's share of a pool of nv-ipam: other nodes leave these addresses alone."""
+    """A machine's share of a pool of nv-ipam: other machines leave these addresses alone."""
 
     KIND = "AddressShare"
     PLURAL = "addressshares"
 
     spec: ShareSpec
     status: ShareStatus = ShareStatus()
+
+    @property
+    def holder(self) -> Holder:
+        """Whose it is; of a share that an older agent wrote, only the node is known."""
+        return self.spec.holder or Holder(instance="", node=self.spec.node)
+
+
+AnyLease = AddressBlock | AddressShare
+"""What a machine holds until it gives it back or is proved dead."""
 
 
 KINDS: tuple[type[Resource], ...] = (

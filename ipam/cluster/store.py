@@ -19,8 +19,8 @@ from ipam.cluster.wants import (
     PoolPending,
     PoolRange,
     Want,
-    boottime,
 )
+from ipam.confirmed import boottime
 from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner, Reservation, Usage

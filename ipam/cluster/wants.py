@@ -1,6 +1,5 @@
 """What a node needs an address of, and who leases blocks for it."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,11 +13,6 @@ POOL_PATIENCE = 15.0  # seconds that it waits for a pool: its definition may be 
 
 PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
-
-
-def boottime() -> float:
-    """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Occupancy(NamedTuple):

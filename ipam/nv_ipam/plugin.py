@@ -14,11 +14,12 @@ from cni.spec.request import Request
 from cni.spec.result import IPConfig, Result
 from ipam import scope
 from ipam.addresses import Network, parse_interface, text
+from ipam.confirmed import boottime
 from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
-from ipam.nv_ipam.requests import NotHere, ResolvedRequest, resolved
+from ipam.nv_ipam.requests import Held, NotHere, ResolvedRequest, kept, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner, Reservation, ReservedAddress
@@ -38,17 +39,28 @@ class PoolSource(Protocol):
     def failed(self, owner: Owner, error: CNIError) -> None:
         """A pod got no address."""
 
+    def silence(self, key: str) -> str:
+        """Why this node's share of the pool could not be confirmed when that was tried last; "" if
+        it was."""
+
 
 class NvIpam:
     """nv-ipam on one node. `directory` is the store's, `conf` is nv-ipam.conf.
 
-    `follower` is None in a process that is not the agent.
+    `follower` is None in a process that is not the agent. `clock` is CLOCK_BOOTTIME.
     """
 
-    def __init__(self, directory: Path, conf: Path, follower: PoolSource | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        conf: Path,
+        follower: PoolSource | None = None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
         self._file = PoolsFile(directory)
         self._conf = conf
         self._follower = follower
+        self._clock = clock
 
     def reserve(
         self,
@@ -64,10 +76,13 @@ class NvIpam:
         """
         options = self._options(request)
 
-        def sets_now() -> ResolvedRequest:
-            found = resolved(options, self._file.read())
+        def sets_now(tables: Tables) -> tuple[ResolvedRequest, tuple[RangeSet, ...]]:
+            known = self._file.read()
+            found = resolved(options, known)
             answerable(found.sets)
-            return found
+            if importing.imported(tables, owner):
+                return found, ()
+            return found, self._confirmed(known, options, found.sets, _held(tables, owner, store))
 
         try:
             found, grant = self._attempts(store, owner, sets_now, segment)
@@ -98,7 +113,9 @@ class NvIpam:
     def status(self, store: SqliteStore, request: Request) -> str | None:
         """Why an ADD would get no address now; None if it would. CNIError as of an ADD."""
         plain = NvIpamOptions(pools=self._options(request).pools)
-        return store.exhausted(resolved(plain, self._file.read()).sets)
+        known = self._file.read()
+        sets = resolved(plain, known).sets
+        return store.exhausted(self._confirmed(known, plain, sets, Held(store.boot)))
 
     def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
         """What answers domain and range of an address that an ADD of this request gave, or would
@@ -123,7 +140,7 @@ class NvIpam:
         self,
         store: SqliteStore,
         owner: Owner,
-        sets_now: Callable[[], ResolvedRequest],
+        sets_now: Callable[[Tables], tuple[ResolvedRequest, tuple[RangeSet, ...]]],
         segment: str,
     ) -> tuple[ResolvedRequest, Grant]:
         """A grant. What this node does not have yet it asks for: each address once."""
@@ -132,14 +149,15 @@ class NvIpam:
             found: list[ResolvedRequest] = []
 
             def seen(tables: Tables, found: list[ResolvedRequest] = found) -> tuple[RangeSet, ...]:
-                found.append(sets_now())
-                # Of a pod whose address the daemon gave: first its network is put right.
-                return () if importing.imported(tables, owner) else found[0].sets
+                request, sets = sets_now(tables)
+                found.append(request)
+                return sets
 
             try:
                 grant = store.reserve_seen(owner, seen, segment=segment)
                 if grant.granted:
                     return found[0], grant
+                # The daemon gave the pod its address: first its network is put right.
                 store.revise(lambda tables: importing.imported(tables, owner))
             except NotHere as absent:
                 wanted = (absent.pool, absent.address)
@@ -147,6 +165,32 @@ class NvIpam:
                     raise
                 asked.add(wanted)
                 self._follower.ask(*wanted)
+
+    def _confirmed(
+        self,
+        known: NodePools | None,
+        options: NvIpamOptions,
+        sets: Sequence[RangeSet],
+        held: Held,
+    ) -> tuple[RangeSet, ...]:
+        """The sets; of a pool that was not confirmed lately only what the pod holds of it already.
+
+        The clock is read here, within the transaction that reserves. CNIError 11.
+        """
+        assert known is not None
+        pools = [known.pools[key] for key in options.pools]
+        now = self._clock()
+        return tuple(
+            each
+            if pool.is_confirmed(held.boot, now)
+            else kept(pool, each, held, now, self._silence(pool.key))
+            for pool, each in zip(pools, sets, strict=True)
+        )
+
+    def _silence(self, key: str) -> str:
+        if self._follower is None:
+            return "only podfabric's agent confirms it, and this is another process"
+        return self._follower.silence(key) or "it was not tried yet"
 
     def _explained(self, error: CNIError, options: NvIpamOptions) -> CNIError:
         if error.code != Code.NO_FREE_ADDRESS:
@@ -165,6 +209,11 @@ class NvIpam:
                     f"pods; {others}, which nv-ipam does not lend"
                 )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
+
+
+def _held(tables: Tables, owner: Owner, store: SqliteStore) -> Held:
+    former = (*tables.of_attachment(owner.attachment), *tables.of_pod(owner))
+    return Held(store.boot, former)
 
 
 def as_imported(attachment: Attachment) -> Attachment:

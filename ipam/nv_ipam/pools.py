@@ -14,6 +14,7 @@ import msgspec
 from base.files import read, write_atomically
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, Network, parse, parse_interface, parse_interval, text
+from ipam.confirmed import is_recent
 from ipam.ranges import Range, merged
 
 FILE = "nv-ipam.json"
@@ -25,6 +26,10 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `network` gives the mask; `first` to `last` are the node's entry, "" if it has none. `usable`
     are the runs of it that no other node uses. `beside` are addresses outside of the entry that
     pods of this node asked for by name. `routes` go through the gateway, in the result's order.
+
+    `share` is the uid of the AddressShare by which the others leave all of this alone. It was last
+    `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and new pods get addresses for
+    `max_offline` seconds from then.
     """
 
     key: str
@@ -36,6 +41,14 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     routes: tuple[str, ...] = ()
     usable: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    share: str = ""
+    boot: str = ""
+    confirmed: float = 0.0
+    max_offline: float = 0.0
+
+    def is_confirmed(self, boot: str, now: float) -> bool:
+        """Whether new pods may get addresses of it at that time of CLOCK_BOOTTIME."""
+        return is_recent((self.boot, self.confirmed), self.max_offline, boot, now)
 
     @property
     def domain(self) -> str:
@@ -70,10 +83,15 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodePools(msgspec.Struct, frozen=True, kw_only=True):
-    """All pools that the node's agent saw, by key. `node` is the name of the Node."""
+    """All pools that the node's agent saw, by key. `node` is the name of the Node.
+
+    Without `is_named`, an older agent's shares may be there, which do not name their machine: they
+    are this machine's, since this file is.
+    """
 
     node: str = ""
     pools: dict[str, NodePool] = {}
+    is_named: bool = False
 
 
 class PoolsFile:

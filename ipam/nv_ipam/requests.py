@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.result import Route
-from ipam.addresses import Network, family, parse, parse_interval, text
+from ipam.addresses import Interval, Network, family, parse, parse_interval, text
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePool, NodePools
 from ipam.ranges import Range, RangeSet
+from ipam.store import Reservation
 
 
 class ResolvedRequest(NamedTuple):
@@ -31,6 +32,13 @@ class NotHere(CNIError):
         self.address = address
 
 
+class Held(NamedTuple):
+    """What a pod holds, or held in another sandbox; only what is of this `boot` counts."""
+
+    boot: str
+    reservations: Sequence[Reservation] = ()
+
+
 def resolved(options: NvIpamOptions, known: NodePools | None) -> ResolvedRequest:
     """The sets of a request. CNIError 7 for what the pools cannot give, 11 for what they cannot
     give now; NotHere."""
@@ -45,6 +53,31 @@ def resolved(options: NvIpamOptions, known: NodePools | None) -> ResolvedRequest
             routes += [Route(dst=dst, gw=text(hop)) for dst in pool.routes]
     _require_all_used(options, sets)
     return ResolvedRequest(tuple(sets), tuple(routes))
+
+
+def kept(pool: NodePool, wanted: RangeSet, held: Held, now: float, why: str) -> RangeSet:
+    """What a pod may have of a pool that was not confirmed lately: the address that it holds.
+
+    `now` is of CLOCK_BOOTTIME, `why` says what went wrong. CNIError 11 without one.
+    """
+    own = [
+        Interval(parse(each.address), parse(each.address))
+        for each in held.reservations
+        if each.boot == held.boot and each.domain == pool.domain
+    ]
+    ranges = tuple(each.restricted(own) for each in wanted.ranges)
+    if any(each.parts for each in ranges):
+        return RangeSet(ranges, wanted.fixed)
+    since = "since it booted"
+    if pool.boot == held.boot and now >= pool.confirmed:
+        since = f"for {(now - pool.confirmed) / 60:.0f} minutes"
+    raise CNIError(
+        Code.TRY_AGAIN,
+        f"this node has not confirmed its share of {pool.key} at the API server {since} "
+        f"({why}): another node may get its addresses, so no new pod gets one here: nothing was "
+        "reserved; see that the API server answers, and that the Node object of this node exists; "
+        "the runtime tries again",
+    )
 
 
 def _pool(key: str, known: NodePools | None) -> NodePool:

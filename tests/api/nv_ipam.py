@@ -125,7 +125,7 @@ class ApiNode(NodeVerbs):
     def start(self) -> None:
         """A new agent process."""
         self.files = PerCall(self.directory, report=lambda line: None)
-        self.service = NvPoolService(self.client, self.files, self.name, NAMESPACE)
+        self.service = NvPoolService(self.client, self.files, self.name, self.boot, NAMESPACE)
         self.nv_ipam = NvIpam(self.directory, self.directory / "conf", self.service.follower)
         self.service.start()
 

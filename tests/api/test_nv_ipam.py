@@ -14,7 +14,7 @@ from cni.spec.result import Result, encode
 from ipam.cluster.api import Refused
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.nv_ipam.shares import share_name
-from ipam.cluster.objects import AddressShare, Meta, ShareSpec
+from ipam.cluster.objects import AddressShare, Holder, Meta, ShareSpec
 from tests.api import nv_ipam
 from tests.api.conftest import NODE_A
 from tests.api.nv_ipam import ApiNode, put_entries, put_pool
@@ -71,7 +71,7 @@ def entry(node: str, first: str, last: str) -> dict[str, str]:
 
 def conditions(server: ApiServer, key: str, node: str) -> dict[str, str]:
     """Messages of the share's true conditions."""
-    share = server.admin.get(AddressShare, share_name(key, node))
+    (share,) = server.admin.list(AddressShare, {"spec.node": node, "spec.pool": key}).items
     return {each.type: each.message for each in share.status.conditions if each.status == "True"}
 
 
@@ -146,8 +146,10 @@ def test_a_requested_address_is_one_nodes_at_a_time(kinds: ApiServer, nodes: Nod
 
 def test_an_agent_writes_no_share_of_another_node(kinds: ApiServer, node_a: KubernetesApi) -> None:
     def share(node: str) -> AddressShare:
-        spec = ShareSpec(pool="ippool/p", node=node, ranges=("10.6.0.1-10.6.0.9",))
-        return AddressShare(metadata=Meta(name=share_name("ippool/p", node)), spec=spec)
+        holder = Holder(instance="store", node=node)
+        ranges = ("10.6.0.1-10.6.0.9",)
+        spec = ShareSpec(pool="ippool/p", node=node, ranges=ranges, holder=holder)
+        return AddressShare(metadata=Meta(name=share_name("ippool/p", node, "store")), spec=spec)
 
     own = node_a.create(share(NODE_A))
     with pytest.raises(Refused, match="may not lease for node other"):

@@ -77,7 +77,7 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
         "addressrequests/status: update",
         "addressreservations: get list watch",
         "addressreservations/status: update",
-        "addressshares: list watch delete",
+        "addressshares: list watch update delete",
         "nodes: list",
         "pods: list",
         "events: create",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from ipam.cluster.api import Node
-from ipam.cluster.objects import AddressBlock, Holder
+from ipam.cluster.objects import AnyLease, Holder
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
@@ -38,14 +38,14 @@ class Machines:
 
     Args:
         nodes: all Node objects.
-        blocks: all blocks; their holders show which stores run on which machines.
+        leases: all blocks and shares; their holders show which stores run on which machines.
         has_pods: whether pods are bound to a node's name.
     """
 
     def __init__(
         self,
         nodes: Iterable[Node],
-        blocks: Iterable[AddressBlock],
+        leases: Iterable[AnyLease],
         has_pods: Callable[[str], bool],
     ) -> None:
         self._named = {node.name: node for node in nodes}
@@ -56,7 +56,7 @@ class Machines:
                 self._of_machine[node.machine_id, node.system_uuid].append(node)
         # The stores that were seen in the boot that each machine is in.
         self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
-        for holder in {block.spec.holder for block in blocks}:
+        for holder in {lease.holder for lease in leases}:
             self._living[holder.machine_id, holder.system_uuid, holder.boot].add(holder.instance)
 
     @property

@@ -7,7 +7,7 @@ compares.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from ipam.cluster.api import ApiError, ClusterApi, Node, NotFound, WatchExpired
@@ -61,7 +61,10 @@ class Follower:
 
 
 class Mirror(Follower, Generic[AnyResource]):
-    """All objects of a kind, or those in a namespace. `changed` is called after a change."""
+    """All objects of a kind, or those in a namespace, or with these fields.
+
+    `changed` is called after a change.
+    """
 
     def __init__(
         self,
@@ -70,9 +73,11 @@ class Mirror(Follower, Generic[AnyResource]):
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         namespace: str = "",
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(kind.PLURAL)
         self._namespace = namespace
+        self._fields = fields
         self._api = api
         self._kind = kind
         self._changed = changed
@@ -89,7 +94,7 @@ class Mirror(Follower, Generic[AnyResource]):
     def _follow(self) -> None:
         """List, and then follow the changes until it is time to list again."""
         listed_at = self._clock()
-        listing = self._api.list(self._kind, namespace=self._namespace)
+        listing = self._api.list(self._kind, self._fields, self._namespace)
         self._complaint.works()
         with self._lock:
             self._objects = {_key(each): each for each in listing.items}
@@ -97,7 +102,7 @@ class Mirror(Follower, Generic[AnyResource]):
         version = listing.resource_version
         # The pause is for a server, or a proxy, that ends each watch at once.
         while self._clock() - listed_at < LIST_EVERY and not self._closed.wait(LEAST_PAUSE):
-            for change in self._api.watch(self._kind, version, namespace=self._namespace):
+            for change in self._api.watch(self._kind, version, self._fields, self._namespace):
                 if self._closed.is_set():
                     return
                 version = change.object.metadata.resource_version

@@ -1,4 +1,4 @@
-"""Frees the blocks of dead holders: fence, wait, delete.
+"""Frees the blocks and shares of dead holders: fence, wait, delete. "Block" stands for both here.
 
 A proof must hold for a while before anything is done, since a Node object may be deleted by
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
@@ -11,6 +11,7 @@ process: a new leader waits again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +20,14 @@ from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.machines import POWERED_OFF, PROOFS, Machines, Standing
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.durations import seconds
-from ipam.cluster.objects import AddressBlock, AddressPool, Holder, ReclaimSpec
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressShare,
+    AnyLease,
+    Holder,
+    ReclaimSpec,
+)
 from ipam.cluster.sticky import drain, is_let_go
 
 TAINTED_FOR = 60.0  # seconds
@@ -27,6 +35,8 @@ REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks m
 MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
 FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
+
+Leased = TypeVar("Leased", bound=AnyLease)
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +90,7 @@ class Reclaim:
 
     def step(
         self,
-        blocks: Iterable[AddressBlock],
+        blocks: Iterable[AnyLease],
         pools: Mapping[str, AddressPool],
         machines: Machines,
         polled: tuple[float, float],
@@ -95,13 +105,13 @@ class Reclaim:
         blocks = tuple(blocks)
         began, ended = polled
         self._remember(pools)
-        standings, unsure = self._look({block.spec.holder for block in blocks}, machines, steps)
+        standings, unsure = self._look({block.holder for block in blocks}, machines, steps)
         self._forget({block.metadata.uid for block in blocks})
         ripe = []
         for block in blocks:
-            if is_let_go(block):
+            if _is_let_go(block):
                 continue
-            standing = standings[block.spec.holder]
+            standing = standings[block.holder]
             fenced = self._fences.get(block.metadata.uid)
             # A watch may show the block as it was before the fence.
             is_old = fenced is not None and fenced.before == block.metadata.resource_version
@@ -112,18 +122,18 @@ class Reclaim:
             if standing not in PROOFS:
                 self._fences.pop(block.metadata.uid, None)  # another proof waits again
                 continue
-            sure = block.spec.holder not in unsure and not is_old
+            sure = block.holder not in unsure and not is_old
             if sure and self._is_ripe(block, standing, pools):
                 ripe.append((block.metadata.name, block))
         left = MOST_STEPS
 
-        def free(block: AddressBlock) -> None:
+        def free(block: AnyLease) -> None:
             nonlocal left
             if left > 0 and self._clock() - ended < FRESH:
-                left -= self._free(block, standings[block.spec.holder], pools, began)
+                left -= self._free(block, standings[block.holder], pools, began)
 
         steps.each("reclaim", ripe, free)
-        return {block.metadata.name: standings[block.spec.holder] for block in blocks}
+        return {block.metadata.name: standings[block.holder] for block in blocks}
 
     def _look(
         self, holders: Iterable[Holder], machines: Machines, steps: Steps
@@ -167,17 +177,17 @@ class Reclaim:
             del self._fences[uid]
 
     def _is_ripe(
-        self, block: AddressBlock, standing: Standing, pools: Mapping[str, AddressPool]
+        self, block: AnyLease, standing: Standing, pools: Mapping[str, AddressPool]
     ) -> bool:
         patience = {Standing.OUT_OF_SERVICE: TAINTED_FOR, Standing.REBOOTED: REBOOTED_FOR}
         needed = patience.get(standing)
         if needed is None:
             needed = _seconds(_reclaim(block, pools).node_gone_after, ReclaimSpec().node_gone_after)
-        return self._clock() - self._since[block.spec.holder].time >= needed
+        return self._clock() - self._since[block.holder].time >= needed
 
     def _free(
         self,
-        block: AddressBlock,
+        block: AnyLease,
         standing: Standing,
         pools: Mapping[str, AddressPool],
         read_at: float,
@@ -189,7 +199,7 @@ class Reclaim:
                 block = fence(self._api, block)
                 self._counts.fenced += 1
                 _log.warning(
-                    "%s: fenced: the node %s %s", meta.name, block.spec.holder.node, standing.value
+                    "%s: fenced: the node %s %s", meta.name, block.holder.node, standing.value
                 )
                 version = block.metadata.resource_version
                 self._fences[meta.uid] = _Fence(version, self._clock(), meta.resource_version)
@@ -206,14 +216,12 @@ class Reclaim:
                 return 1  # pods of other nodes have addresses of it
             give_to_others(self._api, block)
             self._counts.freed += 1
-            _log.warning(
-                "%s: freed: the node %s %s", meta.name, block.spec.holder.node, standing.value
-            )
+            _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
         except (Conflict, NotFound, Refused) as error:
             _log.info("%s: left for the next round: %s", meta.name, error)
         return 1
 
-    def _wait(self, block: AddressBlock, standing: Standing) -> float:
+    def _wait(self, block: AnyLease, standing: Standing) -> float:
         if standing in POWERED_OFF:
             return 0.0
         if block.spec.max_offline_seconds:
@@ -226,35 +234,37 @@ class CoversOthers(ValueError):
     """Nodes lease addresses of a block as sub-blocks, so it stays fenced."""
 
 
-def sub_blocks_of(api: ClusterApi, block: AddressBlock) -> tuple[AddressBlock, ...]:
+def sub_blocks_of(api: ClusterApi, block: AnyLease) -> tuple[AddressBlock, ...]:
     """The sub-blocks of a block that is fenced: no other one is used from then on. ApiError."""
+    if isinstance(block, AddressShare):
+        return ()
     return api.list(AddressBlock, {"spec.cover": block.metadata.name}).items
 
 
-def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
+def fence(api: ClusterApi, block: Leased) -> Leased:
     """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
-def give_to_others(api: ClusterApi, block: AddressBlock) -> None:
+def give_to_others(api: ClusterApi, block: AnyLease) -> None:
     """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
 
     Conflict, NotFound, Refused, Unavailable.
     """
-    if block.spec.sticky.reservation:
+    if isinstance(block, AddressBlock) and block.spec.sticky.reservation:
         drain(api, block)
     else:
         api.delete(block)
 
 
-def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
+def free_powered_off(api: ClusterApi, block: AnyLease) -> bool:
     """Free a block whose holder's machine is off, as an administrator says; False if it changed.
 
     Fence, then delete what the fence left: a holder that runs all the same gets in between.
     Raises CoversOthers.
     """
     try:
-        if is_let_go(block):
+        if _is_let_go(block):
             return True
         fenced = block if block.spec.state == "Reclaiming" else fence(api, block)
         if nodes := {each.spec.holder.node for each in sub_blocks_of(api, block)}:
@@ -267,7 +277,11 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     return True
 
 
-def _reclaim(block: AddressBlock, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
+def _is_let_go(block: AnyLease) -> bool:
+    return isinstance(block, AddressBlock) and is_let_go(block)
+
+
+def _reclaim(block: AnyLease, pools: Mapping[str, AddressPool]) -> ReclaimSpec:
     pool = pools.get(block.spec.pool)
     return pool.spec.reclaim if pool is not None else ReclaimSpec()
 

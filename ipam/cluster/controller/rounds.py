@@ -28,7 +28,6 @@ from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
-from ipam.cluster.controller.orphaned_shares import OrphanedShares
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -130,7 +129,7 @@ class Rounds:
         )
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
-        self._shares = OrphanedShares(api)
+        self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -140,12 +139,12 @@ class Rounds:
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, self.steps)
         self._bound_pods.begin()
-        machines = Machines(world.nodes, world.blocks, self._bound_pods.on)
+        machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
         reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
-        self._shares.collect(world.shares, machines, self._bound_pods.on, world.read_at, self.steps)
+        self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)
         index = BlockIndex(world.blocks)
         self._requests.answer(requests, pools, Market(index, standings), self.steps)
         found = contradictions(pools, world.blocks, index)

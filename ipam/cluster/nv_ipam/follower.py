@@ -1,14 +1,17 @@
 """Follows nv-ipam's pools for one node: what it may use of them, in a file that each ADD reads.
 
 Whatever changes, this order holds: the file first loses what is not in the node's entry any more;
-then the store is asked what pods hold, and the share says both; and only when the other nodes'
+then the store is asked what pods hold, and the share says both; and only when the other machines'
 shares have been read after that, the file gets what is new. A kill at any point leaves a file that
 says too little, or what is still this node's.
+
+The file also says when the shares were confirmed: the time before the own Node object was seen, and
+the shares in one consistent LIST. What is written later is as old as that. No clock of another
+machine is looked at (docs/cluster-protocol.md, "Time").
 """
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,23 +20,33 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, parse_interval, text
 from ipam.cluster.api import ApiError, ClusterApi, Refused
+from ipam.cluster.block_store import BlockStore
 from ipam.cluster.events import PendingEvents
+from ipam.cluster.identity import identified
+from ipam.cluster.nv_ipam.neighbours import Neighbours, SharesWatch
+from ipam.cluster.nv_ipam.node_file import NodeFile, with_lease
 from ipam.cluster.nv_ipam.objects import Invalid, NvPool, allotted, elsewhere, entry_with, node_pool
 from ipam.cluster.nv_ipam.reports import MoveReports
-from ipam.cluster.nv_ipam.shares import OtherShare, Shares, common, intervals, size, without
-from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile, domain_of, listed
+from ipam.cluster.nv_ipam.retries import Retries
+from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, Shares, common, intervals, size, without
+from ipam.cluster.pools import Unusable
+from ipam.confirmed import boottime
+from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.nv_ipam.requests import taken
 from ipam.ranges import merged
 from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 
-LOOK_EVERY = 5.0  # seconds, while something is not as the pool says
-REST = 60.0  # seconds otherwise; a change of a pool wakes the follower
-COMPARE_EVERY = 300.0  # seconds, this node's shares with those on the API server
+LOOK_EVERY = 5.0  # seconds, while pods hold what is not in the entry: a look at the store only
+REST = (
+    60.0  # seconds otherwise; a change of a pool, or of shares that block one, wakes the follower
+)
+CONFIRM_EVERY = 300.0  # seconds: Node object, and this machine's shares
 ASK_WAIT = 5.0  # seconds; an ADD that waits takes a thread from the other pods of the node
 ASKED = 60.0  # seconds for which an address that was asked for waits for its ADD
 _JOIN = 15.0
 _ALL = Interval(0, (1 << 128) - 1)
+_CONFIRM = "shares"  # what is tried again; no pool has that key
 
 Source = Callable[[], Sequence[NvPool] | None]
 """All pools of a kind as they were last seen; None before that."""
@@ -58,31 +71,42 @@ class FollowedPool(NamedTuple):
 
 
 class PoolFollower:
-    """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due."""
+    """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due.
+
+    `watch` begins a watch of the shares of a pool. `clock` is CLOCK_BOOTTIME.
+    """
 
     def __init__(
         self,
         api: ClusterApi,
         files: StoreFiles,
         node: str,
+        boot: str,
         sources: Sequence[Source],
-        clock: Callable[[], float] = time.monotonic,
+        watch: Callable[[str], SharesWatch],
+        clock: Callable[[], float] = boottime,
     ) -> None:
+        self._api = api
         self._files = files
-        self._file = PoolsFile(files.directory)
+        self._file = NodeFile(files.directory, node)
         self._node = node
+        self._boot = boot
         self._sources = sources
         self._clock = clock
         self._shares = Shares(api, node)
+        self._neighbours = Neighbours(self._shares, watch)
         self._events = PendingEvents(api)
         self._reports = MoveReports(api, self._shares, self._events, node)
+        self._retries = Retries(clock)
         self._working = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._objects: dict[str, NvPool] = {}
+        self._views: dict[str, tuple[tuple[str, str], NodePool]] = {}
         self._asked: dict[tuple[str, int], float] = {}
-        self._compared_at = clock()
+        self._confirmed = 0.0
+        self._confirm_at = clock()
         self._settled: set[str] = set()  # pools whose share is as it must be, and others' were read
         self.states: Mapping[str, FollowedPool] = {}
 
@@ -94,7 +118,7 @@ class PoolFollower:
         self._thread.start()
 
     def wake(self) -> None:
-        """A pool has changed."""
+        """A pool has changed, or a share."""
         self._wake.set()
 
     def close(self) -> None:
@@ -103,6 +127,7 @@ class PoolFollower:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(_JOIN)
+        self._neighbours.close()
 
     def _run(self) -> None:
         while not self._closed:
@@ -117,8 +142,8 @@ class PoolFollower:
     def step(self) -> float:
         """Bring file and shares up to date; for how many seconds nothing is due then."""
         with self._working:
-            if self._known().node not in ("", self._node):  # of another machine: a copied disk
-                self._file.write(NodePools(node=self._node))
+            self._file.claim()
+            self._confirm()
             seen = [pools for source in self._sources if (pools := source()) is not None]
             if len(seen) < len(self._sources):
                 return LOOK_EVERY
@@ -130,70 +155,150 @@ class PoolFollower:
                     return LOOK_EVERY
                 try:
                     states[key] = self._follow(key)
-                    self._settled.add(key)
-                    self._reports.say(key, "")
                 except (ApiError, CNIError, OSError) as error:
                     self._settled.discard(key)
                     self._shares.forget(key)
+                    self._retries.failed(key)
                     self._reports.say(key, f"{key}: {error} (tried again)")
+            for key in self.states.keys() - states.keys():
+                self._retries.worked(key)
+                self._neighbours.forget(key)
             self.states = states
         self._events.send()
-        plain = all(each.is_plain for each in states.values()) and self._settled >= states.keys()
-        return REST if plain else LOOK_EVERY
+        if any(each.outside or each.beside for each in states.values()):
+            return LOOK_EVERY
+        due = self._confirm_at - self._clock() if self._retries.is_due(_CONFIRM) else REST
+        return min(REST, self._retries.wait(), max(due, 0.0))
 
     def _keys(self) -> set[str]:
         """All pools to look at: also gone ones of which this node still has a share."""
-        if self._clock() - self._compared_at >= COMPARE_EVERY:
-            self._compared_at = self._clock()
-            self._shares.compare()
-        keys = {*self._objects, *self._known().pools, *(self.states.keys() - self._settled)}
+        unsettled = self.states.keys() - self._settled
+        return {*self._objects, *self._file.known().pools, *unsettled, *self._shares.pools()}
+
+    # --- confirmation ------------------------------------------------------------------------
+
+    def silence(self, key: str) -> str:
+        """See PoolSource.silence."""
+        return self._reports.said(_CONFIRM) or self._reports.said(key)
+
+    def _confirm(self) -> None:
+        """See the own Node object and the own shares, if that is due."""
+        at = self._clock()
+        if self._confirmed <= at < self._confirm_at or not self._retries.is_due(_CONFIRM):
+            return
+        known = self._file.known()
         try:
-            keys |= self._shares.pools()
-            self._reports.say("shares", "")
-        except ApiError as error:
-            self._reports.say("shares", f"{error} (tried again)")
-        return keys
+            holder = identified(self._api, BlockStore(self._files), self._node, self._boot)
+            self._shares.read(holder, takes_unnamed=not known.is_named)
+        except (ApiError, Unusable, CNIError) as error:
+            self._shares.node_is_unseen()
+            self._retries.failed(_CONFIRM)
+            self._reports.say(_CONFIRM, f"cannot confirm the shares: {error} (tried again)")
+            return
+        self._retries.worked(_CONFIRM)
+        self._reports.say(_CONFIRM, "")
+        self._confirmed, self._confirm_at = at, at + CONFIRM_EVERY
+        pools = {key: self._as_listed(key, pool) for key, pool in known.pools.items()}
+        is_named = known.is_named or not self._shares.unnamed
+        self._file.write_all(pools, is_named=is_named)
+
+    def _as_listed(self, key: str, pool: NodePool) -> NodePool:
+        """The pool, confirmed; or with nothing to hand out until the others' shares are read again,
+        if its share is not the one by which they have left it alone."""
+        share = self._shares.own(key)
+        needed = (*_runs(pool.usable), *_runs(pool.beside))
+        try:
+            is_whole = share is not None and not without(needed, intervals(share))
+        except CNIError:
+            is_whole = False
+        if share is None and not needed:
+            return pool
+        if share is None or share.metadata.uid != pool.share or not is_whole:
+            self._settled.discard(key)
+            return replace(pool, share="", confirmed=0.0)
+        return self._leased(key, pool)
+
+    def _leased(self, key: str, pool: NodePool) -> NodePool:
+        """The pool with the share that it has now: confirmed, if the share is in force."""
+        share = self._shares.own(key)
+        if share is None:
+            return replace(pool, share="", confirmed=0.0)
+        pool = replace(pool, share=share.metadata.uid)
+        if not self._shares.is_active(key):
+            return pool
+        limits = {"boot": self._boot, "confirmed": self._confirmed, "max_offline": MAX_OFFLINE}
+        return replace(pool, **limits)
 
     # --- one pool ----------------------------------------------------------------------------
 
     def _follow(self, key: str) -> FollowedPool:
-        old = self._known().pools.get(key)
+        old = self._file.known().pools.get(key)
         new = self._view(key, old)
         entry = allotted(new) if new is not None else ()
         usable = common(entry, _runs(old.usable)) if old is not None else ()
         beside = self._beside(key, old, entry) if new is not None else ()
-        now = new and replace(new, usable=listed(usable), beside=beside)
-        self._write(key, now)
+        now = new and with_lease(replace(new, usable=listed(usable), beside=beside), old)
+        self._file.write(key, now)
         # From here on no ADD begins with what was lost; those before have their reservations.
         asked = _runs(beside)
         held = self._held(key)
         outside = without(held, (*entry, *asked))
-        share = self._shares.own(key)
-        wanted = merged((*entry, *held, *asked))
-        is_wider = bool(without(wanted, intervals(share) if share is not None else ()))
-        self._shares.write(key, wanted)
-        others: Sequence[OtherShare] = ()
-        blocked: tuple[Interval, ...] = ()
-        if now is not None and (is_wider or key not in self._settled or usable != merged(entry)):
-            others = self._shares.others(key)
-            foreign = [run for other in others for run in other.intervals]
-            usable, blocked = without(entry, foreign), common(entry, merged(foreign))
-            self._write(key, replace(now, usable=listed(usable)))
-        self._reports.tell(
-            key, self._objects.get(key), self._holders(key, outside), blocked, others
-        )
+        if self._shares.is_read and self._retries.is_due(key):
+            usable = self._share(key, now, entry, merged((*entry, *held, *asked)))
+            blocked = self._neighbours.blocked(key, entry)
+            others = self._neighbours.of(key)
+            holders = self._holders(key, outside)
+            self._reports.tell(key, self._objects.get(key), holders, blocked, others)
+            self._neighbours.keep_watch(key, is_blocked=bool(blocked))
+            self._settled.add(key)
+            self._retries.worked(key)
+            self._reports.say(key, "")
+        blocked = self._neighbours.blocked(key, entry)
         return FollowedPool(size(entry), size(usable), size(blocked), size(outside), len(beside))
+
+    def _share(
+        self, key: str, now: NodePool | None, entry: Sequence[Interval], wanted: Sequence[Interval]
+    ) -> tuple[Interval, ...]:
+        """Write the share, then read those of others where that may show something new; what is
+        usable then."""
+        share = self._shares.own(key)
+        is_wider = bool(without(wanted, intervals(share) if share is not None else ()))
+        if now is not None and now.share and (share is None or share.metadata.uid != now.share):
+            # Somebody deleted the share: all of it may be another's.
+            now = replace(now, share="", confirmed=0.0)
+            self._file.write(key, now)
+        self._shares.write(key, wanted)
+        if now is None:
+            self._neighbours.forget(key)
+            return ()
+        usable, foreign = _runs(now.usable), self._neighbours.intervals(key)
+        is_new = is_wider or key not in self._settled or (wanted and not now.share)
+        is_old = usable != without(entry, foreign) or self._neighbours.has_news(key, entry)
+        if is_new or is_old:
+            self._neighbours.read(key)
+            foreign = self._neighbours.intervals(key)
+            usable = without(entry, foreign)
+            beside = tuple(each for each in now.beside if not common(_runs((each,)), foreign))
+            now = replace(now, usable=listed(usable), beside=beside)
+        self._file.write(key, self._leased(key, now))
+        return usable
 
     def _view(self, key: str, old: NodePool | None) -> NodePool | None:
         """The node's part as the pool says it; None of a pool that is gone."""
         pool = self._objects.get(key)
         if pool is None:
+            self._views.pop(key, None)
             return None
+        version = (pool.metadata.uid, pool.metadata.resource_version)
+        last, view = self._views.get(key, (("", ""), None))
+        if view is not None and last == version:
+            return view
         try:
             view = node_pool(pool, self._node)
         except Invalid as error:
             self._reports.say(f"{key}: spec", f"nv-ipam's pool {key} cannot be used: {error}")
             return old and replace(old, first="", last="", excluded=())
+        self._views[key] = (version, view)
         self._reports.say(f"{key}: spec", "")
         return view
 
@@ -221,24 +326,6 @@ class PoolFollower:
         with self._files.transaction() as tables:
             return [held for run in runs for held in tables.within(domain_of(key), run)]
 
-    def _known(self) -> NodePools:
-        try:
-            return self._file.read() or NodePools()
-        except CNIError as error:
-            if error.code != Code.STORE_DAMAGED:
-                raise
-            return NodePools()  # it is written again, with what the API server says
-
-    def _write(self, key: str, pool: NodePool | None) -> None:
-        """Change one pool in the file."""
-        known = self._known()
-        pools = {name: each for name, each in known.pools.items() if name != key}
-        if pool is not None:
-            pools[key] = pool
-        new = NodePools(node=self._node, pools=pools)
-        if new != known:
-            self._file.write(new)
-
     # --- what ADDs ask -----------------------------------------------------------------------
 
     def ask(self, key: str, address: int) -> None:
@@ -252,7 +339,7 @@ class PoolFollower:
 
     def _ask(self, key: str, address: int) -> None:
         one = (Interval(address, address),)
-        pool, old = self._objects.get(key), self._known().pools.get(key)
+        pool, old = self._objects.get(key), self._file.known().pools.get(key)
         if pool is None or old is None or key not in self._settled:
             raise _not_now(key, address, "this node has not read the pool yet")
         entry = entry_with(pool, address)
@@ -265,9 +352,10 @@ class PoolFollower:
             for other in self._shares.others(key):
                 if common(other.intervals, one):
                     self._settled.discard(key)
-                    raise taken(old, address, f"node {other.node}")
+                    raise taken(old, address, other.whose)
             self._asked[key, address] = self._clock()
-            self._write(key, replace(old, beside=tuple({*old.beside, text(address)})))
+            beside = tuple({*old.beside, text(address)})
+            self._file.write(key, self._leased(key, replace(old, beside=beside)))
         except ApiError as error:
             self._settled.discard(key)
             self._shares.forget(key)

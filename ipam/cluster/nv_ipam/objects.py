@@ -96,10 +96,12 @@ class NvIPPool(Resource, frozen=True, kw_only=True):
         """As definitions name it."""
         return f"ippool/{self.metadata.name}"
 
-    def entries(self) -> Iterator[Entry]:
-        """The nodes' entries. Invalid."""
-        network = _network("spec.subnet", self.spec.subnet)
+    def entries(self, node: str = "") -> Iterator[Entry]:
+        """The nodes' entries, or those of one: no other is looked at then. Invalid."""
+        network = self.network
         for each in self.status.allocations or ():
+            if node not in ("", each.node):
+                continue
             run = _run("status.allocations", each.start, each.end)
             if run.first not in network or run.last not in network:
                 raise Invalid(f'"status.allocations" of {each.node} is outside of "spec.subnet"')
@@ -148,10 +150,12 @@ class NvCIDRPool(Resource, frozen=True, kw_only=True):
         """As definitions name it."""
         return f"cidrpool/{self.metadata.name}"
 
-    def entries(self) -> Iterator[Entry]:
-        """The nodes' entries. Invalid."""
+    def entries(self, node: str = "") -> Iterator[Entry]:
+        """The nodes' entries, or those of one: no other is looked at then. Invalid."""
         whole = self.network
         for each in self.status.allocations or ():
+            if node not in ("", each.node):
+                continue
             network = _network("status.allocations", each.prefix)
             if network.address not in whole or network.last not in whole:
                 raise Invalid(f'"status.allocations" of {each.node} is outside of "spec.cidr"')
@@ -168,8 +172,7 @@ NvPool = NvIPPool | NvCIDRPool
 
 def node_pool(pool: NvPool, node: str) -> NodePool:
     """The node's part of a pool; nothing of it is usable yet. Invalid."""
-    entries = list(pool.entries())
-    own = next((each for each in entries if each.node == node), None)
+    own = next(pool.entries(node), None)
     network = own.network if own else pool.network
     gateway = own.gateway if own else getattr(pool.spec, "gateway", "")
     if gateway and _address("gateway", gateway) not in network:

@@ -41,7 +41,7 @@ class MoveReports:
         """`held` is what pods hold outside of the entry, `blocked` what of the entry is in use
         elsewhere, by the shares of `others`. Raises ApiError."""
         lost = self._outside(key, pool, held) if held else ""
-        nodes = sorted(each.node for each in others if common(each.intervals, blocked))
+        nodes = sorted(each.whose for each in others if common(each.intervals, blocked))
         waiting = (
             f"{size(blocked)} of the addresses of {key} that nv-ipam's controller gave to node "
             f"{self._node} are in use on {_named(nodes)}: they are handed out when they are free"
@@ -65,9 +65,13 @@ class MoveReports:
             _log.info("nv-ipam: %s: over", what)
         return True
 
+    def said(self, what: str) -> str:
+        """What was logged of that last; "" if it is over."""
+        return self._said.get(what, "")
+
     def _outside(self, key: str, pool: NvPool | None, held: Sequence[Reservation]) -> str:
         entries = [entry_with(pool, parse(each.address)) for each in held] if pool else []
-        now_of = sorted({each.node for each in entries if each is not None})
+        now_of = sorted({f"node {each.node}" for each in entries if each is not None})
         given = (
             f"nv-ipam's controller gave them to {_named(now_of)}, where they are not handed out yet"
             if now_of
@@ -82,7 +86,7 @@ class MoveReports:
 
 def _named(nodes: Sequence[str]) -> str:
     if len(nodes) <= _SHOWN:
-        return f"node {', '.join(nodes)}"
+        return ", ".join(nodes)
     return f"{len(nodes)} nodes ({', '.join(nodes[:_SHOWN])}, ...)"
 
 

@@ -1,22 +1,32 @@
-"""Follows nv-ipam's pools in the agent: a watch for each kind, and the follower that they wake."""
+"""Follows nv-ipam's pools in the agent: a watch for each kind, and the follower that they wake.
+
+While other machines block a part of a pool, there is one of its shares, too.
+"""
 
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.neighbours import SharesWatch
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
+from ipam.cluster.objects import AddressShare
 from ipam.store_files import StoreFiles
 
 
 class NvPoolService:
-    """The pools of nv-ipam's namespace, for the node `node`. Nothing is asked before `start`."""
+    """The pools of nv-ipam's namespace, for the node `node` in this `boot`.
 
-    def __init__(self, api: ClusterApi, files: StoreFiles, node: str, namespace: str) -> None:
+    Nothing is asked before `start`.
+    """
+
+    def __init__(
+        self, api: ClusterApi, files: StoreFiles, node: str, boot: str, namespace: str
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._ippools: Mirror[NvIPPool] | None = None
         self._cidrpools: Mirror[NvCIDRPool] | None = None
         sources = (lambda: _seen(self._ippools), lambda: _seen(self._cidrpools))
-        self.follower = PoolFollower(api, files, node, sources)
+        self.follower = PoolFollower(api, files, node, boot, sources, self._watched)
 
     def start(self) -> None:
         """Follow until `close`, in threads of its own."""
@@ -24,6 +34,9 @@ class NvPoolService:
         self._ippools = Mirror(self._api, NvIPPool, wake, namespace=where)
         self._cidrpools = Mirror(self._api, NvCIDRPool, wake, namespace=where)
         self.follower.start()
+
+    def _watched(self, key: str) -> SharesWatch:
+        return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})
 
     def close(self) -> None:
         """Begin nothing more. Waits for what is under way."""

@@ -1,108 +1,166 @@
-"""Shares: what each node uses of a pool, so that no two nodes use one address.
+"""Shares: what each machine uses of a pool, so that no two machines use one address.
 
-nv-ipam's controller may give a node's entry to another while its pods run. So a node writes down
-what it may use, and *then* reads what the others wrote: of two nodes that want one address at least
-one sees the other, and whoever sees another leaves the address alone.
+nv-ipam's controller may give a node's entry to another while its pods run. So a machine writes down
+what it may use, and *then* reads what the others wrote: of two that want one address at least one
+sees the other, and whoever sees another leaves the address alone. A machine is known by the
+identity of its store, as the holder of a block is: another one under the same node name has shares
+of its own.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse_interval
-from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
-from ipam.cluster.objects import AddressShare, Condition, Meta, ShareSpec, ShareStatus
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.durations import seconds
+from ipam.cluster.identity import same_machine_before
+from ipam.cluster.objects import (
+    AddressShare,
+    Condition,
+    Holder,
+    Meta,
+    ReclaimSpec,
+    ShareSpec,
+    ShareStatus,
+)
 from ipam.nv_ipam.pools import listed
 from ipam.ranges import merged, outside
+
+MAX_OFFLINE = seconds(ReclaimSpec().max_offline)
+"""Seconds after its last confirmation for which a share's machine gives addresses to new pods. The
+controller waits for that, and longer, after it has fenced the share (`controller.reclaim`)."""
 
 MOST_RUNS = 256  # of a share; what is more scattered is written as fewer, wider runs
 WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
 
+_log = logging.getLogger(__name__)
+
 
 class OtherShare(NamedTuple):
-    """What another node uses of a pool."""
+    """What another machine uses of a pool. `whose` is for people."""
 
-    node: str
+    whose: str
     intervals: tuple[Interval, ...]
 
 
 class Shares:
-    """The shares of one node, as they were last seen."""
+    """The shares of one machine, as they were last seen. `read` comes first, again and again."""
 
     def __init__(self, api: ClusterApi, node: str) -> None:
         self._api = api
         self._node = node
-        self._own: dict[str, AddressShare | None] = {}
-        self._are_listed = False
+        self._holder: Holder | None = None
+        self._revives = False
+        self._own: dict[str, AddressShare] = {}
+        self._unsure: set[str] = set()  # what may differ from `_own`
+        self._unnamed: dict[str, AddressShare] = {}
         self._answered: set[str] = set()  # whose last write has an answer, in this process
 
-    def pools(self) -> set[str]:
-        """The pools of which this node has a share, also of an earlier agent. Raises ApiError."""
-        if not self._are_listed:
-            for each in self._api.list(AddressShare, {"spec.node": self._node}).items:
-                if each.metadata.name == share_name(each.spec.pool, self._node):
-                    self._own[each.spec.pool] = each
-            self._are_listed = True
-        return {key for key, share in self._own.items() if share is not None}
+    @property
+    def is_read(self) -> bool:
+        """Whether this machine is known, and which shares it had."""
+        return self._holder is not None
 
-    def compare(self) -> None:
-        """Read this node's shares again: somebody may have deleted one. As far as the server
-        answers."""
-        for key in self._own:
-            try:
-                self._own[key] = self._api.get(AddressShare, share_name(key, self._node))
-            except NotFound:
-                self._own[key] = None
-            except ApiError:
-                return
+    @property
+    def unnamed(self) -> bool:
+        """Whether shares of an older agent of this machine are there."""
+        return bool(self._unnamed)
+
+    def read(self, holder: Holder, *, takes_unnamed: bool) -> None:
+        """Read what is under this node's name: one consistent LIST. Raises ApiError.
+
+        A share of an older agent names no machine. It is this one's if this `takes_unnamed` ones:
+        such an agent has run here. Shares of this machine before it booted, with a store that is
+        lost, are deleted: its sandboxes died with the boot.
+        """
+        own: dict[str, AddressShare] = {}
+        unnamed: dict[str, AddressShare] = {}
+        for each in self._api.list(AddressShare, {"spec.node": self._node}).items:
+            if each.holder.instance == holder.instance:
+                own[each.spec.pool] = each
+            elif each.spec.holder is None:
+                if takes_unnamed:
+                    unnamed[each.spec.pool] = each
+            elif same_machine_before(holder, each.holder):
+                self._discard(each)
+        self._own, self._unnamed, self._holder = own, unnamed, holder
+        self._unsure.clear()
+        self._revives = True
+
+    def node_is_unseen(self) -> None:
+        """The own Node object could not be seen: a share that is fenced stays so."""
+        self._revives = False
+
+    def pools(self) -> set[str]:
+        """The pools of which this machine has a share, also of an earlier agent."""
+        return self._own.keys() | self._unnamed.keys()
 
     def own(self, key: str) -> AddressShare | None:
-        """This node's share of a pool. Raises ApiError."""
-        if key not in self._own:
+        """This machine's share of a pool. Raises ApiError."""
+        if key in self._unsure:
             try:
-                self._own[key] = self._api.get(AddressShare, share_name(key, self._node))
+                self._own[key] = self._ours(self._api.get(AddressShare, self._name(key)))
             except NotFound:
-                self._own[key] = None
-        return self._own[key]
+                self._own.pop(key, None)
+            self._unsure.discard(key)
+        return self._own.get(key)
+
+    def is_active(self, key: str) -> bool:
+        """Whether this machine has a share of the pool, of this boot, that is not fenced. Raises
+        ApiError."""
+        share = self.own(key)
+        return share is not None and (share.spec.state, share.holder) == ("Active", self._holder)
 
     def write(self, key: str, wanted: Iterable[Interval]) -> None:
-        """Let others know what this node uses: by no share if it uses nothing. Raises ApiError.
+        """Let others know what this machine uses: by no share if it uses nothing. Raises ApiError.
 
         An earlier write without an answer may take effect later, unless the version that it was
         made for is gone. So then, and after a restart, the share is written even if it is equal.
         """
-        ranges = listed(coarse(merged(wanted)))
         last = self.own(key)
-        if last is not None and last.spec.ranges == ranges and key in self._answered:
-            return
-        self._own.pop(key, None)  # it is read again, also after a failure
-        self._answered.discard(key)
-        if last is None:
-            if ranges:
-                self._own[key] = self._created(key, ranges)
-        elif ranges:
-            spec = replace(last.spec, ranges=ranges)
-            # An update that changes nothing would leave the version as it is.
-            notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
-            meta = replace(last.metadata, annotations=notes)
-            self._own[key] = self._api.update(replace(last, metadata=meta, spec=spec))
-        else:
-            self._api.delete(last)
-            self._own[key] = None
-        self._answered.add(key)
+        new = self._spec(key, listed(coarse(merged(wanted))), last)
+        if last is None or last.spec != new or key not in self._answered:
+            self._unsure.add(key)  # it is read again, also after a failure
+            self._answered.discard(key)
+            if last is None:
+                if new.ranges:
+                    self._own[key] = self._created(key, new)
+            elif new.ranges:
+                # An update that changes nothing would leave the version as it is.
+                notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
+                meta = replace(last.metadata, annotations=notes)
+                self._own[key] = self._api.update(replace(last, metadata=meta, spec=new))
+            else:
+                self._api.delete(last)
+                del self._own[key]
+            self._unsure.discard(key)
+            self._answered.add(key)
+        if key in self._unnamed:  # the new one has what it protects
+            with suppress(NotFound):
+                self._api.delete(self._unnamed[key])
+            del self._unnamed[key]
 
     def others(self, key: str) -> Sequence[OtherShare]:
-        """What all other nodes use of the pool now. Raises ApiError."""
-        listing = self._api.list(AddressShare, {"spec.pool": key})
+        """What all other machines use of the pool now: one consistent LIST. Raises ApiError."""
+        return self.of_others(self._api.list(AddressShare, {"spec.pool": key}).items)
+
+    def of_others(self, shares: Iterable[AddressShare]) -> Sequence[OtherShare]:
+        """What of these shares is not this machine's. CNIError 6."""
+        assert self._holder is not None
+        unnamed = {each.metadata.uid for each in self._unnamed.values()}
         return [
-            OtherShare(each.spec.node, intervals(each))
-            for each in listing.items
-            if each.spec.node != self._node
+            OtherShare(self._whose(each), intervals(each))
+            for each in shares
+            if each.holder.instance != self._holder.instance and each.metadata.uid not in unnamed
         ]
 
     def tell(self, key: str, conditions: Mapping[str, str]) -> None:
@@ -132,46 +190,87 @@ class Shares:
             return
         if not former and not any(conditions.values()):
             return
-        self._own.pop(key, None)
+        self._unsure.add(key)
         changed = replace(share, status=ShareStatus(conditions=tuple(told)))
         self._own[key] = self._api.update_status(changed)
+        self._unsure.discard(key)
 
     def forget(self, key: str) -> None:
         """Read the share of that pool again before it is used."""
-        self._own.pop(key, None)
+        self._unsure.add(key)
 
-    def _created(self, key: str, ranges: tuple[str, ...]) -> AddressShare:
-        name = share_name(key, self._node)
-        new = AddressShare(
-            metadata=Meta(name=name), spec=ShareSpec(pool=key, node=self._node, ranges=ranges)
+    def _spec(self, key: str, ranges: tuple[str, ...], last: AddressShare | None) -> ShareSpec:
+        assert self._holder is not None
+        return ShareSpec(
+            pool=key,
+            node=self._node,
+            ranges=ranges,
+            holder=self._holder,
+            state="Active" if last is None or self._revives else last.spec.state,
+            max_offline_seconds=round(MAX_OFFLINE),
         )
+
+    def _created(self, key: str, spec: ShareSpec) -> AddressShare:
+        name = self._name(key)
         try:
-            return self._api.create(new)
-        except AlreadyExists:  # of this node: an earlier attempt's, whose answer was lost
-            last = self._api.get(AddressShare, name)
-            return self._api.update(replace(last, spec=replace(last.spec, ranges=ranges)))
+            return self._api.create(AddressShare(metadata=Meta(name=name), spec=spec))
+        except AlreadyExists:  # an earlier attempt's, whose answer was lost
+            last = self._ours(self._api.get(AddressShare, name))
+            return self._api.update(replace(last, spec=spec))
+
+    def _name(self, key: str) -> str:
+        assert self._holder is not None
+        return share_name(key, self._node, self._holder.instance)
+
+    def _ours(self, found: AddressShare) -> AddressShare:
+        assert self._holder is not None
+        if found.holder.instance != self._holder.instance:
+            name, other = found.metadata.name, found.holder
+            raise AlreadyExists(f"{name} is of another machine: {other.instance} on {other.node}")
+        return found
+
+    def _discard(self, share: AddressShare) -> None:
+        """Delete a share that protects nothing, if that can be done now."""
+        try:
+            self._api.delete(share)
+        except (NotFound, Conflict, Refused) as error:
+            _log.info("nv-ipam: share %s: left: %s", share.metadata.name, error)
+        else:
+            _log.info("nv-ipam: share %s: deleted: it is over", share.metadata.name)
+
+    def _whose(self, share: AddressShare) -> str:
+        if share.spec.node != self._node:
+            return f"node {share.spec.node}"
+        return (
+            f"another machine that was node {self._node} (AddressShare {share.metadata.name}: "
+            "delete it if that machine is off for good)"
+        )
 
 
-def share_name(key: str, node: str) -> str:
-    """`<kind>.<pool>.<node>`; with a hash if that is too long, or if the pool's name has a dot,
-    so that another pool and node could make the same name."""
+def share_name(key: str, node: str, instance: str) -> str:
+    """`<kind>.<pool>.<node>-<hash>`: the hash keeps machines of one name apart, and names in which
+    a dot may belong to the pool or to the node."""
+    digest = hashlib.sha256(f"{key} {node} {instance}".encode()).hexdigest()[:16]
     name = f"{key.replace('/', '.')}.{node}"
-    if len(name) <= _LONGEST_NAME and "." not in key:
-        return name
-    digest = hashlib.sha256(f"{key} {node}".encode()).hexdigest()[:16]
     return f"{name[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
 def intervals(share: AddressShare) -> tuple[Interval, ...]:
     """The addresses of a share. CNIError 6."""
     try:
-        return merged(parse_interval(each) for each in share.spec.ranges)
+        return _parsed(share.spec.ranges)
     except ValueError as error:
         raise CNIError(
             Code.DECODING_FAILURE,
             f"AddressShare {share.metadata.name} of node {share.spec.node}: {error}: delete it; "
             "the node writes it again",
         ) from None
+
+
+@lru_cache(4096)
+def _parsed(ranges: tuple[str, ...]) -> tuple[Interval, ...]:
+    """Of many shares few change between two looks at them."""
+    return merged(map(parse_interval, ranges))
 
 
 def coarse(runs: Sequence[Interval]) -> tuple[Interval, ...]:

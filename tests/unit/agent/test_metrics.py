@@ -231,7 +231,7 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     metrics.swept(removed=1, errors=1)
     lessee = Lessee(FakeApi(), PerCall(tmp_path), "node-a", "boot-1")
     metrics.more.append(families(lessee))
-    pools = NvPoolService(FakeApi(), PerCall(tmp_path), "node-a", "nv")
+    pools = NvPoolService(FakeApi(), PerCall(tmp_path), "node-a", "boot-1", "nv")
     pools.follower.states = {"ippool/a": FollowedPool(entry=1, usable=1)}
     metrics.more.append(nv_ipam_pools.families(pools))
     found: dict[str, set[str]] = {}

@@ -27,7 +27,7 @@ FOLLOW = AddressSettings(scope="cluster", nv_ipam="follow")
 def test_a_node_that_does_not_follow_says_what_to_set(tmp_path: Path) -> None:
     paths, plain = Paths(state=tmp_path), AddressSettings(scope="cluster")
     files = PerCall(paths.ipam)
-    assert service_of(files, plain, {"NODE_NAME": "a"}) is None
+    assert service_of(paths, files, plain, {"NODE_NAME": "a"}) is None
     none = plugin_of(paths, plain, None)
     calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=none)
     with pytest.raises(CNIError, match="to follow in config") as caught:
@@ -41,7 +41,7 @@ def test_an_agent_without_a_cluster_serves_by_the_file(
 ) -> None:
     paths = Paths(state=tmp_path)
     with caplog.at_level(logging.ERROR):
-        assert service_of(PerCall(paths.ipam), FOLLOW, {"NODE_NAME": "a"}) is None
+        assert service_of(paths, PerCall(paths.ipam), FOLLOW, {"NODE_NAME": "a"}) is None
     assert "no cluster to ask" in caplog.text
     assert plugin_of(paths, FOLLOW, None)() is not None
 
@@ -67,7 +67,8 @@ def test_a_process_for_one_call_serves_where_the_file_says_so(tmp_path: Path) ->
 
 def test_watches_wake_the_follower_and_adds_follow_the_pools(tmp_path: Path) -> None:
     server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
-    with closing(NvPoolService(server.client("a"), files, "a", NAMESPACE)) as service:
+    server.add_node("a")
+    with closing(NvPoolService(server.client("a"), files, "a", "boot-1", NAMESPACE)) as service:
         service.start()
         nv_ipam = NvIpam(tmp_path, tmp_path / "nv-ipam.conf", service.follower)
         calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=lambda: nv_ipam)

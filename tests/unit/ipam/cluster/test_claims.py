@@ -10,8 +10,8 @@ from cni.policy.rules import Policy
 from cni.spec.errors import Code
 from ipam.addresses import parse, text
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta, ReclaimSpec
-from ipam.cluster.wants import boottime
 from ipam.cluster.whereabouts.objects import IPAllocation, IPPool, IPPoolSpec
+from ipam.confirmed import boottime
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault

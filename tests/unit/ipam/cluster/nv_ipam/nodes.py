@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cni.spec.errors import CNIError
 from cni.spec.result import Result
-from ipam.addresses import parse, text
-from ipam.cluster.api import NotFound
+from ipam.addresses import parse, parse_interval, text
 from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.neighbours import SharesWatch
 from ipam.cluster.nv_ipam.objects import (
     NvCIDRPool,
     NvCIDRPoolEntry,
@@ -23,8 +24,9 @@ from ipam.cluster.nv_ipam.objects import (
     NvIPPoolSpec,
     NvIPPoolStatus,
 )
-from ipam.cluster.objects import Meta
+from ipam.cluster.objects import AddressShare, Meta
 from ipam.nv_ipam.plugin import NvIpam
+from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.sqlite_store import SqliteStore
@@ -127,6 +129,7 @@ class NodeVerbs:
 
     name: str
     boot: str
+    directory: Path
     files: PerCall
 
     @property
@@ -160,8 +163,25 @@ class NodeVerbs:
         return {each.address for each in self.store.reservations()}
 
 
+class Looked:
+    """A watch of a pool's shares that is never late."""
+
+    def __init__(self, server: FakeApi, key: str) -> None:
+        self.server = server
+        self.key = key
+
+    def items(self) -> tuple[AddressShare, ...]:
+        return self.server.look_at_all(AddressShare, {"spec.pool": self.key}).items
+
+    def close(self) -> None:
+        pass
+
+
 class FollowingNode(NodeVerbs):
-    """A node: its store, its follower without a thread, and the verbs of the plugin."""
+    """A node: its store, its follower without a thread, and the verbs of the plugin.
+
+    `machine` is the machine that has the node's name; its Node object is there.
+    """
 
     def __init__(
         self,
@@ -171,25 +191,46 @@ class FollowingNode(NodeVerbs):
         *,
         clock: Clock | None = None,
         faults: Faults | None = None,
+        machine: str = "",
     ) -> None:
         self.server = server
         self.name = name
         self.clock = clock or Clock()
         self.api = server.client(name, faults)
-        self.directory = directory / name
-        self.boot = "boot-1"
+        self.machine = machine or f"machine-of-{name}"
+        self.directory = directory / self.machine
+        self.boot = f"boot-1 of {machine}" if machine else "boot-1"
+        if name not in server.machines:
+            self.join()
         self.restart()
+
+    def join(self) -> None:
+        """The kubelet makes the Node object, as this machine's."""
+        self.server.add_node(self.name, self.machine, f"{self.machine}-uuid", self.boot)
 
     def restart(self, *, follows: bool = True) -> None:
         """A new agent process."""
         self.files = PerCall(self.directory, report=lambda line: None)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.follower = PoolFollower(
-            self.api, self.files, self.name, (self.ippools, self.cidrpools), self.clock
+            self.api,
+            self.files,
+            self.name,
+            self.boot,
+            (self.ippools, self.cidrpools),
+            self.watched,
+            self.clock,
         )
         self.nv_ipam = NvIpam(
-            self.directory, self.directory / "nv-ipam.conf", self.follower if follows else None
+            self.directory,
+            self.directory / "nv-ipam.conf",
+            self.follower if follows else None,
+            self.clock,
         )
+
+    def watched(self, key: str) -> SharesWatch:
+        """What a watch of a pool's shares shows."""
+        return Looked(self.server, key)
 
     def ippools(self) -> tuple[NvIPPool, ...] | None:
         """What a watch shows; None while the API server is away."""
@@ -220,11 +261,40 @@ def duplicates(nodes: Iterable[NodeVerbs]) -> dict[str, list[str]]:
     return {address: names for address, names in found.items() if len(names) > 1}
 
 
-def share_of(server: FakeApi, node: str, key: str = "ippool.pool") -> Any:  # noqa: ANN401
-    """A node's share; None without one."""
-    from ipam.cluster.objects import AddressShare
-
+def known_to(node: NodeVerbs) -> Mapping[str, NodePool]:
+    """What its file says; nothing if it is damaged."""
     try:
-        return server.look(AddressShare, f"{key}.{node}")
-    except NotFound:
-        return None
+        return (PoolsFile(node.directory).read() or NodePools()).pools
+    except CNIError:
+        return {}
+
+
+def broken(server: FakeApi, nodes: Iterable[FollowingNode]) -> list[str]:
+    """What must not be: a machine hands out what its share does not protect, or two the same."""
+    found = []
+    given: dict[tuple[str, int], str] = {}
+    for node in nodes:
+        for key, pool in known_to(node).items():
+            if not pool.is_confirmed(node.boot, node.clock()):
+                continue
+            mine = [
+                each
+                for each in server.look_at_all(AddressShare, {"spec.pool": key}).items
+                if each.metadata.uid == pool.share and each.holder.boot == node.boot
+            ]
+            kept = [parse_interval(run) for each in mine for run in each.spec.ranges]
+            for run in map(parse_interval, (*pool.usable, *pool.beside)):
+                for address in range(run.first, run.last + 1):
+                    if not any(one.first <= address <= one.last for one in kept):
+                        found.append(f"{node.machine}: {text(address)} is in no share of it")
+                    other = given.setdefault((key, address), node.machine)
+                    if other != node.machine:
+                        found.append(f"{node.machine} and {other} have {text(address)}")
+    return found
+
+
+def share_of(server: FakeApi, node: str, key: str = "ippool/pool") -> Any:  # noqa: ANN401
+    """A node's share, the newest one; None without one."""
+    shares = server.look_at_all(AddressShare, {"spec.node": node, "spec.pool": key}).items
+    by_age = sorted(shares, key=lambda share: share.metadata.creation_timestamp)
+    return by_age[-1] if by_age else None

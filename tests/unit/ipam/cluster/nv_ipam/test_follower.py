@@ -258,19 +258,32 @@ def test_nothing_is_handed_out_before_the_share_is_written_and_the_others_were_r
     server: FakeApi, memory_path: Path
 ) -> None:
     put_ippool(server, ENTRY)
-    fail: set[tuple[str, str]] = set()
-    node = FollowingNode(
-        server,
-        memory_path,
-        "a",
-        faults=lambda verb, kind, name: Fault.LOST_ANSWER if (verb, kind) in fail else None,
-    )
-    for verb in ("get", "create", "list"):
-        fail = {(verb, "AddressShare")}
-        assert node.step() == 5.0
-        assert code_of(node)[0] == Code.NO_FREE_ADDRESS
-    fail = set()
-    node.step()
+    asked: list[str] = []
+    failed: list[str] = []
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        request = f"{verb} {kind} {len(asked)}"  # the number tells the two LISTs apart
+        asked.append(request)
+        if request in failed:
+            return None
+        failed.append(request)
+        return Fault.LOST_ANSWER
+
+    node = FollowingNode(server, memory_path, "a", faults=faults)
+    for _ in range(4):
+        asked.clear()
+        assert node.step(100.0) < 100.0
+        assert code_of(node)[0] in (Code.NO_FREE_ADDRESS, Code.TRY_AGAIN)
+    assert failed == [
+        "get Node 0",
+        "list AddressShare 1",
+        "create AddressShare 2",
+        "get AddressShare 0",
+    ]
+    for _ in range(9):
+        asked.clear()
+        node.step(100.0)
+    assert "list AddressShare 2" in failed
     assert node.add("p0") == ["10.0.0.1/24"]
 
 

@@ -1,0 +1,54 @@
+"""The file of this node's pools, as the follower changes it: one writer, in one thread."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from cni.spec.errors import CNIError, Code
+from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
+
+
+class NodeFile:
+    """`PoolsFile` of the node of that name. Reading raises CNIError 5, writing OSError."""
+
+    def __init__(self, directory: Path, node: str) -> None:
+        self._file = PoolsFile(directory)
+        self._node = node
+
+    def known(self) -> NodePools:
+        """What it says; nothing if it is damaged: it is written again, with what the API server
+        says."""
+        try:
+            return self._file.read() or NodePools(is_named=True)
+        except CNIError as error:
+            if error.code != Code.STORE_DAMAGED:
+                raise
+            return NodePools(is_named=True)
+
+    def claim(self) -> None:
+        """Forget what is of another node: the disk was copied."""
+        if self.known().node not in ("", self._node):
+            self._file.write(NodePools(node=self._node, is_named=True))
+
+    def write(self, key: str, pool: NodePool | None) -> None:
+        """Change one pool."""
+        known = self.known()
+        pools = {name: each for name, each in known.pools.items() if name != key}
+        if pool is not None:
+            pools[key] = pool
+        self.write_all(pools, is_named=known.is_named)
+
+    def write_all(self, pools: Mapping[str, NodePool], *, is_named: bool) -> None:
+        """Change all of it."""
+        new = NodePools(node=self._node, pools=dict(pools), is_named=is_named)
+        if new != self.known():
+            self._file.write(new)
+
+
+def with_lease(pool: NodePool, old: NodePool | None) -> NodePool:
+    """The pool with what `old` says of the share and its confirmation."""
+    if old is None:
+        return pool
+    last = {"boot": old.boot, "confirmed": old.confirmed, "max_offline": old.max_offline}
+    return replace(pool, share=old.share, **last)
