@@ -1,4 +1,6 @@
-"""Frees the blocks and shares of dead holders: fence, wait, delete. "Block" stands for both here.
+"""Frees the blocks and shares of dead holders: fence, wait, delete.
+
+What is said of blocks here is done with shares, too.
 
 A proof must hold for a while before anything is done, since a Node object may be deleted by
 mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of

@@ -239,11 +239,17 @@ class Shares:
             _log.info("nv-ipam: share %s: deleted: it is over", share.metadata.name)
 
     def _whose(self, share: AddressShare) -> str:
+        name, mine, other = share.metadata.name, self._holder, share.holder
         if share.spec.node != self._node:
             return f"node {share.spec.node}"
+        if mine and (mine.boot, mine.machine_id) == (other.boot, other.machine_id):
+            return (
+                f"this machine, by a store that is lost (AddressShare {name}: it goes when the "
+                "machine boots)"
+            )
         return (
-            f"another machine that was node {self._node} (AddressShare {share.metadata.name}: "
-            "delete it if that machine is off for good)"
+            f"another machine that was node {self._node} (AddressShare {name}: delete it if that "
+            "machine is off for good)"
         )
 
 
