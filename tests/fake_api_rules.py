@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ipam.addresses import parse
 from ipam.cluster.api import Conflict, Refused
 from ipam.cluster.names import block_name
-from ipam.cluster.objects import AddressBlock, AddressPool, AnyResource, Resource
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyResource, Resource
 
 SELECTABLE: Mapping[str, frozenset[str]] = {
     "AddressBlock": frozenset(
@@ -120,5 +120,11 @@ def check(new: Resource, last: Resource | None) -> None:
             same_holder = spec.holder == last.spec.holder and spec.epoch == last.spec.epoch
             if not same_holder and spec.epoch != last.spec.epoch + 1:
                 raise Refused(f"update {what}: epoch grows by 1 with the holder")
+    if isinstance(new, AddressShare):
+        if new.holder.node != new.spec.node:
+            raise Refused(f"{what}: holder.node must be node")
+        former = last.spec.holder if isinstance(last, AddressShare) else None
+        if former is not None and new.holder.instance != former.instance:
+            raise Refused(f"update {what}: a share keeps the instance of its holder")
     if isinstance(new, AddressPool) and new.spec.block_size not in (0, *(2**k for k in range(9))):
         raise Refused(f"{what}: blockSize {new.spec.block_size} is no power of two up to 256")

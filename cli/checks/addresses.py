@@ -6,6 +6,7 @@ from cli import executables
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
 from ipam.addresses import Interval, parse, parse_interval
+from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, PoolsFile, domain_of
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
@@ -19,9 +20,10 @@ def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
     if known is None:
         yield not_applicable('nv-ipam\'s pools are not followed ("ipam.nv_ipam")')
         return
-    held = SqliteStore(node.paths.ipam, node.paths.boot_id()).reservations()
+    boot = node.paths.boot_id()
+    held = SqliteStore(node.paths.ipam, boot).reservations()
     for key in sorted(known.pools.keys() | _keys(held)):
-        yield from _pool(key, known.pools.get(key), held)
+        yield from _pool(key, known.pools.get(key), held, boot)
     path = node.paths.cni_bin / EXECUTABLE
     if path.exists() and not executables.is_ours(path):
         yield warning(
@@ -36,7 +38,7 @@ def _keys(held: list[Reservation]) -> set[str]:
     return {each.domain.removeprefix(prefix) for each in held if each.domain.startswith(prefix)}
 
 
-def _pool(key: str, pool: NodePool | None, held: list[Reservation]) -> Iterator[Outcome]:
+def _pool(key: str, pool: NodePool | None, held: list[Reservation], boot: str) -> Iterator[Outcome]:
     entry = pool.entry if pool is not None else None
     beside = set(pool.beside) if pool is not None else set()
     outside = [
@@ -63,6 +65,13 @@ def _pool(key: str, pool: NodePool | None, held: list[Reservation]) -> Iterator[
         yield failed(
             f"{key}: all addresses of this node's entry are in use on other nodes",
             "`kubectl get ashare` shows where; they come when the pods there have gone",
+        )
+    elif not pool.is_confirmed(boot, boottime()):
+        yield failed(
+            f"{key}: this node has not confirmed its share at the API server for "
+            f"{pool.max_offline / 60:.0f} minutes, or since it booted: no new pod gets an address",
+            "see what the agent's log says (`cannot confirm the shares`), and that the Node object "
+            "of this node exists",
         )
     elif not outside:
         yield ok(f"{key}: {pool.first} to {pool.last}")

@@ -114,12 +114,13 @@ def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[st
 class ApiNode(NodeVerbs):
     """A node whose agent's part runs with its threads and its own token."""
 
-    def __init__(self, server: ApiServer, directory: Path, name: str) -> None:
+    def __init__(self, server: ApiServer, directory: Path, name: str, machine: str = "") -> None:
         self.name = name
-        self.directory = directory / name
+        self.directory = directory / f"{name}-{machine}"
         self.directory.mkdir()
-        self.boot = "boot-1"
-        self.client: KubernetesApi = server.node(name)
+        self.boot = f"boot-1{machine}"
+        ids = {"machineID": machine, "systemUUID": machine} if machine else {}
+        self.client: KubernetesApi = server.node(name, **ids)
         self.start()
 
     def start(self) -> None:

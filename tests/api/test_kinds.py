@@ -46,7 +46,13 @@ SHARE: Document = {
     "apiVersion": "ipam.podfabric.io/v1alpha1",
     "kind": "AddressShare",
     "metadata": {"name": "ippool.kinds.n"},
-    "spec": {"pool": "ippool/kinds", "node": "n", "ranges": ["10.7.0.1-10.7.0.9", "fd00::1"]},
+    "spec": {
+        "pool": "ippool/kinds",
+        "node": "n",
+        "ranges": ["10.7.0.1-10.7.0.9", "fd00::1"],
+        "holder": {"instance": "i", "node": "n", "boot": "b"},
+        "maxOfflineSeconds": 1800,
+    },
 }
 
 
@@ -161,6 +167,7 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (RESERVATION, {}),
         (SHARE, {}),
         (SHARE, {"spec.ranges": GONE}),
+        (SHARE, {"spec.holder": GONE, "spec.maxOfflineSeconds": GONE}),
         (RESERVATION, {"spec.owner": {"kind": "StatefulSet", "name": "t", "ifname": "net1"}}),
     ],
 )
@@ -274,6 +281,10 @@ SUB_BLOCK = "a sub-block is one address of the block that cover names"
         (SHARE, {"spec.pool": "kinds"}, "spec.pool"),
         (SHARE, {"spec.ranges": ["10.7.0.0/24"]}, "in canonical form"),
         (SHARE, {"spec.ranges": ["10.7.0.01"]}, "in canonical form"),
+        (SHARE, {"spec.holder.node": "m"}, "holder.node must be node"),
+        (SHARE, {"spec.holder.instance": GONE}, "spec.holder.instance: Required"),
+        (SHARE, {"spec.state": "Draining"}, "spec.state"),
+        (SHARE, {"spec.maxOfflineSeconds": -1}, "spec.maxOfflineSeconds"),
         (SHARE, {"spec.ranges": ["10.7.0.1-10.7.0.2-10.7.0.3"]}, "in canonical form"),
     ],
 )
@@ -315,6 +326,9 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
         (SHARE, {"spec.node": "m"}, "pool and node never change"),
         (SHARE, {"spec.ranges": []}, ""),
+        (SHARE, {"spec.holder.boot": "c", "spec.state": "Reclaiming"}, ""),
+        (SHARE, {"spec.holder.instance": "j"}, "a share keeps the instance of its holder"),
+        (SHARE, {"spec.holder": GONE}, "a share keeps the instance of its holder"),
     ],
 )
 def test_what_identifies_an_object_never_changes(

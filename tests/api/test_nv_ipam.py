@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result, encode
@@ -22,6 +23,7 @@ from tests.api.server import ApiServer, name
 from tests.cluster import programs
 from tests.unit.ipam.cluster.nv_ipam.nodes import duplicates
 from tests.waiting import until
+from tools.manifests import NAMESPACE
 
 Nodes = Callable[[str], ApiNode]
 ROUTED = {"poolName": "routed", "poolType": "cidrpool"}
@@ -159,6 +161,52 @@ def test_an_agent_writes_no_share_of_another_node(kinds: ApiServer, node_a: Kube
         node_a.delete(other)
     for each in (own, other):
         kinds.admin.delete(each)
+
+
+def test_another_machine_of_a_name_leaves_the_share_of_the_first_one_alone(
+    kinds: ApiServer, tmp_path: Path
+) -> None:
+    pool, node = name("named"), name("again")
+    ipam: dict[str, object] = {"poolName": pool}
+    put_pool(kinds, "ippools", pool, {"subnet": "10.9.0.0/24", "perNodeBlockSize": 4})
+    put_entries(kinds, "ippools", pool, [entry(node, "10.9.0.1", "10.9.0.4")])
+    by_machine: dict[str, ApiNode] = {}
+
+    def shares() -> dict[str, AddressShare]:
+        fields = {"spec.node": node, "spec.pool": f"ippool/{pool}"}
+        listed = kinds.admin.list(AddressShare, fields).items
+        return {each.holder.machine_id: each for each in listed}
+
+    try:
+        old = by_machine["old"] = ApiNode(kinds, tmp_path, node, "old")
+        gets(old, "p0", "10.9.0.1/24", ipam)
+        before = shares()["old"]
+        old.service.close()
+        kinds.kubectl("delete", "node", node)
+        agent = f"agent-{node}"
+        kinds.kubectl("-n", NAMESPACE, "delete", "pod", agent, "--force", "--grace-period=0")
+        new = by_machine["new"] = ApiNode(kinds, tmp_path, node, "new")
+        key = f"ippool/{pool}"
+        until(
+            lambda: key in new.service.follower.states and new.service.follower.states[key].blocked,
+            what="blocked addresses",
+        )
+        with pytest.raises(CNIError):
+            new.add("q0", ipam)
+        assert shares()["old"] == before
+        assert shares().keys() == {"old", "new"}
+        # The old machine runs on its own: its file is its word.
+        assert old.add("p1", ipam) == ["10.9.0.2/24"]
+        with pytest.raises(Refused, match="keeps the instance"):
+            taken = replace(before.spec, holder=shares()["new"].holder)
+            new.client.update(replace(before, spec=taken))
+        # Somebody says that it is off; the watch of the new one shows that.
+        kinds.admin.delete(before)
+        gets(new, "q0", "10.9.0.1/24", ipam)
+    finally:
+        for each in by_machine.values():
+            each.service.close()
+        kinds.kubectl("delete", "node", node, "--ignore-not-found")
 
 
 @pytest.mark.long

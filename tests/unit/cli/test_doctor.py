@@ -21,6 +21,7 @@ from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
+from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
 from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
@@ -144,8 +145,15 @@ def test_addresses_that_are_not_as_nv_ipams_pools_say_are_found(node: Paths) -> 
         first="10.0.0.1",
         last="10.0.0.9",
         usable=("10.0.0.1-10.0.0.9",),
+        boot="a-boot",
+        confirmed=boottime() - 3600.0,
+        max_offline=1800.0,
     )
     file = PoolsFile(node.ipam)
+    file.write(NodePools(node="n", pools={"ippool/a": entry}))
+    (found,) = _found(node, "nv-ipam")
+    assert (found.status, "for 30 minutes" in found.seen) == ("failed", True)
+    entry = replace(entry, max_offline=7200.0)
     file.write(NodePools(node="n", pools={"ippool/a": entry}))
     (found,) = _found(node, "nv-ipam")
     assert (found.status, found.seen) == ("ok", "ippool/a: 10.0.0.1 to 10.0.0.9")
