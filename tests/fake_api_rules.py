@@ -123,8 +123,8 @@ def check(new: Resource, last: Resource | None) -> None:
     if isinstance(new, AddressShare):
         if new.holder.node != new.spec.node:
             raise Refused(f"{what}: holder.node must be node")
-        former = last.spec.holder if isinstance(last, AddressShare) else None
-        if former is not None and new.holder.instance != former.instance:
+        former = last.holder.instance if isinstance(last, AddressShare) else ""
+        if former not in ("", new.holder.instance):
             raise Refused(f"update {what}: a share keeps the instance of its holder")
     if isinstance(new, AddressPool) and new.spec.block_size not in (0, *(2**k for k in range(9))):
         raise Refused(f"{what}: blockSize {new.spec.block_size} is no power of two up to 256")

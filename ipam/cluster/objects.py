@@ -318,13 +318,13 @@ class ShareSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
     `ranges` are runs of addresses ("10.0.0.1-10.0.0.9") that pods of the machine hold or may get.
     `holder`, `state` and `max_offline_seconds` are as those of a block. An older agent writes no
-    `holder`, and goes by no `max_offline_seconds`.
+    `holder` (its `instance` is "" then), and goes by no `max_offline_seconds`.
     """
 
     pool: str
     node: str
     ranges: tuple[str, ...] = ()
-    holder: Holder | None = None
+    holder: Holder = Holder(instance="", node="")
     state: ShareState = "Active"
     max_offline_seconds: int = 0
 
@@ -347,7 +347,8 @@ class AddressShare(Resource, frozen=True, kw_only=True):
     @property
     def holder(self) -> Holder:
         """Whose it is; of a share that an older agent wrote, only the node is known."""
-        return self.spec.holder or Holder(instance="", node=self.spec.node)
+        known = self.spec.holder
+        return known if known.instance else Holder(instance="", node=self.spec.node)
 
 
 AnyLease = AddressBlock | AddressShare

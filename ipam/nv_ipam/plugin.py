@@ -19,7 +19,7 @@ from ipam.nv_ipam import importing
 from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
-from ipam.nv_ipam.requests import Held, NotHere, ResolvedRequest, kept, resolved
+from ipam.nv_ipam.requests import HeldByPod, NotHere, ResolvedRequest, kept, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner, Reservation, ReservedAddress
@@ -115,7 +115,7 @@ class NvIpam:
         plain = NvIpamOptions(pools=self._options(request).pools)
         known = self._file.read()
         sets = resolved(plain, known).sets
-        return store.exhausted(self._confirmed(known, plain, sets, Held(store.boot)))
+        return store.exhausted(self._confirmed(known, plain, sets, HeldByPod(store.boot)))
 
     def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
         """What answers domain and range of an address that an ADD of this request gave, or would
@@ -171,7 +171,7 @@ class NvIpam:
         known: NodePools | None,
         options: NvIpamOptions,
         sets: Sequence[RangeSet],
-        held: Held,
+        held: HeldByPod,
     ) -> tuple[RangeSet, ...]:
         """The sets; of a pool that was not confirmed lately only what the pod holds of it already.
 
@@ -211,9 +211,9 @@ class NvIpam:
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
 
 
-def _held(tables: Tables, owner: Owner, store: SqliteStore) -> Held:
+def _held(tables: Tables, owner: Owner, store: SqliteStore) -> HeldByPod:
     former = (*tables.of_attachment(owner.attachment), *tables.of_pod(owner))
-    return Held(store.boot, former)
+    return HeldByPod(store.boot, former)
 
 
 def as_imported(attachment: Attachment) -> Attachment:

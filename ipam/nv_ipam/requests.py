@@ -32,7 +32,7 @@ class NotHere(CNIError):
         self.address = address
 
 
-class Held(NamedTuple):
+class HeldByPod(NamedTuple):
     """What a pod holds, or held in another sandbox; only what is of this `boot` counts."""
 
     boot: str
@@ -55,7 +55,7 @@ def resolved(options: NvIpamOptions, known: NodePools | None) -> ResolvedRequest
     return ResolvedRequest(tuple(sets), tuple(routes))
 
 
-def kept(pool: NodePool, wanted: RangeSet, held: Held, now: float, why: str) -> RangeSet:
+def kept(pool: NodePool, wanted: RangeSet, held: HeldByPod, now: float, why: str) -> RangeSet:
     """What a pod may have of a pool that was not confirmed lately: the address that it holds.
 
     `now` is of CLOCK_BOOTTIME, `why` says what went wrong. CNIError 11 without one.

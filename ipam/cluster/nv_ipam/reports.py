@@ -29,6 +29,7 @@ class MoveReports:
         self._events = events
         self._node = node
         self._said: dict[str, str] = {}
+        self._outsides: dict[str, tuple[object, str]] = {}  # by pool: of what, and the message
 
     def tell(
         self,
@@ -40,7 +41,7 @@ class MoveReports:
     ) -> None:
         """`held` is what pods hold outside of the entry, `blocked` what of the entry is in use
         elsewhere, by the shares of `others`. Raises ApiError."""
-        lost = self._outside(key, pool, held) if held else ""
+        lost = self._outside_now(key, pool, held) if held else ""
         nodes = sorted(each.whose for each in others if common(each.intervals, blocked))
         waiting = (
             f"{size(blocked)} of the addresses of {key} that nv-ipam's controller gave to node "
@@ -68,6 +69,16 @@ class MoveReports:
     def said(self, what: str) -> str:
         """What was logged of that last; "" if it is over."""
         return self._said.get(what, "")
+
+    def _outside_now(self, key: str, pool: NvPool | None, held: Sequence[Reservation]) -> str:
+        """`_outside`, which looks at all entries of the pool, of what has changed only."""
+        version = (pool.metadata.uid, pool.metadata.resource_version) if pool else ("", "")
+        what = (version, tuple(each.address for each in held))
+        last, message = self._outsides.get(key, (None, ""))
+        if last != what:
+            message = self._outside(key, pool, held)
+            self._outsides[key] = (what, message)
+        return message
 
     def _outside(self, key: str, pool: NvPool | None, held: Sequence[Reservation]) -> str:
         entries = [entry_with(pool, parse(each.address)) for each in held] if pool else []

@@ -87,7 +87,7 @@ class Shares:
         for each in self._api.list(AddressShare, {"spec.node": self._node}).items:
             if each.holder.instance == holder.instance:
                 own[each.spec.pool] = each
-            elif each.spec.holder is None:
+            elif not each.holder.instance:
                 if takes_unnamed:
                     unnamed[each.spec.pool] = each
             elif same_machine_before(holder, each.holder):

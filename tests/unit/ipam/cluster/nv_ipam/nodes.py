@@ -294,7 +294,7 @@ def broken(server: FakeApi, nodes: Iterable[FollowingNode]) -> list[str]:
 
 
 def share_of(server: FakeApi, node: str, key: str = "ippool/pool") -> Any:  # noqa: ANN401
-    """A node's share, the newest one; None without one."""
+    """A node's only share of a pool; None without one."""
     shares = server.look_at_all(AddressShare, {"spec.node": node, "spec.pool": key}).items
-    by_age = sorted(shares, key=lambda share: share.metadata.creation_timestamp)
-    return by_age[-1] if by_age else None
+    assert len(shares) <= 1
+    return shares[0] if shares else None

@@ -245,3 +245,10 @@ def test_only_what_changed_is_parsed(
     server.put(replace(pool, status=replace(pool.status, allocations=grown)))
     node.step()
     assert parsed == ["10.0.0.8", "10.0.0.8"]
+    # What pods hold outside of the entry is looked for in all entries, once.
+    server.put(replace(pool, status=replace(pool.status, allocations=allocations[1:])))
+    node.step()
+    assert node.follower.states["ippool/pool"].outside == 1
+    parsed.clear()
+    node.step()
+    assert not parsed
