@@ -82,7 +82,12 @@ class NvIpam:
             answerable(found.sets)
             if importing.imported(tables, owner):
                 return found, ()
-            return found, self._confirmed(known, options, found.sets, _held(tables, owner, store))
+
+            def held() -> HeldByPod:
+                former = (*tables.of_attachment(owner.attachment), *tables.of_pod(owner))
+                return HeldByPod(store.boot, former)
+
+            return found, self._confirmed(known, options, found.sets, store.boot, held)
 
         try:
             found, grant = self._attempts(store, owner, sets_now, segment)
@@ -113,9 +118,9 @@ class NvIpam:
     def status(self, store: SqliteStore, request: Request) -> str | None:
         """Why an ADD would get no address now; None if it would. CNIError as of an ADD."""
         plain = NvIpamOptions(pools=self._options(request).pools)
-        known = self._file.read()
+        known, boot = self._file.read(), store.boot
         sets = resolved(plain, known).sets
-        return store.exhausted(self._confirmed(known, plain, sets, HeldByPod(store.boot)))
+        return store.exhausted(self._confirmed(known, plain, sets, boot, lambda: HeldByPod(boot)))
 
     def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
         """What answers domain and range of an address that an ADD of this request gave, or would
@@ -171,7 +176,8 @@ class NvIpam:
         known: NodePools | None,
         options: NvIpamOptions,
         sets: Sequence[RangeSet],
-        held: HeldByPod,
+        boot: str,
+        held: Callable[[], HeldByPod],
     ) -> tuple[RangeSet, ...]:
         """The sets; of a pool that was not confirmed lately only what the pod holds of it already.
 
@@ -182,8 +188,8 @@ class NvIpam:
         now = self._clock()
         return tuple(
             each
-            if pool.is_confirmed(held.boot, now)
-            else kept(pool, each, held, now, self._silence(pool.key))
+            if pool.is_confirmed(boot, now)
+            else kept(pool, each, held(), now, self._silence(pool.key))
             for pool, each in zip(pools, sets, strict=True)
         )
 
@@ -209,11 +215,6 @@ class NvIpam:
                     f"pods; {others}, which nv-ipam does not lend"
                 )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
-
-
-def _held(tables: Tables, owner: Owner, store: SqliteStore) -> HeldByPod:
-    former = (*tables.of_attachment(owner.attachment), *tables.of_pod(owner))
-    return HeldByPod(store.boot, former)
 
 
 def as_imported(attachment: Attachment) -> Attachment:
