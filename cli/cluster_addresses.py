@@ -21,6 +21,7 @@ from ipam.cluster.controller.block_index import BlockIndex, placed
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyLease
+from ipam.cluster.sticky import is_let_go
 
 ATTEMPTS = 3  # for a block that changes meanwhile
 
@@ -199,7 +200,12 @@ def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
     if not blocks:
         sys.stderr.write(f"podfabric ipam: no node leases {text(address)}\n")
         return 1
-    node = blocks[0].spec.holder.node
+    node, sticky = blocks[0].spec.holder.node, blocks[0].spec.sticky
+    if is_let_go(blocks[0]):
+        raise ValueError(
+            f"{text(address)} is in {blocks[0].metadata.name}, which no node has: it is reserved "
+            f"for pod {sticky.pod} by AddressReservation {sticky.reservation}: delete that"
+        )
     if not arguments.force:
         raise ValueError(
             f"{text(address)} is in {blocks[0].metadata.name}, which the node {node} leases: run "
@@ -210,7 +216,8 @@ def _release(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 
 def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
-    blocks = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
+    listed = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
+    blocks = [block for block in listed if not is_let_go(block)]
     shares = api.list(AddressShare, {"spec.node": arguments.node}).items
     if not blocks and not shares:
         sys.stdout.write(f"{arguments.node} leases no block\n")
@@ -300,6 +307,8 @@ def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _suspects(blocks: Iterable[AddressBlock], machines: Machines) -> Iterable[str]:
     for block in blocks:
         standing = machines.standing(block.spec.holder)
+        if is_let_go(block):
+            continue
         if standing is not Standing.WELL or block.spec.state in ("Pending", "Reclaiming"):
             yield (
                 f"{block.metadata.name} is {block.spec.state} and leased by "

@@ -74,7 +74,10 @@ class ClaimErrors:
         cover = blocks.name(space, blocks.index(address))
         for name in dict.fromkeys((sub_block_name(space, address), cover)):
             with suppress(NotFound):
-                node = self._api.get(AddressBlock, name).spec.holder.node
+                spec = self._api.get(AddressBlock, name).spec
+                if spec.sticky.reservation:
+                    return is_reserved(want)
+                node = spec.holder.node
                 if node != self._holder.node:
                     return AddressTaken(
                         f"{want.range.where}: address {text(want.range.first)} is in a block that "
@@ -86,6 +89,15 @@ class ClaimErrors:
             f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
             f"lease of AddressBlock {cover} is not confirmed, or ends; try again",
         )
+
+
+def is_reserved(want: Want) -> AddressTaken:
+    """The address, or its block, is for the name of a pod. It may be another tenant's."""
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} is in a block that is reserved for "
+        "a pod by its name: nothing was reserved; ask for another address",
+        "see AddressReservations (kubectl get ares -A)",
+    )
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:

@@ -19,7 +19,7 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
-from ipam.cluster.claim_errors import ClaimErrors, is_kept_out
+from ipam.cluster.claim_errors import ClaimErrors, is_kept_out, is_reserved
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
@@ -99,10 +99,10 @@ class Claimant:
                 )
             if self._store.serve(pool.status.space, want.range.domain):
                 return None
-            sticky = self._sticky.reserved(pool, want)
-            bound = None if sticky is None else self._sticky.bound(sticky)
-            if bound is not None:
-                used = self._sticky.use(bound, pool, want)
+            reserved = self._sticky.reserved(pool, want)
+            sticky = None if reserved is None else reserved.spec
+            if reserved is not None and reserved.block is not None:
+                used = self._sticky.use(reserved.block, pool, want)
                 self.claims += used is not None
                 return used
             foreign = self._pools.foreign(pool)
@@ -143,7 +143,8 @@ class Claimant:
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, sought: Want) -> bool:
         """Whether a block with a fixed address was leased meanwhile, for another want.
 
-        Raises AddressTaken if the block keeps the address out: to lease it does not help.
+        Raises AddressTaken if the block keeps the address out, or is for the name of a pod: to
+        lease it does not help.
         """
         address, now = sought.range.first, self._clock()
         for block in mine:
@@ -152,6 +153,8 @@ class Claimant:
                 and is_within(address, block.own)
                 and block.is_confirmed(self.holder.boot, now)
             ):
+                if block.sticky:
+                    raise is_reserved(sought)
                 if is_within(address, block.kept_out):
                     raise is_kept_out(sought, pool)
                 return True

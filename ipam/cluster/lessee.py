@@ -25,6 +25,7 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.sharing import Sharing
+from ipam.cluster.sticky import ReservationRefused
 from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
@@ -223,6 +224,8 @@ class Lessee:
         """See Claims.failed."""
         if error.code == Code.NO_FREE_ADDRESS:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
+        elif isinstance(error, ReservationRefused):
+            self._events.of_pod("AddressReservationRefused", error.message, owner.pod)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """See Claims.unable."""

@@ -7,24 +7,82 @@ over with the next epoch. No node takes it from one that has not let go: the con
 Draining when that node is proved dead.
 """
 
+import re
+
 from msgspec.structs import replace
 
+from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi
-from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, BlockStatus, StickySpec
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    BlockSpec,
+    BlockStatus,
+    StickySpec,
+)
 from ipam.cluster.pools import kept_out
 from ipam.cluster.wants import PodInterface
 from ipam.ranges import merged, outside
+
+_ORDINAL = re.compile(r"-[0-9]+")
+
+
+class ReservationRefused(CNIError):
+    """The pool cannot keep the addresses of a reservation."""
+
+    def __init__(self, reservation: str, why: str) -> None:
+        super().__init__(
+            Code.TRY_AGAIN,
+            f"AddressReservation {reservation} cannot be kept: {why}: nothing was reserved; or "
+            "delete the reservation, and the pod gets any address",
+        )
+
+
+def why_refused(pool: AddressPool) -> str | None:
+    """Why the pool can keep no reservation, and what to do; None if it can."""
+    name, spec = pool.metadata.name, pool.spec
+    if spec.compat != "None":
+        return (
+            f"AddressPool {name} is shared with whereabouts (spec.compat: {spec.compat}), which "
+            "knows no reservations: set that to None when whereabouts is gone"
+        )
+    if spec.rails or pool.status.rail_of:
+        return f"AddressPool {name} has rails: reserve addresses of a pool without rails"
+    return None
+
+
+def name_of(reservation: AddressReservation) -> str:
+    """How a block names its reservation."""
+    return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
+
+
+def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
+    """Whether the reservation is for addresses that the pod has of the pool."""
+    spec, owner = reservation.spec, reservation.spec.owner
+    if (spec.pool, reservation.metadata.namespace) != (pool, pod.namespace):
+        return False
+    if owner.ifname not in ("", pod.ifname):
+        return False
+    if owner.kind == "Pod":
+        return owner.name == pod.pod
+    return pod.pod.startswith(owner.name) and bool(
+        _ORDINAL.fullmatch(pod.pod.removeprefix(owner.name))
+    )
+
+
+def pod_of(sticky: StickySpec) -> PodInterface:
+    """The interface that a sticky block is for."""
+    return PodInterface(sticky.reservation.partition("/")[0], sticky.pod, sticky.ifname)
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
     """Whether the block is the pod's own, or if no pod is given, anybody's."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
-    sticky = of_row(block)
-    namespace = sticky.reservation.partition("/")[0]
-    return (namespace, sticky.pod, sticky.ifname) == pod
+    return pod_of(of_row(block)) == pod
 
 
 def row_text(sticky: StickySpec) -> str:
@@ -49,6 +107,11 @@ def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interv
         return out
     address = parse(spec.sticky.address)
     return merged((*out, *outside(covered, [Interval(address, address)])))
+
+
+def preference(found: AddressBlock) -> tuple[bool, str, str]:
+    """Which of several blocks of one pod counts: one that a node has, else the oldest."""
+    return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
 def is_let_go(found: AddressBlock) -> bool:

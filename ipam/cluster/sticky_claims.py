@@ -4,8 +4,8 @@ A pod without a block yet gets one by a claim as any other (`claims`), which say
 """
 
 import math
-import re
 import uuid
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,10 +17,23 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
 from ipam.cluster.pools import Unusable, kept_out, max_offline
 from ipam.cluster.rows import row_of
+from ipam.cluster.sticky import (
+    ReservationRefused,
+    is_of,
+    name_of,
+    pod_of,
+    preference,
+    why_refused,
+)
 from ipam.cluster.wants import NotReserved, PodInterface, Want
 from ipam.ranges import is_within
 
-_ORDINAL = re.compile(r"-[0-9]+")
+
+class Reserved(NamedTuple):
+    """What the block for a pod's name says, and the block if there is one."""
+
+    spec: StickySpec
+    block: AddressBlock | None
 
 
 class StickyClaims:
@@ -29,55 +42,44 @@ class StickyClaims:
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, _, self._holder, self._clock = leasing
 
-    def reserved(self, pool: AddressPool, want: Want) -> StickySpec | None:
-        """What a block for the name of the want's pod says; None if any address will do.
+    def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
+        """What is reserved for the name of the want's pod; None if any address will do.
 
-        NotReserved, Unusable, ApiError.
+        Of several reservations that of the block counts, so that another one does not change the
+        address. For a first address, one for the pod goes before one for its StatefulSet, and one
+        for the interface before one for all. NotReserved, ReservationRefused, ApiError.
         """
-        if want.sticky is None:
+        pod, name = want.sticky, pool.metadata.name
+        if pod is None:
             return None
-        reservation = self._reservation(pool, want, want.sticky)
-        if pool.spec.compat != "None":
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} is shared with whereabouts: AddressReservation "
-                f"{reservation} of it cannot be kept; set its spec.compat to None first"
-            )
-        if pool.spec.rails:
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} has rails: AddressReservation {reservation} "
-                "of it cannot be kept; reserve addresses of a pool without rails"
-            )
-        return StickySpec(reservation=reservation, pod=want.sticky.pod, ifname=want.sticky.ifname)
-
-    def _reservation(self, pool: AddressPool, want: Want, pod: PodInterface) -> str:
-        """The AddressReservation of a pod.
-
-        One for the pod goes before one for its StatefulSet, and one for the interface before one
-        for all.
-        """
-        listed = self._api.list(AddressReservation, {"spec.pool": pool.metadata.name}).items
-        fitting = [each for each in listed if _fits(each, pod)]
+        listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
+        fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
         if not fitting:
             raise NotReserved(want)
-        found = min(fitting, key=_rank)
-        return f"{found.metadata.namespace}/{found.metadata.name}"
-
-    def bound(self, sticky: StickySpec) -> AddressBlock | None:
-        """The block of the pod's interface, the oldest if two nodes made one at once. ApiError."""
-        return min(self._bound(sticky), key=_age, default=None)
+        refusal = why_refused(pool)
+        if refusal is not None:
+            raise ReservationRefused(fitting[0], refusal)
+        found = [block for each in fitting for block in self._of_pod(each, name, pod)]
+        block = min(found, key=preference, default=None)
+        if block is not None:
+            return Reserved(block.spec.sticky, block)
+        spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
+        return Reserved(spec, None)
 
     def is_alone(self, stored: AddressBlock) -> bool:
         """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""
-        names = {block.metadata.name for block in self._bound(stored.spec.sticky)}
-        return names <= {stored.metadata.name}
+        spec = stored.spec
+        found = self._of_pod(spec.sticky.reservation, spec.pool, pod_of(spec.sticky))
+        return {block.metadata.name for block in found} <= {stored.metadata.name}
 
-    def _bound(self, sticky: StickySpec) -> list[AddressBlock]:
-        """The blocks of the pod's interface: one, but while two nodes try at once."""
-        listed = self._api.list(AddressBlock, {"spec.sticky.reservation": sticky.reservation}).items
+    def _of_pod(self, reservation: str, pool: str, pod: PodInterface) -> list[AddressBlock]:
+        """The blocks of a pod: one, but while two nodes try at once. A former reservation of the
+        same name may have had some of another pool."""
+        listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
             for block in listed
-            if (block.spec.sticky.pod, block.spec.sticky.ifname) == (sticky.pod, sticky.ifname)
+            if block.spec.pool == pool and pod_of(block.spec.sticky) == pod
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
@@ -89,9 +91,15 @@ class StickyClaims:
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
+                self._require_free(row, found.spec.sticky)
                 return None
             if row.state == "lost":
                 raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
+            if row.state == "unconfirmed" and row.boot == self._holder.boot:
+                raise Unusable(
+                    f"AddressBlock {row.name} shows that this node's store was put back to an "
+                    "earlier state: it hands the address out after the next boot"
+                )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
             raise CNIError(
@@ -103,6 +111,17 @@ class StickyClaims:
         stored, row = self._taken_over(found, pool, want)
         self._store.put(row)
         return stored
+
+    def _require_free(self, row: LeasedBlock, sticky: StickySpec) -> None:
+        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first."""
+        held = self._store.holders(row.name).values()
+        if any(each.boot == self._holder.boot for each in held):
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{sticky.address} is reserved for pod {sticky.pod}, and its former sandbox on "
+                "this node still has it: nothing was reserved; the runtime tries again, and "
+                "succeeds once it has deleted that sandbox",
+            )
 
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
@@ -142,21 +161,6 @@ class StickyClaims:
                     f"{error}",
                 ) from None
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
-
-
-def _age(block: AddressBlock) -> tuple[str, str]:
-    return block.metadata.creation_timestamp, block.metadata.name
-
-
-def _fits(each: AddressReservation, pod: PodInterface) -> bool:
-    owner = each.spec.owner
-    if each.metadata.namespace != pod.namespace or owner.ifname not in ("", pod.ifname):
-        return False
-    if owner.kind == "Pod":
-        return owner.name == pod.pod
-    return pod.pod.startswith(owner.name) and bool(
-        _ORDINAL.fullmatch(pod.pod.removeprefix(owner.name))
-    )
 
 
 def _rank(each: AddressReservation) -> tuple[bool, bool, str]:

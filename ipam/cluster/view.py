@@ -76,12 +76,16 @@ class LeasedView:
         return [] if self.wants and not held.is_attached else sets
 
     def want_all(self) -> bool:
-        """Ask for one more address of each set that is not fixed; whether there is one."""
+        """Ask for one more address of each set that is not fixed; whether there is one.
+
+        No other address will do where one is reserved for the pod.
+        """
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
             for range_ in range_set.ranges[:1]
             if not range_set.fixed
+            and (self._sticky is None or self._pool_range(range_) in self._unreserved)
         ]
         self.is_passed_over = bool(self.wants)
         return self.is_passed_over

@@ -84,6 +84,7 @@ class Market:
     def _may_cede(self, block: AddressBlock, instance: str) -> bool:
         return (
             block.spec.state == "Active"
+            and not block.spec.sticky.reservation
             and block.spec.holder.instance != instance
             and self._standings.get(block.metadata.name) is Standing.WELL
         )

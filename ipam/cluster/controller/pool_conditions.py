@@ -1,4 +1,4 @@
-"""The conditions of a pool: Ready, Exhausted, Conflict."""
+"""The conditions of a pool: Ready, Exhausted, Conflict, ReservationsRefused."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,13 +41,22 @@ def conflict(conflicts: Sequence[str]) -> Condition:
     """Whether blocks contradict each other, a sentence for each."""
     if not conflicts:
         return Condition(type="Conflict", status="False", reason="NoConflict")
-    more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
     return Condition(
-        type="Conflict",
-        status="True",
-        reason="BlocksContradict",
-        message="; ".join(conflicts[:3]) + more,
+        type="Conflict", status="True", reason="BlocksContradict", message=_listed(conflicts)
     )
+
+
+def reservations_refused(reservations: Sequence[str]) -> tuple[Condition, ...]:
+    """That the pool cannot keep some reservations, a sentence for each; nothing if it can."""
+    if not reservations:
+        return ()
+    reason, message = "PoolHasNone", _listed(reservations)
+    return (Condition(type="ReservationsRefused", status="True", reason=reason, message=message),)
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
+    return "; ".join(sentences[:3]) + more
 
 
 def dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:

@@ -29,6 +29,7 @@ def status(
     quarantined: Collection[str],
     conflicts: Sequence[str],
     now: str,
+    refused: Sequence[str] = (),
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -39,11 +40,13 @@ def status(
         quarantined: names of the blocks whose holder may be dead.
         conflicts: what contradicts itself among the pool's blocks, a sentence each.
         now: the time, for people.
+        refused: the reservations that the pool cannot keep, a sentence each.
     """
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
+            *pool_conditions.reservations_refused(refused),
         ]
         return PoolStatus(
             space=plan.space,
@@ -84,6 +87,7 @@ def status(
                 pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
+                *pool_conditions.reservations_refused(refused),
             ],
             now,
         ),

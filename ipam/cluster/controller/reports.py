@@ -6,7 +6,7 @@ from typing import Any
 
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.definitions import UnusableDefinition
-from ipam.cluster.objects import GROUP, VERSION, AddressPool
+from ipam.cluster.objects import GROUP, VERSION, AddressPool, AddressReservation
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
 EVENTS_IN = 3600.0  # seconds
@@ -51,6 +51,13 @@ class Reports:
             },
             once=once,
         )
+
+    def reservation(self, reason: str, message: str, reservation: AddressReservation) -> None:
+        """Something about a reservation."""
+        meta = reservation.metadata
+        regarding = {"apiVersion": f"{GROUP}/{VERSION}", "kind": AddressReservation.KIND}
+        regarding |= {"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}
+        self._report(reason, message, regarding, once=message)
 
     def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
         key = (reason, *map(str, regarding.values()), once)

@@ -2,20 +2,37 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from ipam.addresses import parse
 from ipam.cluster.api import ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.objects import AddressBlock, AddressReservation, ReservationStatus
-from ipam.cluster.sticky import is_let_go
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    ReservationStatus,
+)
+from ipam.cluster.sticky import is_let_go, is_of, name_of, pod_of, preference, why_refused
+from ipam.cluster.wants import PodInterface
 
 _LONGEST = 253  # characters of status.boundTo
 _MOST = 64  # of status.addresses
 
 _log = logging.getLogger(__name__)
+
+
+def refused(
+    reservations: Iterable[AddressReservation], pools: Mapping[str, AddressPool]
+) -> Iterator[tuple[AddressReservation, str]]:
+    """The reservations that their pools cannot keep, and why."""
+    for reservation in reservations:
+        pool = pools.get(reservation.spec.pool)
+        why = None if pool is None else why_refused(pool)
+        if why is not None:
+            yield reservation, why
 
 
 def reserve(
@@ -24,11 +41,21 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write what reservations have, and free what no reservation names any more."""
+    """Write what reservations have, and free what no reservation names any more, and what a second
+    node made for a pod that has a block."""
+    reservations = tuple(reservations)
+    named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
-    for block in blocks:
-        if block.spec.sticky.reservation:
-            of[block.spec.sticky.reservation].append(block)
+    first: dict[tuple[str, PodInterface], AddressBlock] = {}
+    surplus: list[AddressBlock] = []
+    for block in sorted((each for each in blocks if each.spec.sticky.reservation), key=preference):
+        reservation = block.spec.sticky.reservation
+        if _is_kept(named.get(reservation), block):
+            of[reservation].append(block)
+            if first.setdefault((block.spec.pool, pod_of(block.spec.sticky)), block) is block:
+                continue
+        if is_let_go(block):
+            surplus.append(block)
 
     def tell(changed: AddressReservation) -> None:
         try:
@@ -37,32 +64,49 @@ def reserve(
             _log.info("reservation %s: status left: %s", changed.metadata.name, error)
 
     def free(block: AddressBlock) -> None:
-        name = block.spec.sticky.reservation
         try:
-            if not _exists(api, name):  # a watch may show it late
+            if not _is_needed(api, block, first):
                 api.delete(block)
-                _log.info("%s: freed: reservation %s is gone", block.metadata.name, name)
+                _log.info("%s: freed: %s", block.metadata.name, block.spec.sticky.reservation)
         except (Conflict, NotFound, Refused) as error:
             _log.info("%s: left for the next round: %s", block.metadata.name, error)
 
     changed = []
-    for reservation in reservations:
-        name = f"{reservation.metadata.namespace}/{reservation.metadata.name}"
-        wanted = _status(of.pop(name, []))
-        if reservation.status != wanted:
-            changed.append((name, replace(reservation, status=wanted)))
-    orphans = [block for each in of.values() for block in each if is_let_go(block)]
+    for each in reservations:
+        name = name_of(each)
+        wanted = _status(of[name])
+        if each.status != wanted:
+            changed.append((name, replace(each, status=wanted)))
     steps.each("reservations", changed, tell)
-    steps.each("sticky blocks", [(block.metadata.name, block) for block in orphans], free)
+    steps.each("sticky blocks", [(block.metadata.name, block) for block in surplus], free)
 
 
-def _exists(api: ClusterApi, name: str) -> bool:
-    namespace, _, name = name.partition("/")
+def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
+    """Whether the reservation is for the pod of the block. One of that name may be another one."""
+    return reservation is not None and is_of(
+        reservation, block.spec.pool, pod_of(block.spec.sticky)
+    )
+
+
+def _is_needed(
+    api: ClusterApi,
+    block: AddressBlock,
+    first: Mapping[tuple[str, PodInterface], AddressBlock],
+) -> bool:
+    """Whether a block is its pod's after all: a watch may show a reservation late. ApiError."""
+    namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
-        api.get(AddressReservation, name, namespace)
+        if not _is_kept(api.get(AddressReservation, name, namespace), block):
+            return False
     except NotFound:
         return False
-    return True
+    other = first.get((block.spec.pool, pod_of(block.spec.sticky)))
+    if other is None:
+        return True
+    try:
+        return api.get(AddressBlock, other.metadata.name).metadata.uid != other.metadata.uid
+    except NotFound:
+        return True
 
 
 def _status(blocks: Iterable[AddressBlock]) -> ReservationStatus:

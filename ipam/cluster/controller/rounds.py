@@ -36,7 +36,7 @@ from ipam.cluster.controller.ranged import Plan
 from ipam.cluster.controller.reclaim import MARGIN, Reclaim, ReclaimCounts
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
-from ipam.cluster.controller.reservations import reserve
+from ipam.cluster.controller.reservations import refused, reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import (
     AddressBlock,
@@ -47,7 +47,7 @@ from ipam.cluster.objects import (
     Compat,
     PoolStatus,
 )
-from ipam.cluster.sticky import is_let_go
+from ipam.cluster.sticky import is_let_go, name_of
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -152,7 +152,11 @@ class Rounds:
         conflicts: defaultdict[str, list[str]] = defaultdict(list)
         for each in found:
             conflicts[each.pool].append(each.text)
-        self._write_statuses(pools, index, machines.count, quarantined, conflicts)
+        refusals: defaultdict[str, list[str]] = defaultdict(list)
+        for reservation, why in refused(world.reservations, pools):
+            refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
+            self._reports.reservation("AddressReservationRefused", why, reservation)
+        self._write_statuses(pools, index, machines.count, quarantined, conflicts, refusals)
         over_limit = self._watch_limits(world.blocks, pools)
         return Seen(
             pools=tuple(pools.values()),
@@ -171,6 +175,7 @@ class Rounds:
         nodes: int,
         quarantined: Collection[str],
         conflicts: Mapping[str, list[str]],
+        refusals: Mapping[str, list[str]],
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
         quiet = self._quiet(pools.values())
@@ -192,7 +197,9 @@ class Rounds:
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
             texts = conflicts.get(name, [])
-            wanted = status(pools[name], plan, index, quarantined, texts, self._now())
+            wanted = status(
+                pools[name], plan, index, quarantined, texts, self._now(), refusals.get(name, [])
+            )
             pools[name] = self._write(pools[name], wanted)
 
         self.steps.each("status", [(item[0], item) for item in planned.items()], write)

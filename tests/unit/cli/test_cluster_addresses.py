@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cli import cluster_addresses
 from cli.commands import run
 from ipam.cluster.api import ClusterApi
-from ipam.cluster.objects import AddressBlock, BlockStatus
+from ipam.cluster.objects import AddressBlock, BlockStatus, StickySpec
 from tests.fake_api import Fault
 from tests.unit.cli.commands import short_path
 from tests.unit.ipam.cluster.controller.cluster import Cluster
@@ -176,6 +176,24 @@ def test_release_frees_a_whole_block_and_only_of_a_machine_that_is_off(
     assert cluster.blocks() == {}
     assert run(["ipam", "release", "10.64.0.11", "--cluster", "--force"]) == 1
     assert "no node leases 10.64.0.11" in capsys.readouterr().err
+
+
+def test_a_reserved_address_that_no_node_has_is_freed_by_its_reservation_only(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sticky = StickySpec(reservation="team-a/web", pod="web-0", ifname="net1", address="10.64.0.11")
+    block = cluster.api.look(AddressBlock, BLOCK)
+    cluster.api.put(replace(block, spec=replace(block.spec, sticky=sticky, state="Draining")))
+    cluster.remove_node("gpu-1")
+    for force in ([], ["--force"]):
+        assert run(["ipam", "release", "10.64.0.11", "--cluster", *force]) == 1
+        said = capsys.readouterr().err
+        assert "reserved for pod web-0 by AddressReservation team-a/web: delete that" in said
+    assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
+    assert capsys.readouterr().out == "gpu-1 leases no block\n"
+    assert run(["ipam", "fsck", "--cluster"]) == 0
+    assert "look:" not in capsys.readouterr().out
+    assert cluster.blocks() == {BLOCK: "Draining"}
 
 
 def test_fsck_reports_contradictions_and_suspects_and_repairs_nothing(

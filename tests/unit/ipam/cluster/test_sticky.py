@@ -1,5 +1,6 @@
 """Sticky addresses: a pod that its set's reservation names has its address on every node."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -194,15 +195,139 @@ def test_an_address_that_the_definition_excludes_later_is_an_error(
     assert "AddressReservation ns/web" in error.message
 
 
-def test_a_pool_with_rails_says_that_it_has_no_sticky_addresses(memory_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rails": ("10.1.0.0/24",)}, "has rails: reserve addresses of a pool without rails"),
+        ({"compat": "Read"}, "is shared with whereabouts (spec.compat: Read)"),
+        ({"compat": "Coexist"}, "is shared with whereabouts (spec.compat: Coexist)"),
+    ],
+)
+def test_a_pool_that_cannot_keep_a_reservation_says_so(
+    memory_path: Path, changes: dict[str, object], why: str
+) -> None:
     server = FakeApi()
-    put_pool(server, rails=("10.1.0.0/24",))
+    put_pool(server, **changes)  # type: ignore[arg-type]
     reserve(server)
-    node = ClusterNode(server, memory_path / "a")
+    node = ClusterNode(server, memory_path / "a", compat=changes.get("compat", "None"))  # type: ignore[arg-type]
     error = error_of(lambda: add(node, "web-0"))
     assert error.code == Code.TRY_AGAIN
-    assert "has rails" in error.message
+    assert "AddressReservation ns/web cannot be kept" in error.message
+    assert why in error.message
+    assert blocks_of(server) == []
+    node.steps(2)
+    (event,) = server.events
+    assert (event.reason, event.message) == ("AddressReservationRefused", error.message)
+    assert (event.regarding["kind"], event.regarding["name"]) == ("Pod", "web-0")
     assert add(node, "db-0")
+
+
+def test_a_new_pod_of_the_name_waits_for_the_del_of_the_former_one(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """A pod that was deleted by force is gone from the API server before its sandbox is."""
+    a = nodes[0]
+    address = add(a, "web-0", uid="uid-1")
+    a.api.calls.clear()
+    error = error_of(lambda: add(a, "web-0", uid="uid-2", container="web-0-2"))
+    assert error.code == Code.TRY_AGAIN
+    assert "its former sandbox on this node still has it" in error.message
+    assert sum(a.api.calls.values()) <= 4, "each attempt asks the API server"
+    a.delete("web-0")
+    assert add(a, "web-0", uid="uid-2", container="web-0-2") == address
+
+
+def test_another_reservation_does_not_change_the_address(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, c = nodes
+    address = add(a, "web-0")
+    reserve(server, "a-first", owner="web")
+    reserve(server, "the-pod", "Pod", owner="web-0")
+    a.delete("web-0")
+    let_go(a)
+    assert add(b, "web-0") == address
+    assert add(c, "web-1") != address
+    assert {
+        block.spec.sticky.pod: block.spec.sticky.reservation
+        for block in server.look_at_all(AddressBlock).items
+    } == {"web-0": "ns/web", "web-1": "ns/a-first"}
+
+
+def test_a_reservation_made_again_for_another_pool_gives_addresses_of_that(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    add(a, "web-0")
+    a.delete("web-0")
+    let_go(a)
+    server.remove(AddressReservation, "web", "ns")
+    pool = put_pool(server, "10.9.0.0/24", size=1)
+    reservation = reserve(server)
+    spec = replace(reservation.spec, pool=pool.metadata.name)
+    server.put(replace(reservation, spec=spec))
+    (address,) = b.add("web-0", {"range": "10.9.0.0/24", "sticky": True})
+    assert address.startswith("10.9.0.")
+
+
+def test_a_second_block_of_a_pod_does_not_change_its_address(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """A node claimed it beside the first one and died: it is older, and let go."""
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    (block,) = server.look_at_all(AddressBlock).items
+    other = "10.0.0.0"  # what is made in one second is compared by name
+    sticky = replace(block.spec.sticky, address=other)
+    dead = replace(block.spec.holder, instance="dead", node="dead")
+    spec = replace(block.spec, first=other, sticky=sticky, state="Draining", holder=dead)
+    server.remove(AddressBlock, block.metadata.name)
+    server.put(replace(block, metadata=Meta(name=f"default.{other}-32"), spec=spec))
+    server.put(block)
+    error = error_of(lambda: add(b, "web-0"))
+    assert f"{address} is reserved for pod web-0, and node node-a still has it" in error.message
+
+
+def test_a_requested_address_that_is_reserved_for_a_name_is_refused(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    address = add(a, "web-0")
+    config = {"capabilities": {"ips": True}, "runtimeConfig": {"ips": [address]}}
+    for node in (a, b):
+        node.api.calls.clear()
+        error = error_of(lambda node=node: node.add("p", config=config))  # type: ignore[misc]
+        assert error.code == Code.ADDRESS_TAKEN
+        assert "is reserved for a pod by its name" in error.message
+        assert "web" not in error.message  # it may be another tenant's
+        assert sum(node.api.calls.values()) <= 12
+    a.delete("web-0")
+    let_go(a)
+    assert error_of(lambda: a.add("p", config=config)).code == Code.ADDRESS_TAKEN
+
+
+def test_a_store_that_was_put_back_does_not_hand_out_what_it_has_forgotten(
+    server: FakeApi, nodes: list[ClusterNode], memory_path: Path
+) -> None:
+    a = nodes[0]
+    a.add("p0")
+    a.close()
+    before = memory_path / "before"
+    shutil.copytree(a.directory, before)
+    a.restart()
+    for _ in range(5):
+        add(a, "web-0")
+        a.delete("web-0")
+    add(a, "web-0")
+    a.steps(3, 30.0)  # the block's status says how far the store has come
+    a.close()
+    shutil.rmtree(a.directory)
+    shutil.copytree(before, a.directory)
+    a.restart()
+    for _ in range(2):
+        error = error_of(lambda: add(a, "web-0", uid="uid-2", container="web-0-2"))
+        assert error.code == Code.TRY_AGAIN
+        a.steps(1, 1.0)
 
 
 def test_del_works_without_the_api_server_and_the_address_is_let_go_later(

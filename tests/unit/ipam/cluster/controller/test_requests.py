@@ -1,7 +1,9 @@
 """AddressRequests that no node waits for are deleted."""
 
+from msgspec.structs import replace
+
 from ipam.cluster.controller.requests import KEPT
-from ipam.cluster.objects import AddressRequest, Meta, RequestSpec
+from ipam.cluster.objects import AddressBlock, AddressRequest, Meta, RequestSpec, StickySpec
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 
 
@@ -56,3 +58,20 @@ def test_a_new_leader_counts_the_age_of_a_request_anew() -> None:
     cluster.new_leader()
     cluster.run(KEPT - 10, every=10)
     assert _left(cluster) == ["waits"]
+
+
+def test_a_block_that_is_for_the_name_of_a_pod_is_asked_for_nothing() -> None:
+    cluster = Cluster()
+    cluster.pool("10.64.0.0/28", block_size=8, ceding=True)
+    sticky = StickySpec(reservation="ns/web", pod="web-0", ifname="net1", address="10.64.0.1")
+    reserved = cluster.block("10.64.0.0", cluster.node("gpu-1"))
+    cluster.api.put(replace(reserved, spec=replace(reserved.spec, sticky=sticky)))
+    other = cluster.block("10.64.0.8", cluster.node("gpu-2"))
+    cluster.api.update_status(replace(other, status=replace(other.status, used=3)))
+    cluster.node("gpu-3")
+    cluster.round()
+    _ask(cluster, "waits", node="gpu-3")
+    cluster.run(2)
+    (offer,) = cluster.api.look(AddressRequest, "waits").status.offers
+    assert offer in cluster.api.look(AddressBlock, other.metadata.name).spec.cede_wanted
+    assert cluster.api.look(AddressBlock, reserved.metadata.name).spec.cede_wanted == ()

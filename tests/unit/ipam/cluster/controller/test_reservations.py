@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import Code
-from ipam.cluster.objects import AddressPool, AddressReservation, ReclaimSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Meta, ReclaimSpec
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.controller.cluster import Cluster
 from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
@@ -125,3 +125,72 @@ def test_addresses_are_free_when_their_reservation_is_deleted_and_no_pod_has_the
     cluster.round()
     assert cluster.blocks() == {}
     assert cluster.api.look(AddressPool, POOL)
+
+
+def test_a_reservation_made_again_for_another_owner_or_pool_frees_what_it_does_not_name(
+    memory_path: Path,
+) -> None:
+    cluster = Cluster()
+    put_small_pool(cluster)
+    reservation = reserve(cluster.api)
+    a = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
+    kept = add(a, "web-0")
+    add(a, "web-1")
+    for pod in ("web-0", "web-1"):
+        a.delete(pod)
+    let_go(a)
+    cluster.api.remove(AddressReservation, "web", "ns")
+    reserve(cluster.api, kind="Pod", owner="web-0")
+    cluster.run(5)
+    assert list(bound(cluster.api)) == ["web-0"]
+    assert cluster.api.look(AddressReservation, "web", "ns").status.addresses == (kept,)
+    cluster.api.remove(AddressReservation, "web", "ns")
+    cluster.api.put(
+        replace(
+            reservation,
+            spec=replace(reservation.spec, pool="another"),
+        )
+    )
+    cluster.run(5)
+    assert cluster.blocks() == {}
+
+
+@pytest.mark.parametrize("first_is", ["Active", "Draining"])
+def test_a_second_block_of_a_pod_is_freed_when_no_node_has_it(
+    memory_path: Path, first_is: str
+) -> None:
+    cluster = Cluster()
+    put_small_pool(cluster)
+    reserve(cluster.api)
+    a = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
+    address = add(a, "web-0")
+    if first_is == "Draining":
+        a.delete("web-0")
+        let_go(a)
+    (block,) = cluster.api.look_at_all(AddressBlock).items
+    other = "10.0.0.9" if address != "10.0.0.9" else "10.0.0.8"
+    spec = replace(block.spec, first=other, state="Draining")
+    spec = replace(spec, sticky=replace(block.spec.sticky, address=other))
+    meta = Meta(name=f"default.{other}-32", creation_timestamp="2999-01-01T00:00:00Z")
+    cluster.api.put(replace(block, metadata=meta, spec=spec))
+    cluster.run(5)
+    assert cluster.blocks() == {block.metadata.name: first_is}
+
+
+def test_a_reservation_that_its_pool_cannot_keep_shows_at_both(memory_path: Path) -> None:
+    cluster = Cluster()
+    put_small_pool(cluster)
+    pool = cluster.api.look(AddressPool, POOL)
+    cluster.api.put(replace(pool, spec=replace(pool.spec, compat="Coexist")))
+    reserve(cluster.api)
+    cluster.run(3)
+    assert cluster.condition("ReservationsRefused", POOL) == ("True", "PoolHasNone")
+    (event,) = cluster.api.events
+    assert event.reason == "AddressReservationRefused"
+    assert "is shared with whereabouts (spec.compat: Coexist)" in event.message
+    assert (event.regarding["namespace"], event.regarding["name"]) == ("ns", "web")
+    pool = cluster.api.look(AddressPool, POOL)
+    cluster.api.put(replace(pool, spec=replace(pool.spec, compat="None")))
+    cluster.run(3)
+    types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
+    assert "ReservationsRefused" not in types
