@@ -219,13 +219,14 @@ class Namespace:
         for name in names:
             self.cluster.core.delete_namespaced_pod(name, self.name, grace_period_seconds=grace)
         until(
-            lambda: not any(self._exists(name) for name in names),
+            lambda: not any(self.exists(name) for name in names),
             PATIENCE,
             f"end of {', '.join(names)}",
             pause=0.5,
         )
 
-    def _exists(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
+        """Whether there is a pod of that name."""
         try:
             self.read(name)
         except ApiException as error:

@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import yaml
 from kubernetes import client
 
 from tests.cluster import built_image
@@ -191,9 +192,30 @@ def leftovers(cluster: Cluster) -> dict[str, object]:
     return {name: left for name, left in found.items() if left}
 
 
-def upgrade(cluster: Cluster, configuration: Mapping[str, object]) -> None:
-    """Installs the chart, or gives its release another configuration."""
-    values = {"image": {"pullPolicy": "Never"}, "config": configuration}
+@contextmanager
+def following_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> Iterator[None]:
+    """Agents that follow nv-ipam's pools in the namespace for the block, and nv-ipam's kinds.
+
+    Afterwards they follow none, as before. The kinds stay.
+    """
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    for crd in crds:
+        for document in yaml.safe_load_all(crd):
+            cluster.apply(document)
+    upgrade(cluster, {}, {"nv_ipam": "follow", "nv_ipam_namespace": namespace})
+    try:
+        await_agent(cluster)
+        yield
+    finally:
+        upgrade(cluster, {})
+        await_agent(cluster)
+
+
+def upgrade(
+    cluster: Cluster, configuration: Mapping[str, object], ipam: Mapping[str, object] | None = None
+) -> None:
+    """Installs the chart, or gives its release another configuration and values of `ipam`."""
+    values = {"image": {"pullPolicy": "Never"}, "config": configuration, "ipam": ipam or {}}
     words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
     helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
 

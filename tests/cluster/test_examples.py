@@ -1,15 +1,19 @@
 """Every file of the examples, applied to the API server: its pod runs, or we say why it cannot."""
 
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.api import nv_ipam
 from tests.cluster import images
-from tests.cluster.cluster import NETWORKS_ANNOTATION, Cluster, Namespace
-from tests.cluster.installation import configured, with_vfs
+from tests.cluster.cluster import NETWORKS_ANNOTATION, PATIENCE, Cluster, Namespace
+from tests.cluster.control_plane import NODE
+from tests.cluster.installation import configured, following_nv_ipam, with_vfs
 from tests.runtime import CHECKOUT
+from tests.waiting import until
 
 EXAMPLES = CHECKOUT / "netattach-examples"
 IPOIB = {
@@ -33,17 +37,35 @@ CANNOT = {
 }
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 OF_VFS = [file.stem for file in FILES if file.stem.startswith("sriov-")]
-OF_HCAS = [file.stem for file in FILES if file.stem not in OF_VFS]
+OF_RAILS, OF_STICKY, OF_NV_IPAM = CLUSTER_WIDE = ("rails-same-index", "sticky", "nv-ipam")
+OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *CLUSTER_WIDE)]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
     """The objects of an example, with an image that is there and a pod that ends at once."""
     found: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     for each in found:
-        if each["kind"] == "Pod":
-            each["spec"]["terminationGracePeriodSeconds"] = 0
-            for container in each["spec"]["containers"]:
+        spec = {"Pod": each, "StatefulSet": each["spec"].get("template")}.get(each["kind"])
+        if spec is not None:
+            spec["spec"]["terminationGracePeriodSeconds"] = 0
+            for container in spec["spec"]["containers"]:
                 container["image"] = images.WORKLOAD
+    return found
+
+
+def pods_of(objects: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The names of the pods that there will be, and the networks that each names."""
+    found: dict[str, list[str]] = {}
+    for each in objects:
+        name = each["metadata"]["name"]
+        if each["kind"] == "Pod":
+            annotations, names = each["metadata"]["annotations"], [name]
+        elif each["kind"] == "StatefulSet":
+            annotations = each["spec"]["template"]["metadata"]["annotations"]
+            names = [f"{name}-{number}" for number in range(each["spec"]["replicas"])]
+        else:
+            continue
+        found |= dict.fromkeys(names, annotations[NETWORKS_ANNOTATION].split(","))
     return found
 
 
@@ -65,17 +87,15 @@ def vfs(cluster: Cluster) -> Iterator[None]:
 
 
 def applied(namespace: Namespace, name: str) -> None:
-    """Applies an example; its pod runs with an interface for each network that it names."""
+    """Applies an example; its pods run with an interface for each network that they name."""
     objects = documents(name)
-    pods = [each for each in objects if each["kind"] == "Pod"]
     for each in objects:
-        namespace.apply(each)
+        namespace.cluster.apply(each, each["metadata"].get("namespace", namespace.name))
     if reason := CANNOT.get(name):
         pytest.skip(reason)
-    for pod in pods:
-        own = pod["metadata"]["name"]
+    for own, asked in pods_of(objects).items():
+        until(lambda own=own: namespace.exists(own), PATIENCE, own)  # type: ignore[misc]
         namespace.running(own)
-        asked = pod["metadata"]["annotations"][NETWORKS_ANNOTATION].split(",")
         attached = namespace.networks(own)
         assert set(attached) == {"eth0", *(f"net{n + 1}" for n in range(len(asked)))}
         for interface in attached:
@@ -86,6 +106,55 @@ def applied(namespace: Namespace, name: str) -> None:
 @pytest.mark.parametrize("name", OF_HCAS)
 def test_an_example_with_an_hca_runs(name: str, namespace: Namespace) -> None:
     applied(namespace, name)
+
+
+@pytest.mark.usefixtures("hcas")
+def test_a_pod_of_the_example_with_rails_has_one_index_on_both(namespace: Namespace) -> None:
+    applied(namespace, OF_RAILS)
+    addresses = [namespace.address("same-index-0", f"net{number}") for number in (1, 2)]
+    assert [address.split(".")[:2] for address in addresses] == [["10", "71"], ["10", "72"]]
+    assert len({int(IPv4Address(address)) & 0xFFFF for address in addresses}) == 1
+
+
+@pytest.mark.usefixtures("hcas")
+def test_a_pod_of_the_example_of_sticky_addresses_keeps_its_address(namespace: Namespace) -> None:
+    applied(namespace, OF_STICKY)
+    names = ["trainer-0", "trainer-1"]
+    given = {name: namespace.address(name) for name in names}
+    former = {name: namespace.read(name).metadata.uid for name in names}
+    for name in names:
+        namespace.cluster.core.delete_namespaced_pod(name, namespace.name)
+    until(
+        lambda: all(
+            namespace.exists(name) and namespace.read(name).metadata.uid != former[name]
+            for name in names
+        ),
+        PATIENCE,
+        "new pods of the StatefulSet",
+        pause=0.5,
+    )
+    namespace.running(*names)
+    assert {name: namespace.address(name) for name in names} == given
+
+
+@pytest.mark.long
+def test_the_example_of_nv_ipam_runs(cluster: Cluster, namespace: Namespace) -> None:
+    """The test says what nv-ipam's controller would: the node's part of the pool."""
+    (pool,) = [each for each in documents(OF_NV_IPAM) if each["kind"] == "IPPool"]
+    where = pool["metadata"]["namespace"]
+    with following_nv_ipam(cluster, where, nv_ipam.crds()):
+        pools = cluster.objects.resources.get(api_version=pool["apiVersion"], kind=pool["kind"])
+        cluster.apply(pool, where)
+        part = {"nodeName": NODE, "startIP": "10.74.0.1", "endIP": "10.74.0.128"}
+        pools.status.patch(
+            body={"status": {"allocations": [part]}},
+            name=pool["metadata"]["name"],
+            namespace=where,
+            content_type="application/merge-patch+json",
+        )
+        applied(namespace, OF_NV_IPAM)
+        assert namespace.address("nv-worker-0").startswith("10.74.0.")
+        namespace.delete("nv-worker-0")
 
 
 @pytest.mark.long

@@ -21,10 +21,14 @@ from tests.plugins.service import Service, install_launchers
 from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
 
 # Those of `sriov` need hardware of many kinds: tests/unit/sriov/test_examples.py reads them.
+# That of nv-ipam needs its pools: tests/unit/ipam/cluster/test_examples.py has some.
 FILES = [
     file
     for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
-    if any(definition.config["type"] == "ipoib" for definition in definitions(file))
+    if any(
+        definition.config["type"] == "ipoib" and definition.config["ipam"]["type"] != "nv-ipam"
+        for definition in definitions(file)
+    )
 ]
 POD = "IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=example;K8S_POD_UID=uid-1"
 GIVEN = "ib1"  # on the HCA that the pod is given, where the definition leaves the choice to that
