@@ -175,7 +175,7 @@ class Rounds:
         nodes: int,
         quarantined: Collection[str],
         conflicts: Mapping[str, list[str]],
-        refusals: Mapping[str, list[str]],
+        refusals: defaultdict[str, list[str]],
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
         quiet = self._quiet(pools.values())
@@ -198,7 +198,7 @@ class Rounds:
             name, plan = item
             texts = conflicts.get(name, [])
             wanted = status(
-                pools[name], plan, index, quarantined, texts, self._now(), refusals.get(name, [])
+                pools[name], plan, index, quarantined, texts, self._now(), sorted(refusals[name])
             )
             pools[name] = self._write(pools[name], wanted)
 

@@ -416,7 +416,8 @@ def test_a_private_network_with_the_range_of_a_rail_gives_no_address_twice(
 ) -> None:
     put_private(server, rail)
     nodes = [node, ClusterNode(server, memory_path / "b", "node-b", clock=node.clock)]
-    given, indexes = [], []
+    given: list[str] = []
+    indexes: list[int] = []
     for number in range(6):
         for each in nodes:
             indexes += attach(each, f"r{number}", range(8, 10))
