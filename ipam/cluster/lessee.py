@@ -38,7 +38,7 @@ from ipam.store import Grant, Owner
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
-FOREIGN_EVERY = 300.0  # the same, while whereabouts holds addresses of a block
+FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _RETURN_RETRY = 5.0  # seconds after a block could not be given back
@@ -86,14 +86,12 @@ class Lessee:
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api)
+        self._pools = Pools(api, compat=compat)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
-        self._announcements = (
-            Announcements(self._api, self._store, self._pools, departures) if compat else None
-        )
+        self._announcements = Announcements(self._api, self._store, self._pools) if compat else None
         self._settling = Settling(self._api, self._store, self._pools, departures, clock)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
@@ -302,8 +300,10 @@ class Lessee:
     def _interval(self) -> float:
         # A block of a pool that cannot be used has the limit 0.
         limits = (block.max_offline / 4 for block in self._store.blocks().values())
-        is_foreign = any(block.spec.foreign for block in self._objects.values())
-        longest = FOREIGN_EVERY if is_foreign else CONFIRM_EVERY
+        is_watched = any(
+            block.spec.foreign or block.spec.compat == "Coexist" for block in self._objects.values()
+        )
+        longest = FOREIGN_EVERY if is_watched else CONFIRM_EVERY
         return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
 
     # --- what is done on its own -------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from cni.spec.errors import CNIError
 from ipam.addresses import parse
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError
@@ -12,8 +13,10 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec
 from ipam.cluster.pools import Unusable, foreign_within
 from ipam.cluster.whereabouts import placeholders
-from ipam.cluster.whereabouts.held import Held
-from ipam.cluster.whereabouts.objects import IPAllocation
+from ipam.cluster.whereabouts.announcements import Announcements
+from ipam.cluster.whereabouts.held import Held, reservations
+from ipam.cluster.whereabouts.objects import IPAllocation, OverlappingReservationSpec
+from ipam.ranges import is_shared_domain
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -27,22 +30,27 @@ class Looks:
 
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, _, _ = leasing
+        self._announcements = Announcements(self._api, self._store, self._pools)
         self._foreign: dict[str, Mapping[int, Held] | None] = {}
+        self._reserved: dict[str, Mapping[int, OverlappingReservationSpec]] = {}
         self.clashes: list[Reservation] = []
 
     def of(self, found: AddressBlock) -> BlockSpec | None:
         """The block's spec, with what whereabouts holds of it now; None if it may not be used yet.
 
-        It is asked for blocks of which it held addresses, and where the pool's `compat` is new.
+        It is asked as long as the pool's `compat` says so: what was written there may be lost, and
+        whereabouts may run where it should not.
         """
         pool = self._pools.known(found.spec.pool)
         spec = found.spec
         if spec.cover:  # the block that covers it is looked at by its holder
             return spec
-        if pool is not None and (spec.compat != pool.spec.compat or spec.foreign):
+        if pool is not None and ({spec.compat, pool.spec.compat} != {"None"} or spec.foreign):
             held = self._held(pool, found)
             if held is not None:
-                foreign = foreign_within(held, geometry.interval(found))
+                ours = self._store.holders(found.metadata.name)
+                others = (each for each in held if not _is_ours(held[each], ours.get(each)))
+                foreign = foreign_within(others, geometry.interval(found))
                 self._compare(found, held, foreign)
                 spec = replace(spec, foreign=foreign, compat=pool.spec.compat)
         if spec.state == "Pending" and (pool is None or spec.compat != pool.spec.compat):
@@ -59,18 +67,39 @@ class Looks:
         """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
         name = pool.metadata.name
         try:
+            self._pools.require_compat(pool)
             if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
-                interval = geometry.interval(found)
-                return placeholders.put(self._api, pool, interval, found.metadata.uid)
-            if found.spec.compat == "Coexist":
+                return self._told(pool, found)
+            if found.spec.compat == "Coexist" or found.spec.state == "Pending":
                 placeholders.remove(self._api, found.metadata.uid)
             if name not in self._foreign:
                 self._foreign[name] = self._pools.foreign(pool)
-        except (ApiError, Unusable) as error:  # leases do not depend on it
+        except (ApiError, Unusable, CNIError) as error:  # leases do not depend on it
             _log.warning("leases: cannot see what whereabouts holds of %s: %s", name, error)
             self._foreign.setdefault(name, None)
             return None
         return self._foreign[name]
+
+    def _told(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, Held]:
+        """What whereabouts holds of a pool, after it was told of the block and of what pods hold of
+        it: placeholders and reservations may be lost, and are made again."""
+        holders = self._store.holders(found.metadata.name)
+        interval = geometry.interval(found)
+        held = placeholders.put(self._api, pool, interval, found.metadata.uid, holders.keys())
+        if any(is_shared_domain(holder.domain) for holder in holders.values()):
+            name = pool.metadata.name
+            if name not in self._reserved:
+                self._reserved[name] = reservations(self._api, pool)
+            for address, holder in holders.items():
+                there = self._reserved[name].get(address)
+                if (
+                    is_shared_domain(holder.domain)
+                    and (there is None or there.podref != holder.pod_name)
+                    and not self._announcements.restore(holder)
+                    and address not in held
+                ):
+                    self.clashes.append(holder)
+        return held
 
     def _compare(
         self, found: AddressBlock, held: Mapping[int, Held], foreign: tuple[str, ...]
@@ -79,6 +108,12 @@ class Looks:
             holder = self._store.holders(found.metadata.name).get(address)
             if holder is not None and _is_another(held[address].allocation, holder):
                 self.clashes.append(holder)
+
+
+def _is_ours(held: Held, holder: Reservation | None) -> bool:
+    """Whether all that whereabouts' objects have of an address is our own pod's reservation."""
+    pod = held.allocation.podref
+    return held.place is None and holder is not None and holder.pod_name == pod
 
 
 def _is_another(allocation: IPAllocation, holder: Reservation) -> bool:

@@ -7,7 +7,8 @@ plugin, reconciler and control loop skip an entry whose `podref` is "".
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from ipam.addresses import Interval, parse_interface
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
@@ -21,19 +22,25 @@ from ipam.cluster.whereabouts.objects import (
     IPPool,
     IPPoolSpec,
     NodeSlicePool,
+    PoolEntry,
     entries,
     ippool_name,
-    node_of,
     tests_of,
 )
 
 _ATTEMPTS = 20
 _PAUSE = 0.05  # seconds
+_MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 3
 
 
-def put(api: ClusterApi, pool: AddressPool, block: Interval, uid: str) -> Mapping[int, Held]:
-    """Put placeholders of the block `uid` on all its addresses that no pod holds; who holds the
-    others. Raises ApiError, and Unusable where nodes of whereabouts have slices of the range."""
+def put(
+    api: ClusterApi, pool: AddressPool, block: Interval, uid: str, own: Collection[int] = ()
+) -> Mapping[int, Held]:
+    """Put placeholders of the block `uid` on all its addresses that no pod of whereabouts holds;
+    who holds the others. A reservation alone of what our pods hold (`own`) is most likely theirs.
+
+    Raises ApiError, and Unusable where nodes of whereabouts have slices of the range.
+    """
     require_whole(api, pool)
     ours = {"id": f"{PLACEHOLDER}{uid}", "podref": ""}
     for attempt in range(_ATTEMPTS):
@@ -45,7 +52,8 @@ def put(api: ClusterApi, pool: AddressPool, block: Interval, uid: str) -> Mappin
         for address in range(block.first, block.last + 1):
             entry = known.get(address)
             path = f"/spec/allocations/{address - base}"
-            if entry is None and address not in taken:
+            is_ours = address in own and address in taken and taken[address].place is None
+            if entry is None and (is_ours or address not in taken):
                 operations.append({"op": "test", "path": path, "value": None})
                 operations.append({"op": "add", "path": path, "value": ours})
             elif entry is not None and _is_stale(entry.allocation, uid):
@@ -74,32 +82,36 @@ def remove(api: ClusterApi, uid: str) -> None:
 
 def remove_from(api: ClusterApi, pool: IPPool, is_meant: Callable[[str], bool]) -> int:
     """Remove placeholders of the blocks whose uids are meant; how many there were. ApiError."""
-    for attempt in range(_ATTEMPTS):
-        ours = [
-            entry
-            for entry in entries(pool)
-            if entry.allocation.is_placeholder
-            and is_meant(entry.allocation.id.removeprefix(PLACEHOLDER))
-        ]
+    removed = attempt = 0
+    while attempt < _ATTEMPTS:
+        ours = [entry for entry in entries(pool) if (uid := uid_of(entry)) and is_meant(uid)]
         if not ours:
-            return 0
+            return removed
         operations: list[Mapping[str, object]] = []
-        for entry in ours:
+        for entry in ours[:_MOST_AT_ONCE]:
             operations += tests_of(entry)
             operations.append({"op": "remove", "path": f"/spec/allocations/{entry.offset}"})
         try:
             api.patch(pool, operations)
+            removed += len(ours[:_MOST_AT_ONCE])
+            if len(ours) <= _MOST_AT_ONCE:
+                return removed
         except NotFound:
-            return 0
+            return removed
         except Conflict:
-            time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
-            try:
-                pool = api.get(IPPool, pool.metadata.name, pool.metadata.namespace)
-            except NotFound:
-                return 0
-        else:
-            return len(ours)
+            attempt += 1
+            time.sleep(random.uniform(0, _PAUSE * attempt))
+        try:
+            pool = api.get(IPPool, pool.metadata.name, pool.metadata.namespace)
+        except NotFound:
+            return removed
     raise Conflict(f"patch IPPool {pool.metadata.name}: others change it all the time")
+
+
+def uid_of(entry: PoolEntry) -> str:
+    """The uid of the block that a placeholder is of; "" of any other entry."""
+    allocation = entry.allocation
+    return allocation.id.removeprefix(PLACEHOLDER) if allocation.is_placeholder else ""
 
 
 def require_whole(api: ClusterApi, pool: AddressPool) -> None:
@@ -114,18 +126,39 @@ def require_whole(api: ClusterApi, pool: AddressPool) -> None:
 
 
 def _own(api: ClusterApi, pool: AddressPool) -> IPPool:
-    """The IPPool of the very range, which is made if it is missing."""
+    """The IPPool of the very range, which is made if it is missing. whereabouts finds it by its
+    name. ApiError; Unusable if what is written there would not be what whereabouts reads."""
     spec = pool.spec
+    name = ippool_name(spec.network_name, spec.range)
     listed = held.listed(api, IPPool)
-    for found in listed:
-        if node_of(found, spec.network_name) == "" and found.spec.range == spec.range:
+    namespace = _only_namespace(listed)
+    found = next((each for each in listed if each.metadata.name == name), None)
+    if found is None:
+        meta = Meta(name=name, namespace=namespace)
+        new = IPPool(metadata=meta, spec=IPPoolSpec(range=spec.range, allocations={}))
+        try:
+            found = api.create(new)
+        except AlreadyExists:
+            found = api.get(IPPool, name, namespace)
+    network = parse_interface(spec.range)[1]
+    with suppress(ValueError):
+        if parse_interface(found.spec.range) == (network.address, network):
             return found
-    namespace = listed[0].metadata.namespace if listed else held.NAMESPACE
-    meta = Meta(name=ippool_name(spec.network_name, spec.range), namespace=namespace)
-    try:
-        return api.create(IPPool(metadata=meta, spec=IPPoolSpec(range=spec.range, allocations={})))
-    except AlreadyExists:
-        return api.get(IPPool, meta.name, namespace)
+    raise Unusable(
+        f"IPPool {name} has the spec.range {found.spec.range!r}, and not {spec.range}: no "
+        "placeholder can be put there: see who wrote that, and mend it"
+    )
+
+
+def _only_namespace(listed: Sequence[IPPool]) -> str:
+    """Where whereabouts keeps its objects: its nodes look nowhere else."""
+    found = held.namespaces_of(listed)
+    if len(found) > 1:
+        raise Unusable(
+            f"there are IPPools in the namespaces {' and '.join(found)}: whereabouts uses one of "
+            "them (that of its kubeconfig's context): delete the others, once no pod has an entry"
+        )
+    return found[0]
 
 
 def _is_stale(allocation: IPAllocation, uid: str) -> bool:
