@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -14,7 +14,7 @@ from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts import held, placeholders
-from ipam.cluster.whereabouts.held import listed
+from ipam.cluster.whereabouts.held import Held, listed
 from ipam.cluster.whereabouts.objects import IPPool, entries
 
 
@@ -92,9 +92,15 @@ def _foreign(api: ClusterApi, pool: AddressPool) -> ForeignPool:
     behind = {
         block.metadata.name: block.spec.holder.node
         for block in blocks
-        if block.spec.compat != compat
+        if block.spec.compat != compat or (pool.spec.mirror and not _is_mirrored(block, found))
     }
     return ForeignPool(pool=name, compat=compat, held=pods, behind=behind)
+
+
+def _is_mirrored(block: AddressBlock, found: Mapping[int, Held]) -> bool:
+    """Whether all pods that have an address of the block have an entry."""
+    there = {(each.address, each.allocation.podref) for each in found.values() if each.place}
+    return set(_published(block)) <= there
 
 
 def _published(block: AddressBlock) -> Iterator[tuple[int, str]]:

@@ -68,9 +68,15 @@ class Departures:
         return () if former is None else former.reserved
 
     def hold(self, departure: DepartedAttachment) -> None:
-        """An entry will be written for the attachment, or reservations beside its former ones."""
-        reserved = dict.fromkeys((*self.reserved_of(departure.attachment), *departure.reserved))
-        self._write(msgspec.structs.replace(departure, reserved=tuple(reserved)), HELD)
+        """An entry or reservations will be written for the attachment, beside its former ones."""
+        former = self._read(Path(self._path(departure.attachment, HELD)))
+        if former is not None:
+            departure = msgspec.structs.replace(
+                departure,
+                ranges=tuple(dict.fromkeys((*former.ranges, *departure.ranges))),
+                reserved=tuple(dict.fromkeys((*former.reserved, *departure.reserved))),
+            )
+        self._write(departure, HELD)
 
     def depart(self, departure: DepartedAttachment) -> None:
         """The attachment is gone: its entry is to be removed."""

@@ -116,7 +116,9 @@ class Confirmation:
         if pool is not None:
             try:
                 limit = max_offline(pool)
-                if found.spec.compat == pool.spec.compat:  # else its foreign ones are not known yet
+                is_seen = found.metadata.name not in self._looks.unseen
+                if is_seen and found.spec.compat == pool.spec.compat:
+                    # Else what is foreign is not known.
                     out = holes(pool, found.spec, geometry.interval(found))
             except Unusable:
                 limit = 0.0  # nothing is handed out

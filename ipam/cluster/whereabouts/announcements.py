@@ -73,10 +73,17 @@ class Announcements:
         """Make the reservation of an address that a pod of ours holds and that may have lost it, or
         never had one; False if it is another pod's. ApiError, CNIError."""
         key = (held.domain, held.address)
+        return self._reserved(self.hold(held, (key,)), key, is_in_use=True) is not None
+
+    def hold(
+        self, held: Reservation, reserved: tuple[tuple[str, str], ...] = ()
+    ) -> DepartedAttachment:
+        """Note that an attachment of ours is to have an entry, or reservations. CNIError."""
         owner = Owner(held.attachment, Pod(held.namespace, held.pod, held.uid))
-        departure = departure_of(owner, [(held.domain, parse_interface(held.range)[1])], (key,))
+        ranges = [(held.domain, parse_interface(held.range)[1])]
+        departure = departure_of(owner, ranges, reserved)
         self._departures.hold(departure)
-        return self._reserved(departure, key, is_in_use=True) is not None
+        return departure
 
     def _coexisting(self, grant: Grant) -> dict[tuple[str, str], LeasedBlock]:
         """The addresses in blocks that are used beside whereabouts, but for those of ranges that

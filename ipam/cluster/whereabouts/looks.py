@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError
-from ipam.addresses import parse
+from ipam.addresses import Interval, parse
+from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import ApiError
 from ipam.cluster.leasing import Leasing
@@ -16,7 +17,7 @@ from ipam.cluster.whereabouts import placeholders
 from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.held import Held, reservations
 from ipam.cluster.whereabouts.objects import IPAllocation, OverlappingReservationSpec
-from ipam.ranges import is_shared_domain
+from ipam.ranges import is_shared_domain, merged
 from ipam.store import Reservation
 
 _log = logging.getLogger(__name__)
@@ -25,15 +26,17 @@ _log = logging.getLogger(__name__)
 class Looks:
     """Looks at whereabouts' objects for one confirmation, at most once for each pool.
 
-    `clashes` are addresses of ours that whereabouts has given to another pod since.
+    `clashes` are addresses of ours that whereabouts has given to another pod since. `unseen` are
+    the names of blocks for which it could not look: what they keep out stays so.
     """
 
     def __init__(self, leasing: Leasing) -> None:
-        self._api, self._store, self._pools, _, _ = leasing
+        self._api, self._store, self._pools, self._holder, _ = leasing
         self._announcements = Announcements(self._api, self._store, self._pools)
         self._foreign: dict[str, Mapping[int, Held] | None] = {}
         self._reserved: dict[str, Mapping[int, OverlappingReservationSpec]] = {}
         self.clashes: list[Reservation] = []
+        self.unseen: set[str] = set()
 
     def of(self, found: AddressBlock) -> BlockSpec | None:
         """The block's spec, with what whereabouts holds of it now; None if it may not be used yet.
@@ -47,7 +50,9 @@ class Looks:
             return spec
         if pool is not None and ({spec.compat, pool.spec.compat} != {"None"} or spec.foreign):
             held = self._held(pool, found)
-            if held is not None:
+            if held is None:
+                self.unseen.add(found.metadata.name)
+            else:
                 ours = self._store.holders(found.metadata.name)
                 others = (each for each in held if not _is_ours(held[each], ours.get(each)))
                 foreign = foreign_within(others, geometry.interval(found))
@@ -83,9 +88,12 @@ class Looks:
     def _told(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, Held]:
         """What whereabouts holds of a pool, after it was told of the block and of what pods hold of
         it: placeholders and reservations may be lost, and are made again."""
+        mirrored = self._mirrored(pool, found) if pool.spec.mirror else {}
         holders = self._store.holders(found.metadata.name)
-        interval = geometry.interval(found)
-        held = placeholders.put(self._api, pool, interval, found.metadata.uid, holders.keys())
+        interval, uid = geometry.interval(found), found.metadata.uid
+        held = placeholders.put(self._api, pool, interval, uid, holders.keys(), mirrored)
+        if mirrored:
+            self._pools.foreign(pool)  # a new sandbox of the pod finds the entry
         if any(is_shared_domain(holder.domain) for holder in holders.values()):
             name = pool.metadata.name
             if name not in self._reserved:
@@ -100,6 +108,27 @@ class Looks:
                 ):
                     self.clashes.append(holder)
         return held
+
+    def _mirrored(self, pool: AddressPool, found: AddressBlock) -> Mapping[int, IPAllocation]:
+        """The entries that the block's pods are to have. From here on these are what holds their
+        addresses, as those of pods that whereabouts has set up: no other pod of ours gets one."""
+        name = found.metadata.name
+        before = self._store.holders(name)
+        out = [Interval(each, each) for each in before]
+
+        def revised(row: LeasedBlock) -> LeasedBlock:
+            return replace(row, kept_out=merged((*row.kept_out, *out)))
+
+        self._store.revise({(name, found.metadata.uid): revised})
+        entries = {}
+        for address, holder in self._store.holders(name).items():
+            is_named = bool(holder.namespace and holder.pod)
+            if address in before and is_named and holder.boot == self._holder.boot:
+                departure = self._announcements.hold(holder)
+                entries[address] = IPAllocation(
+                    id=departure.container_id, podref=departure.podref, ifname=departure.ifname
+                )
+        return entries
 
     def _compare(
         self, found: AddressBlock, held: Mapping[int, Held], foreign: tuple[str, ...]

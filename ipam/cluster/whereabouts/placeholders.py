@@ -28,21 +28,28 @@ from ipam.cluster.whereabouts.objects import (
     tests_of,
 )
 
+_NONE: Mapping[int, IPAllocation] = {}
 _ATTEMPTS = 20
 _PAUSE = 0.05  # seconds
 _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 3
 
 
 def put(
-    api: ClusterApi, pool: AddressPool, block: Interval, uid: str, own: Collection[int] = ()
+    api: ClusterApi,
+    pool: AddressPool,
+    block: Interval,
+    uid: str,
+    own: Collection[int] = (),
+    mirrored: Mapping[int, IPAllocation] = _NONE,
 ) -> Mapping[int, Held]:
     """Put placeholders of the block `uid` on all its addresses that no pod of whereabouts holds;
     who holds the others. A reservation alone of what our pods hold (`own`) is most likely theirs.
+    What is `mirrored` gets the pod's own entry instead.
 
     Raises ApiError, and Unusable where nodes of whereabouts have slices of the range.
     """
     require_whole(api, pool)
-    ours = {"id": f"{PLACEHOLDER}{uid}", "podref": ""}
+    placeholder = IPAllocation(id=f"{PLACEHOLDER}{uid}")
     for attempt in range(_ATTEMPTS):
         there = _own(api, pool)
         base = parse_interface(there.spec.range)[0]
@@ -51,15 +58,16 @@ def put(
         operations: list[Mapping[str, object]] = []
         for address in range(block.first, block.last + 1):
             entry = known.get(address)
+            ours = mirrored.get(address, placeholder)
             path = f"/spec/allocations/{address - base}"
             is_ours = address in own and address in taken and taken[address].place is None
             if entry is None and (is_ours or address not in taken):
                 operations.append({"op": "test", "path": path, "value": None})
-                operations.append({"op": "add", "path": path, "value": ours})
-            elif entry is not None and _is_stale(entry.allocation, uid):
-                # Of a block that was here before: no other node writes placeholders of this one.
+                operations.append({"op": "add", "path": path, "value": _document(ours)})
+            elif entry is not None and entry.allocation.is_placeholder and entry.allocation != ours:
+                # Another block's was here before: no other node writes placeholders of this one.
                 operations += tests_of(entry)
-                operations.append({"op": "replace", "path": path, "value": ours})
+                operations.append({"op": "replace", "path": path, "value": _document(ours)})
         if not operations:
             # Beside a placeholder of ours a reservation is most likely ours too.
             return {
@@ -161,5 +169,7 @@ def _only_namespace(listed: Sequence[IPPool]) -> str:
     return found[0]
 
 
-def _is_stale(allocation: IPAllocation, uid: str) -> bool:
-    return allocation.is_placeholder and allocation.id != f"{PLACEHOLDER}{uid}"
+def _document(allocation: IPAllocation) -> dict[str, str]:
+    """An entry as whereabouts writes it: a placeholder has no interface."""
+    written = {"id": allocation.id, "podref": allocation.podref}
+    return written | ({"ifname": allocation.ifname} if allocation.ifname else {})

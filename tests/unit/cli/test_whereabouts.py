@@ -114,3 +114,24 @@ def test_compat_counts_the_blocks_that_are_not_yet_as_the_pool_says(
         "1",
         "node-b",
     ]
+
+
+def test_with_mirror_a_block_is_behind_until_its_pods_have_entries(
+    server: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = ClusterNode(server, tmp_path / "a", "node-a", compat="Coexist")
+    node.add("p0")
+    node.steps(3, 15.0)
+    pool = server.look(AddressPool, "10.0.0.0-24")
+    server.put(replace(pool, spec=replace(pool.spec, mirror=True)))
+
+    def behind() -> list[str]:
+        run(["ipam", "compat", "-o", "json"])
+        return list(json.loads(capsys.readouterr().out)["pools"][0]["behind"].values())
+
+    assert behind() == ["node-a"]
+    node.steps(1, 500.0)
+    assert behind() == []
+    node.add("p1")
+    node.steps(3, 15.0)
+    assert behind() == ["node-a"]
