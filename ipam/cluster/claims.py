@@ -220,7 +220,8 @@ class Claimant:
     def _activated(self, pool: AddressPool, pending: AddressBlock) -> AddressBlock:
         """The block with its placeholders. ApiError: the next confirmation goes on from there."""
         interval = geometry.interval(pending)
-        held = placeholders.put(self._api, pool, interval, pending.metadata.uid)
+        block = placeholders.Block(interval, pending.metadata.uid)
+        held, _ = placeholders.put(self._api, pool, block)
         spec = replace(
             pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
         )

@@ -41,7 +41,7 @@ CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is belo
 FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_RETURN_RETRY = 5.0  # seconds after a block could not be given back
+_RETURN_RETRY = 5.0  # seconds after something could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
@@ -105,7 +105,7 @@ class Lessee:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
-        self._confirm_at = self._look_at = self._return_at = clock()
+        self._confirm_at = self._look_at = self._return_at = self._settle_at = clock()
         self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
@@ -315,7 +315,10 @@ class Lessee:
         if self._holder is None or not self._in_touch:
             return
         self._events.send()
-        self._failures.guarded("remove what has ended from whereabouts' objects", self._settle)
+        if self._is_due(self._settle_at) and not self._failures.guarded(
+            "remove what has ended from whereabouts' objects", self._settle
+        ):
+            self._settle_at = self._clock() + _RETURN_RETRY
         if self._is_due(self._return_at) and not self._upkeep.give_back(
             self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):

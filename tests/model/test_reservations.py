@@ -1,9 +1,9 @@
 """The reservation of one address (docs/whereabouts.md), between two sandboxes of a pod and theirs.
 
-The first sandbox of a pod has ended, and its reservation is being removed: the agent reads it, looks
-into its store, and sends a DELETE, which may arrive late. The pod's next sandbox, whose reservation
-looks the same, gets the address meanwhile; a node of whereabouts wants it, too. Any step may be the
-last one of its process.
+The first sandbox of a pod has ended, and its reservation is being removed: the agent reads it,
+looks into its store, and sends a DELETE, which may arrive late. The pod's next sandbox, whose
+reservation looks the same, gets the address meanwhile; a node of whereabouts wants it, too. Any
+step may be the last one of its process.
 """
 
 from collections import deque

@@ -34,6 +34,7 @@ class Looks:
         self._api, self._store, self._pools, self._holder, _ = leasing
         self._announcements = Announcements(self._api, self._store, self._pools)
         self._foreign: dict[str, Mapping[int, Held] | None] = {}
+        self._seen: dict[str, placeholders.Seen] = {}
         self._reserved: dict[str, Mapping[int, OverlappingReservationSpec]] = {}
         self.clashes: list[Reservation] = []
         self.unseen: set[str] = set()
@@ -90,12 +91,15 @@ class Looks:
         it: placeholders and reservations may be lost, and are made again."""
         mirrored = self._mirrored(pool, found) if pool.spec.mirror else {}
         holders = self._store.holders(found.metadata.name)
-        interval, uid = geometry.interval(found), found.metadata.uid
-        held = placeholders.put(self._api, pool, interval, uid, holders.keys(), mirrored)
+        name = pool.metadata.name
+        block = placeholders.Block(
+            geometry.interval(found), found.metadata.uid, holders.keys(), mirrored
+        )
+        seen = self._seen.pop(name, None)
+        held, self._seen[name] = placeholders.put(self._api, pool, block, seen)
         if mirrored:
             self._pools.foreign(pool)  # a new sandbox of the pod finds the entry
         if any(is_shared_domain(holder.domain) for holder in holders.values()):
-            name = pool.metadata.name
             if name not in self._reserved:
                 self._reserved[name] = reservations(self._api, pool)
             for address, holder in holders.items():

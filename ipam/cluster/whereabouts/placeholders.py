@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ipam.addresses import Interval, parse_interface
 from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound
@@ -28,58 +29,82 @@ from ipam.cluster.whereabouts.objects import (
     tests_of,
 )
 
-_NONE: Mapping[int, IPAllocation] = {}
 _ATTEMPTS = 20
 _PAUSE = 0.05  # seconds
 _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 3
 
 
+class Seen(NamedTuple):
+    """What was read of a pool: the IPPool of the very range, and who holds which address."""
+
+    own: IPPool
+    taken: Mapping[int, Held]
+
+
+class Block(NamedTuple):
+    """A block of ours by its uid. What our pods hold of it is `own`: a reservation alone of that is
+    most likely theirs. What is `mirrored` gets the pod's own entry in place of a placeholder."""
+
+    interval: Interval
+    uid: str
+    own: Collection[int] = ()
+    mirrored: Mapping[int, IPAllocation] = {}
+
+
 def put(
-    api: ClusterApi,
-    pool: AddressPool,
-    block: Interval,
-    uid: str,
-    own: Collection[int] = (),
-    mirrored: Mapping[int, IPAllocation] = _NONE,
-) -> Mapping[int, Held]:
-    """Put placeholders of the block `uid` on all its addresses that no pod of whereabouts holds;
-    who holds the others. A reservation alone of what our pods hold (`own`) is most likely theirs.
-    What is `mirrored` gets the pod's own entry instead.
+    api: ClusterApi, pool: AddressPool, block: Block, seen: Seen | None = None
+) -> tuple[Mapping[int, Held], Seen]:
+    """Put placeholders on all addresses of a block that no pod of whereabouts holds; who holds the
+    others, and all that was read. What was `seen` a moment ago is not read again.
 
     Raises ApiError, and Unusable where nodes of whereabouts have slices of the range.
     """
-    require_whole(api, pool)
-    placeholder = IPAllocation(id=f"{PLACEHOLDER}{uid}")
     for attempt in range(_ATTEMPTS):
-        there = _own(api, pool)
-        base = parse_interface(there.spec.range)[0]
-        known = {entry.address: entry for entry in entries(there)}
-        taken = held.read(api, pool)
-        operations: list[Mapping[str, object]] = []
-        for address in range(block.first, block.last + 1):
-            entry = known.get(address)
-            ours = mirrored.get(address, placeholder)
-            path = f"/spec/allocations/{address - base}"
-            is_ours = address in own and address in taken and taken[address].place is None
-            if entry is None and (is_ours or address not in taken):
-                operations.append({"op": "test", "path": path, "value": None})
-                operations.append({"op": "add", "path": path, "value": _document(ours)})
-            elif entry is not None and entry.allocation.is_placeholder and entry.allocation != ours:
-                # Another block's was here before: no other node writes placeholders of this one.
-                operations += tests_of(entry)
-                operations.append({"op": "replace", "path": path, "value": _document(ours)})
+        if seen is None:
+            seen = _look(api, pool)
+        known = {entry.address: entry for entry in entries(seen.own)}
+        operations = _missing(block, seen, known)
         if not operations:
             # Beside a placeholder of ours a reservation is most likely ours too.
-            return {
-                address: taken[address]
-                for address in range(block.first, block.last + 1)
-                if address in taken and (address not in known or taken[address].place)
+            held = {
+                address: seen.taken[address]
+                for address in range(block.interval.first, block.interval.last + 1)
+                if address in seen.taken and (address not in known or seen.taken[address].place)
             }
+            return held, seen
         try:
-            api.patch(there, operations)
+            api.patch(seen.own, operations)
         except (Conflict, NotFound):
             time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
+        seen = None
     raise Conflict(f"patch IPPool of {pool.metadata.name}: others change it all the time")
+
+
+def _look(api: ClusterApi, pool: AddressPool) -> Seen:
+    require_whole(api, pool)
+    return Seen(_own(api, pool), held.read(api, pool))
+
+
+def _missing(
+    block: Block, seen: Seen, known: Mapping[int, PoolEntry]
+) -> Sequence[Mapping[str, object]]:
+    """What a patch does that puts what is missing; each part tests what is there now."""
+    placeholder = IPAllocation(id=f"{PLACEHOLDER}{block.uid}")
+    base = parse_interface(seen.own.spec.range)[0]
+    operations: list[Mapping[str, object]] = []
+    for address in range(block.interval.first, block.interval.last + 1):
+        entry, taken = known.get(address), seen.taken.get(address)
+        ours = block.mirrored.get(address, placeholder)
+        is_ours = address in block.own and taken is not None and taken.place is None
+        path = f"/spec/allocations/{address - base}"
+        if entry is None and (is_ours or taken is None):
+            operations.append({"op": "test", "path": path, "value": None})
+            operations.append({"op": "add", "path": path, "value": _document(ours)})
+        elif entry is not None and entry.allocation.is_placeholder and entry.allocation != ours:
+            # Another block's was here before: no other node writes placeholders of this one.
+            operations += tests_of(entry)
+            operations.append({"op": "replace", "path": path, "value": _document(ours)})
+    return operations
 
 
 def remove(api: ClusterApi, uid: str) -> None:

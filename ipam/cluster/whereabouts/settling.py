@@ -67,11 +67,16 @@ class Settling:
         removed = False
         asked = [each for each in ripe if self._is_asked_for(each)]
         if asked or any(each.reserved for each in ripe):
-            pools = listed(self._api, IPPool)
-            for pool in pools if asked else ():
-                removed |= self._removed_of(pool, asked)
-            for each in ripe:
-                self._release(each, pools)
+            try:
+                pools = listed(self._api, IPPool)
+                for pool in pools if asked else ():
+                    removed |= self._removed_of(pool, asked)
+                for each in ripe:
+                    self._release(each, pools)
+            except Refused:
+                if asked:
+                    raise
+                # With `None` this node has no right to them any more, and they count no more.
         for each in ripe:
             self._departures.settle(each)
         for each in self._older(self._departures.held(), "held", UNUSED):

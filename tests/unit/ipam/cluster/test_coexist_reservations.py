@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from ipam.addresses import parse
 from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts.objects import (
@@ -204,3 +205,45 @@ def put_entry(server: FakeApi, offset: int, container: str) -> None:
     held = dict(pool.spec.allocations or {})
     held[str(offset)] = allocation("old", container)
     server.put(replace(pool, spec=replace(pool.spec, allocations=held)))
+
+
+def test_where_whereabouts_counts_no_more_and_the_right_is_gone_nothing_is_owed(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    node.add("p0")
+    set_compat(server, "None")
+    node.steps(1, 500.0)
+    kinds = ("IPPool", "OverlappingRangeIPReservation")
+    node.api.faults = lambda verb, kind, name: Fault.REFUSED if kind in kinds else None
+    node.delete("p0")
+    node.steps(8)
+    assert not list((node.directory / "whereabouts").iterdir())
+
+
+def test_looking_at_many_blocks_lists_the_objects_once(server: FakeApi, node: ClusterNode) -> None:
+    for number in range(60):
+        node.add(f"p{number}")
+    node.steps(20)  # it leases one more ahead
+    node.api.calls.clear()
+    node.steps(1, FOREIGN_EVERY + 1)
+    assert node.api.calls["list", "IPPool"] == 2
+    assert node.api.calls["list", "OverlappingRangeIPReservation"] == 2
+    assert node.api.calls["list", "NodeSlicePool"] == 1
+
+
+def test_ipv6_addresses_have_placeholders_and_reservations(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server, "fd00::/64", compat="Coexist")
+    ipam = {"range": "fd00::/64"}
+    (given,) = node.add("p0", ipam)
+    (block,) = server.look_at_all(AddressBlock).items
+    pool = server.look(IPPool, "fd00---64", NAMESPACE)
+    first = parse(block.spec.first) - parse("fd00::")
+    assert {int(each) for each in pool.spec.allocations or {}} == set(range(first, first + 16))
+    assert reserved(server) == [given.replace(":", "-")]
+    node.delete("p0", ipam=ipam)
+    node.lessee.leaving = True
+    node.steps(8)
+    assert reserved(server) == []
+    assert offsets(server, "fd00---64") == {}
