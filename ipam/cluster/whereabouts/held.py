@@ -42,11 +42,16 @@ class Held(NamedTuple):
     place: Place | None
 
 
-def read(api: ClusterApi, pool: AddressPool) -> Mapping[int, Held]:
-    """What whereabouts holds of an AddressPool, by address. No placeholders. ApiError."""
+def read(
+    api: ClusterApi, pool: AddressPool, pools: Sequence[IPPool] | None = None
+) -> Mapping[int, Held]:
+    """What whereabouts holds of an AddressPool, by address. No placeholders. ApiError.
+
+    `pools` are its IPPools, if they were read already.
+    """
     network = parse_interface(pool.spec.range)[1]
     held: dict[int, Held] = {}
-    for found in pools_of(api, pool):
+    for found in pools_of(api, pool) if pools is None else pools:
         for each in entries(found):
             if each.address in network and not each.allocation.is_placeholder:
                 place = Place(found.metadata, each.offset)
@@ -77,12 +82,15 @@ def is_shared(pool: AddressPool) -> bool:
     return spec.shared or pool.status.space == space_name(spec.network_name, spec.range)
 
 
-def pools_of(api: ClusterApi, pool: AddressPool) -> list[IPPool]:
-    """The IPPools that have addresses of an AddressPool: of a private one only its very own."""
+def pools_of(
+    api: ClusterApi, pool: AddressPool, all_pools: Sequence[IPPool] | None = None
+) -> list[IPPool]:
+    """The IPPools that have addresses of an AddressPool: of a private one only its very own. They
+    are among `all_pools`, if these were read already."""
     network = parse_interface(pool.spec.range)[1]
     candidates = [
         (found, node)
-        for found in listed(api, IPPool)
+        for found in (listed(api, IPPool) if all_pools is None else all_pools)
         if (node := node_of(found, pool.spec.network_name)) is not None
         and meets(found.spec.range, network)
         and (is_shared(pool) or node or parse_interface(found.spec.range)[1] == network)

@@ -35,9 +35,10 @@ _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operation
 
 
 class Seen(NamedTuple):
-    """What was read of a pool: the IPPool of the very range, and who holds which address."""
+    """What was read of a pool: its IPPool, those of ranges that overlap it, and who holds what."""
 
     own: IPPool
+    others: Sequence[IPPool]
     taken: Mapping[int, Held]
 
 
@@ -57,15 +58,17 @@ def put(
     """Put placeholders on all addresses of a block that no pod of whereabouts holds; who holds the
     others, and all that was read. What was `seen` a moment ago is not read again.
 
-    Raises ApiError, and Unusable where nodes of whereabouts have slices of the range.
+    Those of ranges that overlap get some, too: whereabouts' DEL after an ADD that found our
+    reservation deletes it. Raises ApiError, and Unusable where nodes of whereabouts have slices of
+    the range.
     """
     for attempt in range(_ATTEMPTS):
         if seen is None:
             seen = _look(api, pool)
-        known = {entry.address: entry for entry in entries(seen.own)}
-        operations = _missing(block, seen, known)
-        if not operations:
+        patches = [(each, _missing(block, each, seen)) for each in (seen.own, *seen.others)]
+        if not any(operations for _, operations in patches):
             # Beside a placeholder of ours a reservation is most likely ours too.
+            known = {entry.address for entry in entries(seen.own)}
             held = {
                 address: seen.taken[address]
                 for address in range(block.interval.first, block.interval.last + 1)
@@ -73,7 +76,9 @@ def put(
             }
             return held, seen
         try:
-            api.patch(seen.own, operations)
+            for there, operations in patches:
+                if operations:
+                    api.patch(there, operations)
         except (Conflict, NotFound):
             time.sleep(random.uniform(0, _PAUSE * (1 + attempt)))
         seen = None
@@ -82,19 +87,24 @@ def put(
 
 def _look(api: ClusterApi, pool: AddressPool) -> Seen:
     require_whole(api, pool)
-    return Seen(_own(api, pool), held.read(api, pool))
+    listed = held.listed(api, IPPool)
+    own = _own(api, pool, listed)
+    pools = held.pools_of(api, pool, listed)
+    others = [each for each in pools if each.metadata.name != own.metadata.name]
+    return Seen(own, others, held.read(api, pool, (own, *others)))
 
 
-def _missing(
-    block: Block, seen: Seen, known: Mapping[int, PoolEntry]
-) -> Sequence[Mapping[str, object]]:
+def _missing(block: Block, there: IPPool, seen: Seen) -> Sequence[Mapping[str, object]]:
     """What a patch does that puts what is missing; each part tests what is there now."""
+    known = {entry.address: entry for entry in entries(there)}
+    mirrored = block.mirrored if there is seen.own else {}
     placeholder = IPAllocation(id=f"{PLACEHOLDER}{block.uid}")
-    base = parse_interface(seen.own.spec.range)[0]
+    base, network = parse_interface(there.spec.range)
+    first = max(block.interval.first, base)
     operations: list[Mapping[str, object]] = []
-    for address in range(block.interval.first, block.interval.last + 1):
+    for address in range(first, min(block.interval.last, network.last) + 1):
         entry, taken = known.get(address), seen.taken.get(address)
-        ours = block.mirrored.get(address, placeholder)
+        ours = mirrored.get(address, placeholder)
         is_ours = address in block.own and taken is not None and taken.place is None
         path = f"/spec/allocations/{address - base}"
         if entry is None and (is_ours or taken is None):
@@ -158,12 +168,11 @@ def require_whole(api: ClusterApi, pool: AddressPool) -> None:
             )
 
 
-def _own(api: ClusterApi, pool: AddressPool) -> IPPool:
+def _own(api: ClusterApi, pool: AddressPool, listed: Sequence[IPPool]) -> IPPool:
     """The IPPool of the very range, which is made if it is missing. whereabouts finds it by its
     name. ApiError; Unusable if what is written there would not be what whereabouts reads."""
     spec = pool.spec
     name = ippool_name(spec.network_name, spec.range)
-    listed = held.listed(api, IPPool)
     namespace = _only_namespace(listed)
     found = next((each for each in listed if each.metadata.name == name), None)
     if found is None:
