@@ -141,18 +141,18 @@ class Pools:
         says that it is to be asked. Raises ApiError, Unusable."""
         if pool.spec.compat == "None":
             return {}
-        self.require_compat(pool)
-        self._foreign[pool.metadata.name] = found = held.read(self._api, pool)
-        return found
-
-    def require_compat(self, pool: AddressPool) -> None:
-        """Unusable if the pool is shared with whereabouts, and this node would not tell it all."""
-        if pool.spec.compat != "None" and not self._compat:
+        if not self.may_hand_out(pool):
             raise Unusable(
                 f"AddressPool {pool.metadata.name} has spec.compat {pool.spec.compat}, and "
                 '"ipam.compat" in config.yaml of this node is None: set it too (ipam.compat of '
                 "the chart)"
             )
+        self._foreign[pool.metadata.name] = found = held.read(self._api, pool)
+        return found
+
+    def may_hand_out(self, pool: AddressPool) -> bool:
+        """Whether this node tells whereabouts of what it hands out, where that still does, too."""
+        return self._compat or pool.spec.compat != "Coexist"
 
     def known_foreign(self, pool: AddressPool) -> Mapping[int, Held]:
         """The same as it was read last; read now if it never was. Raises ApiError."""

@@ -73,7 +73,6 @@ class Looks:
         """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
         name = pool.metadata.name
         try:
-            self._pools.require_compat(pool)
             if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
                 return self._told(pool, found)
             if found.spec.compat == "Coexist" or found.spec.state == "Pending":
