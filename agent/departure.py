@@ -20,6 +20,7 @@ from base.paths import Paths
 from cni.attachments.journal import Journal
 from cni.installation import remove_identity
 from cni.spec.errors import CNIError
+from ipam.departures import Departures
 from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 
@@ -109,15 +110,17 @@ class Departure:
 def left(paths: Paths, store: StoreFiles) -> str:
     """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
 
-    A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
+    A damaged journal file counts as an attachment. What a DEL owes to whereabouts' objects counts:
+    nobody else knows of it. Raises CNIError if the store cannot be read.
     """
     attachments = sum(1 for _ in Journal(paths).entries())
-    addresses = 0
+    addresses = owed = 0
     if paths.ipam.is_dir():
+        owed = sum(1 for _ in Departures(paths.ipam).departed())
         boot = paths.boot_id()
         reservations = SqliteStore(store, boot).reservations()
         addresses = sum(reservation.boot == boot for reservation in reservations)
-    parts = ((attachments, "attachment"), (addresses, "address"))
+    parts = ((attachments, "attachment"), (addresses, "address"), (owed, "removal for whereabouts"))
     return ", ".join(_counted(count, word) for count, word in parts if count)
 
 
@@ -186,5 +189,6 @@ def _remove(path: Path) -> None:
 
 
 def _counted(count: int, word: str) -> str:
-    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    noun, _, rest = word.partition(" ")
+    plural = f"{noun}{'es' if noun.endswith('s') else 's'} {rest}".rstrip()
     return f"{count} {word if count == 1 else plural}"

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -9,25 +10,31 @@ from cli import output
 from cli.cluster_addresses import add_kubeconfig
 from cli.output import Cell, Table
 from ipam.addresses import text
+from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts import held, placeholders
-from ipam.cluster.whereabouts.held import listed
-from ipam.cluster.whereabouts.objects import IPPool
+from ipam.cluster.whereabouts.held import Held, listed
+from ipam.cluster.whereabouts.objects import IPPool, entries
 
 
 class ForeignPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A pool, and the addresses of it that whereabouts' objects hold, with their pods."""
+    """A pool, and the addresses of it that whereabouts' objects hold, with their pods.
+
+    `behind` are its blocks, with their nodes, that are not used yet as the pool's `compat` says.
+    """
 
     pool: str
     compat: str
     held: dict[str, str]
+    behind: dict[str, str]
 
 
 def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `compat`."""
     compat = commands.add_parser(
-        "compat", help="what whereabouts' objects hold of each pool (1: something)"
+        "compat",
+        help="what whereabouts' objects hold of each pool (1: something, or a node is behind)",
     )
     compat.add_argument("-o", "--output", choices=("table", "json"), default="table")
     compat.add_argument(
@@ -47,30 +54,64 @@ def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
         output.document({"pools": pools}, "json")
     else:
         rows: list[list[str | Cell]] = [
-            [each.pool, each.compat, str(len(each.held)), _shown(each)] for each in pools
+            [
+                each.pool,
+                each.compat,
+                str(len(each.held)),
+                str(len(each.behind)),
+                _some(each.behind.values()),
+                _some(f"{address} {pod}" for address, pod in each.held.items()),
+            ]
+            for each in pools
         ]
-        output.show(Table(("POOL", "COMPAT", "HELD", "BY"), rows))
-    return 1 if any(each.held for each in pools) else 0
+        output.show(Table(("POOL", "COMPAT", "HELD", "BEHIND", "ON", "BY"), rows))
+    return 1 if any(each.held or each.behind for each in pools) else 0
 
 
 def _clear(api: ClusterApi) -> None:
-    """Remove placeholders without a block. One that was leased meanwhile gets them back when its
-    holder next looks; so the pools are read first, and then the blocks."""
+    """Remove placeholders without a block: those that are there now, since a block that is leased
+    meanwhile needs its own. So the pools are read first, and then the blocks."""
     pools = listed(api, IPPool)
-    leased = {block.metadata.uid for block in api.list(AddressBlock).items}
-    count = sum(
-        placeholders.remove_from(api, pool, lambda uid: uid not in leased) for pool in pools
-    )
+    seen = {placeholders.uid_of(entry) for pool in pools for entry in entries(pool)}
+    stale = seen - {block.metadata.uid for block in api.list(AddressBlock).items}
+    count = sum(placeholders.remove_from(api, pool, lambda uid: uid in stale) for pool in pools)
     sys.stdout.write(f"removed {count} placeholders\n")
 
 
 def _foreign(api: ClusterApi, pool: AddressPool) -> ForeignPool:
+    name, compat = pool.metadata.name, pool.spec.compat
     found = held.read(api, pool)
-    pods = {text(each): found[each].allocation.podref for each in sorted(found)}
-    return ForeignPool(pool=pool.metadata.name, compat=pool.spec.compat, held=pods)
+    blocks = api.list(AddressBlock, {"spec.pool": name}).items
+    ours = {key for block in blocks for key in _published(block)}
+    pods = {
+        text(each): there.allocation.podref
+        for each, there in sorted(found.items())
+        # A reservation alone may be one that our node made for its pod.
+        if there.place or (each, there.allocation.podref) not in ours
+    }
+    behind = {
+        block.metadata.name: block.spec.holder.node
+        for block in blocks
+        if block.spec.compat != compat or (pool.spec.mirror and not _is_mirrored(block, found))
+    }
+    return ForeignPool(pool=name, compat=compat, held=pods, behind=behind)
 
 
-def _shown(pool: ForeignPool) -> str:
-    """A few of the pods."""
-    some = [f"{address} {pod}" for address, pod in list(pool.held.items())[:2]]
-    return ", ".join([*some, "..."] if len(pool.held) > len(some) else some)
+def _is_mirrored(block: AddressBlock, found: Mapping[int, Held]) -> bool:
+    """Whether all pods that have an address of the block have an entry."""
+    there = {(each.address, each.allocation.podref) for each in found.values() if each.place}
+    return set(_published(block)) <= there
+
+
+def _published(block: AddressBlock) -> Iterator[tuple[int, str]]:
+    """The addresses that a block's node has given to pods, with these, as it last told."""
+    first = geometry.interval(block).first
+    for offset, holder in block.status.holders.items():
+        if offset.isascii() and offset.isdigit():
+            yield first + int(offset), holder.partition(" ")[0]
+
+
+def _some(listed: Iterable[str]) -> str:
+    """The first few."""
+    unique = list(dict.fromkeys(listed))
+    return ", ".join([*unique[:2], "..."] if len(unique) > 2 else unique)

@@ -56,13 +56,26 @@ class Departures:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / DIRECTORY
+        self._damaged: set[Path] = set()
 
     def is_held(self, attachment: Attachment) -> bool:
         """Whether the attachment has an entry: one stat."""
         return os.path.exists(self._path(attachment, HELD))  # noqa: PTH110 - each DEL asks
 
+    def reserved_of(self, attachment: Attachment) -> tuple[tuple[str, str], ...]:
+        """The addresses that may have a reservation for the attachment since an earlier `hold`."""
+        former = self._read(Path(self._path(attachment, HELD)))
+        return () if former is None else former.reserved
+
     def hold(self, departure: DepartedAttachment) -> None:
-        """An entry will be written for the attachment."""
+        """An entry or reservations will be written for the attachment, beside its former ones."""
+        former = self._read(Path(self._path(departure.attachment, HELD)))
+        if former is not None:
+            departure = msgspec.structs.replace(
+                departure,
+                ranges=tuple(dict.fromkeys((*former.ranges, *departure.ranges))),
+                reserved=tuple(dict.fromkeys((*former.reserved, *departure.reserved))),
+            )
         self._write(departure, HELD)
 
     def depart(self, departure: DepartedAttachment) -> None:
@@ -104,14 +117,21 @@ class Departures:
         except OSError as error:
             raise _failure(error) from None
         for path in paths:
-            try:
-                found = msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
-            except FileNotFoundError:
-                continue
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = self._read(path)
+            if found is not None:
+                yield found
+
+    def _read(self, path: Path) -> DepartedAttachment | None:
+        """What a file says; None without one. A damaged one counts as missing, and is told once."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=DepartedAttachment)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if path not in self._damaged:
                 _log.warning("%s is damaged: %s: %s", path, error, _REMEDY)
-                continue
-            yield found
+                self._damaged.add(path)
+            return None
 
     def _path(self, attachment: Attachment, state: str) -> str:
         return f"{self._directory}/{attachment.key}{state}"

@@ -40,6 +40,9 @@ IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "AddressShare": ("spec.node", "spec.pool"),
 }
 
+MOST_OPERATIONS = 10_000
+"""Of one JSON patch: the limit of an API server (apiserver's handlers/patch.go)."""
+
 Key = tuple[str, str, str]
 """Kind, namespace, name."""
 
@@ -56,6 +59,8 @@ def copied(resource: AnyResource) -> AnyResource:
 def patched(resource: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
     """The resource after a JSON patch. Conflict where there is something already, or nothing."""
     document = msgspec.to_builtins(resource)
+    if len(operations) > MOST_OPERATIONS:
+        raise Refused(f"patch {resource.KIND} {resource.metadata.name}: {len(operations)} parts")
     for each in operations:
         *parents, last = each["path"].removeprefix("/").split("/")
         where = document

@@ -15,6 +15,7 @@ from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
 from ipam.changes import change
+from ipam.departures import Departures
 from ipam.ranges import merged, outside
 from ipam.store import Reservation
 from ipam.store_files import StoreFiles
@@ -67,6 +68,16 @@ class BlockStore:
         with self._files.transaction() as tables:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
+
+    @property
+    def departures(self) -> Departures:
+        """The files beside the store of what is owed to whereabouts' objects."""
+        return Departures(self._files.directory)
+
+    def is_held(self, domain: str, address: int) -> bool:
+        """Whether an attachment holds an address."""
+        with self._files.transaction() as tables:
+            return tables.at(domain, address) is not None
 
     def has(self, attachment: Attachment) -> bool:
         """Whether the attachment holds an address."""

@@ -17,7 +17,7 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
-from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Unavailable
+from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
 from ipam.cluster.claim_errors import ClaimErrors, is_kept_out, is_reserved
 from ipam.cluster.geometry import Geometry
@@ -183,7 +183,12 @@ class Claimant:
             return None
         if pool.spec.compat == "Coexist":
             at = self._clock()
-            stored = self._activated(pool, stored)
+            try:
+                stored = self._activated(pool, stored)
+            except (ApiError, Unusable):  # else each further attempt leaves one more behind
+                with suppress(ApiError):
+                    self._give_up(stored)
+                raise
         fresh = self._pools.read(pool.metadata.name)
         try:
             fits = (
@@ -218,7 +223,8 @@ class Claimant:
     def _activated(self, pool: AddressPool, pending: AddressBlock) -> AddressBlock:
         """The block with its placeholders. ApiError: the next confirmation goes on from there."""
         interval = geometry.interval(pending)
-        held = placeholders.put(self._api, pool, interval, pending.metadata.uid)
+        block = placeholders.Block(interval, pending.metadata.uid)
+        held, _ = placeholders.put(self._api, pool, block)
         spec = replace(
             pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
         )
@@ -227,7 +233,7 @@ class Claimant:
     def _give_up(self, stored: AddressBlock) -> None:
         """Delete a block that was never used. What remains is found by the next confirmation."""
         with suppress(NotFound, Conflict):
-            if stored.spec.compat == "Coexist":
+            if stored.spec.compat == "Coexist" or stored.spec.state == "Pending":
                 placeholders.remove(self._api, stored.metadata.uid)
             self._api.delete(stored)
 

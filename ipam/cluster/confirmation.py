@@ -111,7 +111,11 @@ class Confirmation:
 
     def _revision(self, found: AddressBlock, at: float) -> Revision:
         pool = self._pools.known(found.spec.pool)
-        state: State = "usable" if pool is None or pool.spec.state == "Active" else "draining"
+        state: State = "usable"
+        if pool is not None and not (
+            pool.spec.state == "Active" and self._pools.may_hand_out(pool)
+        ):
+            state = "draining"
         limit, out = None, None
         if pool is not None:
             try:
@@ -129,6 +133,7 @@ class Confirmation:
             at=at,
             limit=limit,
             holes=out,
+            widen=found.metadata.name in self._looks.unseen,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
 
@@ -301,6 +306,7 @@ class Confirmation:
                 at=when,
                 limit=None,
                 holes=None,
+                widen=False,
                 ceded=(),
             )
         )
@@ -362,10 +368,12 @@ def _confirmed(
     at: float,
     limit: float | None,
     holes: tuple[Interval, ...] | None,
+    widen: bool,
     ceded: tuple[Interval, ...],
 ) -> LeasedBlock:
     """The row as this confirmation leaves it. What lacks changes does so until the next boot.
 
+    `widen`: what is kept out grows by the `holes`, else these replace it.
     What the object has as `ceded` counts for a row that may lack it: in a boot the row knows best.
     """
     if row.state == "lost":
@@ -378,6 +386,6 @@ def _confirmed(
         boot=boot,
         confirmed=max(at, row.confirmed) if row.boot == boot else at,
         max_offline=row.max_offline if limit is None else limit,
-        kept_out=row.kept_out if holes is None else holes,
+        kept_out=merged((*row.kept_out, *(holes or ()))) if holes is None or widen else holes,
         ceded=row.ceded if row.boot == boot else merged((*row.ceded, *ceded)),
     )

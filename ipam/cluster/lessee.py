@@ -39,10 +39,10 @@ from ipam.store import Grant, Owner
 from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
-FOREIGN_EVERY = 300.0  # the same, while whereabouts holds addresses of a block
+FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_RETURN_RETRY = 5.0  # seconds after a block could not be given back
+_RETURN_RETRY = 5.0  # seconds after something could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
 
@@ -87,14 +87,12 @@ class Lessee:
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api)
+        self._pools = Pools(api, compat=compat)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
-        self._announcements = (
-            Announcements(self._api, self._store, self._pools, departures) if compat else None
-        )
+        self._announcements = Announcements(self._api, self._store, self._pools) if compat else None
         self._settling = Settling(self._api, self._store, self._pools, departures, clock)
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
@@ -108,7 +106,7 @@ class Lessee:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._confirmed: float | None = None
-        self._confirm_at = self._look_at = self._return_at = clock()
+        self._confirm_at = self._look_at = self._return_at = self._settle_at = clock()
         self._in_touch = False  # whether the last confirmation went well
         self._retry = _FIRST_RETRY
         self._quiet_until = 0.0
@@ -305,8 +303,10 @@ class Lessee:
     def _interval(self) -> float:
         # A block of a pool that cannot be used has the limit 0.
         limits = (block.max_offline / 4 for block in self._store.blocks().values())
-        is_foreign = any(block.spec.foreign for block in self._objects.values())
-        longest = FOREIGN_EVERY if is_foreign else CONFIRM_EVERY
+        is_watched = any(
+            block.spec.foreign or block.spec.compat == "Coexist" for block in self._objects.values()
+        )
+        longest = FOREIGN_EVERY if is_watched else CONFIRM_EVERY
         return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
 
     # --- what is done on its own -------------------------------------------------------------
@@ -318,7 +318,10 @@ class Lessee:
         if self._holder is None or not self._in_touch:
             return
         self._events.send()
-        self._failures.guarded("remove what has ended from whereabouts' objects", self._settle)
+        if self._is_due(self._settle_at) and not self._failures.guarded(
+            "remove what has ended from whereabouts' objects", self._settle
+        ):
+            self._settle_at = self._clock() + _RETURN_RETRY
         if self._is_due(self._return_at) and not self._upkeep.give_back(
             self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):

@@ -76,8 +76,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
 
     `rails` are further networks of the same size: a block is the same run of addresses on each.
-    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md). `ceding`: a node
-    lets others have free addresses of its blocks when no block is free. Not of a pool with rails.
+    `compat` says what nodes do with whereabouts' objects (docs/whereabouts.md); `mirror`: they also
+    make entries there for their pods. `ceding`: a node lets others have free addresses of its
+    blocks when no block is free. Not of a pool with rails.
     """
 
     range: str
@@ -90,6 +91,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     claim_from: Literal["Low", "High"] = "Low"
     ceding: bool = False
     compat: Compat = "None"
+    mirror: bool = False
     state: Literal["Active", "Draining"] = "Active"
     reclaim: ReclaimSpec = ReclaimSpec()
 

@@ -93,10 +93,14 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class Pools:
-    """Reads pools and what whereabouts holds of them, and remembers both. Threads may share it."""
+    """Reads pools and what whereabouts holds of them, and remembers both. Threads may share it.
 
-    def __init__(self, api: ClusterApi) -> None:
+    `compat`: this node looks at whereabouts' objects, by its own configuration.
+    """
+
+    def __init__(self, api: ClusterApi, *, compat: bool = True) -> None:
         self._api = api
+        self._compat = compat
         self._known: dict[str, AddressPool] = {}
         self._foreign: dict[str, Mapping[int, Held]] = {}
 
@@ -134,11 +138,21 @@ class Pools:
 
     def foreign(self, pool: AddressPool) -> Mapping[int, Held]:
         """What whereabouts holds of the pool now, by address: nothing unless the pool's `compat`
-        says that it is to be asked. Raises ApiError."""
+        says that it is to be asked. Raises ApiError, Unusable."""
         if pool.spec.compat == "None":
             return {}
+        if not self.may_hand_out(pool):
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} has spec.compat {pool.spec.compat}, and "
+                '"ipam.compat" in config.yaml of this node is None: set it too (ipam.compat of '
+                "the chart)"
+            )
         self._foreign[pool.metadata.name] = found = held.read(self._api, pool)
         return found
+
+    def may_hand_out(self, pool: AddressPool) -> bool:
+        """Whether this node tells whereabouts of what it hands out, where that still does, too."""
+        return self._compat or pool.spec.compat != "Coexist"
 
     def known_foreign(self, pool: AddressPool) -> Mapping[int, Held]:
         """The same as it was read last; read now if it never was. Raises ApiError."""

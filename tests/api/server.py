@@ -39,9 +39,13 @@ class ApiServer:
         self._token: str = user["token"]
         self.admin = self.client(self._kubeconfig)
 
-    def client(self, kubeconfig: Path) -> KubernetesApi:
+    def client(self, kubeconfig: Path, timeout: float = 60.0) -> KubernetesApi:
         """A client that waits for no turn."""
-        return KubernetesApi(kubeconfig, timeout=60.0, pace=Pace(rate=10_000, burst=10_000))
+        return KubernetesApi(kubeconfig, timeout=timeout, pace=Pace(rate=10_000, burst=10_000))
+
+    def impatient(self, node: str) -> KubernetesApi:
+        """A client of a node's agent that soon gives up: for a server that is away."""
+        return self.client(self.plane.directory / f"{node}.kubeconfig", timeout=1.0)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """What kubectl answers the administrator."""

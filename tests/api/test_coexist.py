@@ -16,11 +16,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bench.cluster import WHEREABOUTS
 from cni.spec.errors import CNIError, Code
+from ipam.addresses import text
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock
+from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts.objects import (
     IPPool,
     OverlappingRangeIPReservation,
@@ -255,3 +257,33 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     left = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
     assert left == placeholders
     assert nodes[0].held() == {ours}
+
+
+def test_whereabouts_takes_over_the_pods_that_got_entries(
+    server: ApiServer, nodes: list[MovingNode], tmp_path: Path
+) -> None:
+    """The way back: its plugin's DEL removes what our node has written for a pod."""
+    (built,) = programs.build([WHEREABOUTS])
+    theirs = Theirs(built / "whereabouts", server.plane.kubeconfig("admin"), tmp_path)
+    given = {node.add("p0", dict(IPAM), container=f"{node.name}-1")[0]: node for node in nodes[:2]}
+    pool = server.admin.get(AddressPool, "10.89.0.0-24")
+    server.admin.update(replace(pool, spec=replace(pool.spec, mirror=True)))
+    for node in nodes:
+        node.steps(1, 500.0)
+    written = {
+        entry.allocation.id: text(entry.address)
+        for entry in _entries(server)
+        if not entry.allocation.is_placeholder
+    }
+    assert written == {f"{node.name}-1": address for address, node in given.items()}
+    assert _reserved(server) == set(given)
+    (first, node), (second, _) = given.items()
+    assert theirs.call("DEL", node.name) == {}  # of the container that has that name and "-1"
+    assert _reserved(server) == {second}
+    assert first not in {text(entry.address) for entry in _entries(server)}
+    assert theirs.add("new") not in given
+
+
+def _reserved(server: ApiServer) -> set[str]:
+    found = server.admin.list(OverlappingRangeIPReservation).items
+    return {each.metadata.name for each in found}

@@ -157,6 +157,7 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (BLOCK, {"spec.sticky": STICKY}),
         (POOL, {"spec.compat": "Read"}),
         (POOL, {"spec.compat": "Coexist"}),
+        (POOL, {"spec.compat": "Coexist", "spec.mirror": True}),
         (BLOCK, {"spec.compat": "Coexist", "spec.state": "Pending"}),
         (BLOCK, {"spec.compat": "Read", "spec.foreign": ["10.7.0.65"]}),
         (BLOCK, {"spec.holder": {"instance": "i", "node": "n"}}),
@@ -188,6 +189,7 @@ SUB_BLOCK = "a sub-block is one address of the block that cover names"
         (POOL, {"spec.rails": ["10.8.0.0/17"]}, "of the size of the range"),
         (POOL, {"spec.compat": "Write"}, "Unsupported value"),
         (POOL, {"spec.compat": "Read", "spec.ceding": True}, "knows nothing of it"),
+        (POOL, {"spec.compat": "Read", "spec.mirror": True}, "a pool with mirror"),
         (POOL, {"spec.compat": "Read", "spec.rails": ["10.8.0.0/16"]}, "knows no rails"),
         (BLOCK, {"spec.compat": "Write"}, "Unsupported value"),
         (POOL, {"spec.rails": ["10.7.0.0/16"]}, "of the size of the range"),
@@ -367,6 +369,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "claimFrom": "Low",
         "ceding": False,
         "compat": "None",
+        "mirror": False,
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
     }

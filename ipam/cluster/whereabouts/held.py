@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from ipam.addresses import Network, parse_interface
 from ipam.cluster.api import ClusterApi, NotFound
+from ipam.cluster.names import space_name
 from ipam.cluster.objects import AddressPool, AnyResource, Meta
 from ipam.cluster.whereabouts.objects import (
     IPAllocation,
     IPPool,
     NodeSlicePool,
     OverlappingRangeIPReservation,
+    OverlappingReservationSpec,
     entries,
     node_of,
     reserved_address,
@@ -40,34 +42,58 @@ class Held(NamedTuple):
     place: Place | None
 
 
-def read(api: ClusterApi, pool: AddressPool) -> Mapping[int, Held]:
-    """What whereabouts holds of an AddressPool, by address. No placeholders. ApiError."""
+def read(
+    api: ClusterApi, pool: AddressPool, pools: Sequence[IPPool] | None = None
+) -> Mapping[int, Held]:
+    """What whereabouts holds of an AddressPool, by address. No placeholders. ApiError.
+
+    `pools` are its IPPools, if they were read already.
+    """
     network = parse_interface(pool.spec.range)[1]
     held: dict[int, Held] = {}
-    for found in pools_of(api, pool):
+    for found in pools_of(api, pool) if pools is None else pools:
         for each in entries(found):
             if each.address in network and not each.allocation.is_placeholder:
                 place = Place(found.metadata, each.offset)
                 held[each.address] = Held(each.address, each.allocation, place)
-    if pool.spec.shared:
-        for reservation in listed(api, OverlappingRangeIPReservation):
-            address = reserved_address(reservation.metadata.name, pool.spec.network_name)
-            if address is not None and address in network and address not in held:
-                spec = reservation.spec
-                allocation = IPAllocation(podref=spec.podref, ifname=spec.ifname)
-                held[address] = Held(address, allocation, None)
+    for address, spec in reservations(api, pool).items():
+        if address not in held:
+            allocation = IPAllocation(podref=spec.podref, ifname=spec.ifname)
+            held[address] = Held(address, allocation, None)
     return held
 
 
-def pools_of(api: ClusterApi, pool: AddressPool) -> list[IPPool]:
-    """The IPPools that have addresses of an AddressPool: of a private one only its very own."""
+def reservations(api: ClusterApi, pool: AddressPool) -> Mapping[int, OverlappingReservationSpec]:
+    """The reservations of an AddressPool's addresses: none of a private one. ApiError."""
+    if not is_shared(pool):
+        return {}
+    network = parse_interface(pool.spec.range)[1]
+    found = {
+        reserved_address(each.metadata.name, pool.spec.network_name): each.spec
+        for each in listed(api, OverlappingRangeIPReservation)
+    }
+    return {each: found[each] for each in found if each is not None and each in network}
+
+
+def is_shared(pool: AddressPool) -> bool:
+    """Whether its addresses are unique among all ranges of its network name. Those of a private
+    pool are if a shared one has the same range: then both lease the same blocks."""
+    spec = pool.spec
+    return spec.shared or pool.status.space == space_name(spec.network_name, spec.range)
+
+
+def pools_of(
+    api: ClusterApi, pool: AddressPool, all_pools: Sequence[IPPool] | None = None
+) -> list[IPPool]:
+    """The IPPools that have addresses of an AddressPool: of a private one only its very own. They
+    are among `all_pools`, if these were read already."""
     network = parse_interface(pool.spec.range)[1]
     candidates = [
         (found, node)
-        for found in listed(api, IPPool)
+        for found in (listed(api, IPPool) if all_pools is None else all_pools)
         if (node := node_of(found, pool.spec.network_name)) is not None
         and meets(found.spec.range, network)
-        and (pool.spec.shared or node or found.spec.range == pool.spec.range)
+        and (is_shared(pool) or node or parse_interface(found.spec.range)[1] == network)
     ]
     if all(not node for _, node in candidates):
         return [found for found, _ in candidates]
@@ -81,7 +107,12 @@ def pools_of(api: ClusterApi, pool: AddressPool) -> list[IPPool]:
 
 def namespaces(api: ClusterApi) -> list[str]:
     """Where whereabouts keeps its objects: where its IPPools are, or else its default."""
-    return sorted({each.metadata.namespace for each in listed(api, IPPool)}) or [NAMESPACE]
+    return namespaces_of(listed(api, IPPool))
+
+
+def namespaces_of(pools: Sequence[IPPool]) -> list[str]:
+    """The same of the IPPools that there are."""
+    return sorted({each.metadata.namespace for each in pools}) or [NAMESPACE]
 
 
 def listed(api: ClusterApi, kind: type[AnyResource]) -> Sequence[AnyResource]:

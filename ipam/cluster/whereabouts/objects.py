@@ -48,7 +48,7 @@ class IPPool(Resource, frozen=True, kw_only=True):
     KIND = "IPPool"
     PLURAL = "ippools"
 
-    spec: IPPoolSpec
+    spec: IPPoolSpec = IPPoolSpec()
 
 
 class OverlappingReservationSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,16 +6,19 @@ nothing is forgotten. An entry stays a moment after its DEL, since the pod may c
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ipam.addresses import parse, parse_interface
-from ipam.cluster.api import ClusterApi, Conflict, NotFound
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.names import pool_name
+from ipam.cluster.objects import Meta
 from ipam.cluster.pools import NotReadyYet, Pools
-from ipam.cluster.whereabouts.held import listed, namespaces
+from ipam.cluster.whereabouts.held import listed, namespaces_of
 from ipam.cluster.whereabouts.objects import (
     IPPool,
     OverlappingRangeIPReservation,
@@ -28,7 +31,7 @@ from ipam.cluster.whereabouts.objects import (
 from ipam.departures import DepartedAttachment, Departures
 
 GRACE = 10.0  # seconds; a new sandbox of the pod comes within a few
-UNUSED = 120.0  # seconds that an entry may be meant for an attachment that the store does not know
+UNUSED = 900.0  # seconds for an attachment that the store does not know: its node may have booted
 _ATTEMPTS = 10  # of a patch that others forestall
 _PAUSE = 0.1  # seconds
 
@@ -62,15 +65,20 @@ class Settling:
         """Do what is due; whether any entry was removed. Raises ApiError: the rest comes later."""
         ripe = self._older(self._departures.departed(), "gone", GRACE)
         removed = False
-        if ripe:
-            for each in ripe:
-                self._release(each)
-            asked = [each for each in ripe if self._is_asked_for(each)]
-            if asked:
-                for pool in listed(self._api, IPPool):
+        asked = [each for each in ripe if self._is_asked_for(each)]
+        if asked or any(each.reserved for each in ripe):
+            try:
+                pools = listed(self._api, IPPool)
+                for pool in pools if asked else ():
                     removed |= self._removed_of(pool, asked)
-            for each in ripe:
-                self._departures.settle(each)
+                for each in ripe:
+                    self._release(each, pools)
+            except Refused:
+                if asked:
+                    raise
+                # With `None` this node has no right to them any more, and they count no more.
+        for each in ripe:
+            self._departures.settle(each)
         for each in self._older(self._departures.held(), "held", UNUSED):
             if not self._store.has(each.attachment):
                 self._departures.depart(each)  # its ADD died, or a GC released it
@@ -104,14 +112,14 @@ class Settling:
         by_id: dict[str, list[DepartedAttachment]] = {}
         for each in departed:
             by_id.setdefault(each.container_id, []).append(each)
+        unreserved: dict[str, list[OverlappingRangeIPReservation]] = {}  # by offset
         for attempt in range(_ATTEMPTS):
             found = _found(pool, by_id)
             if not found:
                 return attempt > 0
-            for pair in found:
-                self._unreserve(pool, pair)
             operations: list[dict[str, str]] = []
             for pair in found:
+                unreserved.setdefault(pair.entry.offset, []).extend(self._unreserve(pool, pair))
                 operations += tests_of(pair.entry)
                 path = f"/spec/allocations/{pair.entry.offset}"
                 operations.append({"op": "remove", "path": path})
@@ -125,31 +133,68 @@ class Settling:
                     pool = self._api.get(IPPool, pool.metadata.name, pool.metadata.namespace)
                 except NotFound:
                     return True
+                self._reserve_again(pool, unreserved, by_id)
             else:
                 return True
         raise Conflict(f"patch IPPool {pool.metadata.name}: others change it all the time")
 
-    def _release(self, departure: DepartedAttachment) -> None:
-        """Delete the reservations that were made for the attachment."""
-        for network, address in departure.reserved:
-            name = reservation_name(network, parse(address))
-            for namespace in namespaces(self._api):
+    def _reserve_again(
+        self,
+        pool: IPPool,
+        unreserved: dict[str, list[OverlappingRangeIPReservation]],
+        gone: Collection[str],
+    ) -> None:
+        """Make the reservations of entries that a new sandbox of the pod has taken over meanwhile:
+        whereabouts makes none for a pod that had one when it looked."""
+        there = pool.spec.allocations or {}
+        for offset in [each for each in unreserved if each in there and there[each].id not in gone]:
+            for former in unreserved.pop(offset):
+                if former.spec.podref == there[offset].podref:
+                    meta = Meta(name=former.metadata.name, namespace=former.metadata.namespace)
+                    with suppress(AlreadyExists, Refused):  # `Read` has no right to
+                        self._api.create(replace(former, metadata=meta))
+
+    def _release(self, departure: DepartedAttachment, pools: Sequence[IPPool]) -> None:
+        """Delete the reservations that were made for the attachment, but for addresses that a later
+        sandbox of the pod has."""
+        mine = (departure.podref, departure.ifname)
+        for network, written in departure.reserved:
+            address = parse(written)
+            if _has_entry(pools, network, address, departure.podref):
+                continue  # on a node of whereabouts
+            name = reservation_name(network, address)
+            for namespace in namespaces_of(pools):
                 with suppress(NotFound):
                     there = self._api.get(OverlappingRangeIPReservation, name, namespace)
-                    mine = (departure.podref, departure.ifname)
-                    if (there.spec.podref, there.spec.ifname) == mine:
+                    # An ADD takes its address before it makes a reservation: this one is no ADD's.
+                    if (there.spec.podref, there.spec.ifname) == mine and not self._store.is_held(
+                        network, address
+                    ):
                         self._api.delete(there)
 
-    def _unreserve(self, pool: IPPool, found: _Found) -> None:
-        """Delete the reservation of an entry's address, if it is the pod's."""
+    def _unreserve(self, pool: IPPool, found: _Found) -> list[OverlappingRangeIPReservation]:
+        """Delete the reservation of an entry's address, if it is the pod's; what was deleted."""
         entry, departure = found
         podrefs = {entry.allocation.podref, departure.podref} - {"", "/"}
+        deleted = []
         for network in _network_names(pool, departure):
             name = reservation_name(network, entry.address)
             with suppress(NotFound):
                 there = self._api.get(OverlappingRangeIPReservation, name, pool.metadata.namespace)
                 if there.spec.podref in podrefs and there.spec.ifname in ("", departure.ifname):
                     self._api.delete(there)
+                    deleted.append(there)
+        return deleted
+
+
+def _has_entry(pools: Sequence[IPPool], network: str, address: int, podref: str) -> bool:
+    """Whether the pod has an entry of the address."""
+    return any(
+        (entry.address, entry.allocation.podref) == (address, podref)
+        for pool in pools
+        if node_of(pool, network) is not None
+        for entry in entries(pool)
+    )
 
 
 def _found(pool: IPPool, by_id: Mapping[str, Sequence[DepartedAttachment]]) -> list[_Found]:

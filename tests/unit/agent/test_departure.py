@@ -8,6 +8,8 @@ import pytest
 
 from agent import departure
 from base.paths import Paths
+from ipam.departures import DepartedAttachment, Departures
+from ipam.store_files import PerCall
 
 
 class Killed(BaseException):
@@ -113,3 +115,17 @@ def test_files_that_cannot_be_removed_are_tried_again(
         caplog.messages.count("cannot remove /opt/cni/bin/ipoib: Permission denied (tried again)")
         == 1
     )
+
+
+def test_a_node_that_owes_something_to_whereabouts_is_not_empty(tmp_path: Path) -> None:
+    paths = Paths(state=tmp_path)
+    departures = Departures(paths.ipam)
+    owed = [DepartedAttachment(network="fabric", container_id=each, ifname="net1") for each in "ab"]
+    for each in owed:
+        departures.depart(each)
+    store = PerCall(paths.ipam)
+    assert departure.left(paths, store) == "2 removals for whereabouts"
+    departures.settle(owed[0])
+    assert departure.left(paths, store) == "1 removal for whereabouts"
+    departures.settle(owed[1])
+    assert departure.left(paths, store) == ""

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ipam.departures import DEPARTED, DepartedAttachment, Departures
 
@@ -25,3 +26,26 @@ def test_a_damaged_file_is_told_and_hides_no_other(
     assert len(left) == 2
     assert all(each in whole for each in left)
     assert f"{damaged} is damaged" in caplog.text
+
+
+def test_a_damaged_file_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    departures = Departures(tmp_path)
+    departures.depart(DepartedAttachment(network="fabric", container_id="a", ifname="net1"))
+    (damaged,) = (tmp_path / "whereabouts").iterdir()
+    damaged.write_bytes(b"{")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):  # the agent looks every second
+            assert list(departures.held()) == list(departures.departed()) == []
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_a_second_hold_forgets_no_reservation_of_the_first(tmp_path: Path) -> None:
+    departures = Departures(tmp_path)
+    held = DepartedAttachment(
+        network="fabric", container_id="a", ifname="net1", reserved=(("", "10.0.0.1"),)
+    )
+    departures.hold(held)
+    departures.hold(replace(held, reserved=()))
+    departures.hold(replace(held, reserved=(("", "10.0.0.2"),)))
+    (found,) = departures.held()
+    assert found.reserved == (("", "10.0.0.1"), ("", "10.0.0.2"))

@@ -10,6 +10,7 @@ from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta
 from ipam.cluster.whereabouts.objects import (
     IPPool,
+    IPPoolSpec,
     NodeSlicePool,
     OverlappingRangeIPReservation,
     OverlappingReservationSpec,
@@ -216,6 +217,122 @@ def test_a_pool_that_is_switched_to_read_gives_its_placeholders_up(
     node.steps(1, 500.0)
     assert offsets(server) == {1: "old-low"}
     (block,) = server.look_at_all(AddressBlock).items
-    assert block.spec.compat == "Read"
+    assert (block.spec.compat, block.spec.foreign) == ("Read", ())
     assert not server.events
     node.add("p1")
+
+
+@pytest.mark.parametrize("lost", ["one placeholder", "the IPPool"])
+def test_placeholders_that_are_lost_are_put_again(
+    server: FakeApi, node: ClusterNode, lost: str
+) -> None:
+    node.add("p0")
+    before = placeholders(server)
+    pool = server.look(IPPool, "10.0.0.0-24", NAMESPACE)
+    if lost == "the IPPool":
+        server.remove(IPPool, "10.0.0.0-24", NAMESPACE)
+    else:
+        held = {k: v for k, v in (pool.spec.allocations or {}).items() if k != "245"}
+        server.put(replace(pool, spec=replace(pool.spec, allocations=held)))
+    node.steps(1, FOREIGN_EVERY + 1)
+    assert placeholders(server) == before
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.foreign == ()
+    assert not server.events
+
+
+def test_what_whereabouts_gave_away_while_a_placeholder_was_lost_is_handed_out_no_more(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (first,) = node.add("p0")
+    number = int(first.rpartition(".")[2])
+    theirs = {number: allocation("one"), number + 1: allocation("two")}
+    put_ippool(server, theirs)
+    node.steps(1, FOREIGN_EVERY + 1)
+    assert node.add("p1") == [f"10.0.0.{number + 2}"]
+    node.steps(1)
+    assert [first in event.message for event in server.events] == [True]
+
+
+@pytest.mark.parametrize("range_", ["nonsense", "", "10.0.0.5/24", "10.9.0.0/24"])
+def test_an_ippool_of_another_range_than_its_name_says_is_refused(
+    server: FakeApi, node: ClusterNode, range_: str
+) -> None:
+    put_pool(server, "10.7.0.0/24")
+    kept = node.add("q0", {"range": "10.7.0.0/24"})
+    server.put(
+        IPPool(
+            metadata=Meta(name="10.0.0.0-24", namespace=NAMESPACE), spec=IPPoolSpec(range=range_)
+        )
+    )
+    refused = error_of(lambda: node.add("p0"))
+    assert refused.code == Code.TRY_AGAIN
+    assert "IPPool 10.0.0.0-24" in str(refused)
+    node.steps(2, 500.0)
+    assert not [name for name in blocks_of(server) if "10.0.0." in name]
+    assert node.add("q1", {"range": "10.7.0.0/24"}) != kept  # its lease is confirmed all the same
+
+
+def test_ippools_in_two_namespaces_are_refused(server: FakeApi, node: ClusterNode) -> None:
+    for namespace in ("kube-system", "openshift-multus"):
+        server.put(
+            IPPool(
+                metadata=Meta(name="10.0.0.0-24", namespace=namespace),
+                spec=IPPoolSpec(range=RANGE, allocations={}),
+            )
+        )
+    refused = error_of(lambda: node.add("p0"))
+    assert refused.code == Code.TRY_AGAIN
+    assert "kube-system and openshift-multus" in str(refused)
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST_REQUEST])
+def test_attempts_in_vain_leave_no_pending_blocks_behind(
+    server: FakeApi, node: ClusterNode, fault: Fault
+) -> None:
+    node.api.faults = lambda verb, kind, name: (
+        fault if (verb, kind) == ("patch", "IPPool") else None
+    )
+    for _ in range(4):  # as where the IPPool is as large as etcd takes
+        assert error_of(lambda: node.add("p0")).code == Code.TRY_AGAIN
+    assert blocks_of(server) == []
+
+
+def test_a_node_whose_own_configuration_knows_nothing_of_whereabouts_leases_nothing(
+    server: FakeApi, memory_path: Path
+) -> None:
+    pool = put_pool(server)
+    node = ClusterNode(server, memory_path / "a")
+    node.add("p0")
+    server.put(replace(pool, spec=replace(pool.spec, compat="Coexist")))
+    node.steps(1, 500.0)
+    other = ClusterNode(server, memory_path / "b", "node-b")
+    for each in (node, other):
+        refused = error_of(lambda each=each: each.add("q0"))  # type: ignore[misc]
+        assert refused.code == Code.TRY_AGAIN
+        assert '"ipam.compat"' in str(refused)
+
+
+def test_a_claim_that_died_in_coexist_leaves_no_placeholders_in_read(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    def killed(verb: str, kind: str, name: str) -> Fault | None:
+        if (verb, kind) == ("update", "AddressBlock"):
+            raise Killed
+        return None
+
+    node.api.faults = killed
+    with pytest.raises(Killed):
+        node.add("p0")
+    node.api.faults = None
+    assert len(placeholders(server)) == 16
+    pool = server.look(AddressPool, "10.0.0.0-24")
+    server.put(replace(pool, spec=replace(pool.spec, compat="Read")))
+    node.restart()
+    node.steps(1, 500.0)
+    assert placeholders(server) == set()
+    assert set(node.rows().values()) == {"usable"}
+
+
+class Killed(BaseException):
+    """The end of the process."""

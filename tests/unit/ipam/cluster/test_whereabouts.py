@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cni.spec.attachment import Attachment
 from cni.spec.errors import Code
 from ipam.addresses import parse
+from ipam.cluster.documents import decode
 from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta
 from ipam.cluster.whereabouts.objects import (
@@ -23,7 +25,7 @@ from ipam.cluster.whereabouts.objects import (
     reservation_name,
     reserved_address,
 )
-from ipam.cluster.whereabouts.settling import GRACE
+from ipam.cluster.whereabouts.settling import GRACE, UNUSED
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
@@ -324,8 +326,52 @@ def test_an_add_that_died_leaves_no_entry(server: FakeApi, node: ClusterNode) ->
     node.api.faults = None
     assert offsets(server) == {5: "new-1"}
     node.restart()
-    node.steps(40)
+    node.steps(4, UNUSED)
     assert offsets(server) == {}
+
+
+def test_a_pod_that_comes_back_minutes_after_its_node_booted_keeps_its_address(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_ippool(server, {5: allocation("old")})
+    assert node.add("old", container="new-1") == ["10.0.0.5"]
+    node.restart("boot-2")
+    node.store.release(Attachment("n1", "new-1", "eth0"))  # by the sweep
+    node.steps(30, 10.0)
+    assert node.add("old", container="new-2") == ["10.0.0.5"]
+    node.steps(8)
+    assert offsets(server) == {5: "new-2"}
+
+
+def test_what_whereabouts_gives_away_of_a_block_all_the_same_is_reported(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    (first,) = node.add("p0")
+    number = int(first.rpartition(".")[2])
+    put_ippool(server, {number: allocation("theirs"), number + 1: allocation("more")})
+    node.steps(1, 500.0)
+    assert node.add("p1") == [f"10.0.0.{number + 2}"]
+    node.steps(1)
+    clashes = [event for event in server.events if event.reason == "AddressConflict"]
+    assert [first in event.message for event in clashes] == [True]
+
+
+def test_an_ippool_that_lacks_everything_hides_no_other(server: FakeApi, node: ClusterNode) -> None:
+    bare = decode(b'{"metadata": {"name": "x", "namespace": "kube-system", "uid": "u"}}', IPPool)
+    server.put(bare)
+    put_ippool(server, {number: allocation(f"old{number}") for number in range(1, 254)})
+    assert node.add("p0") == ["10.0.0.254"]
+
+
+def test_entries_of_a_range_that_is_written_otherwise_count_for_a_private_one(
+    server: FakeApi, memory_path: Path
+) -> None:
+    put_pool(server, compat="Read", shared=False)
+    held = {number: allocation(f"old{number}") for number in range(1, 250)}
+    put_ippool(server, held, "10.0.0.5/24", "10.0.0.5-24")
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    given = node.add("p0", {"range": RANGE, "enable_overlapping_ranges": False})
+    assert given[0] in {f"10.0.0.{number}" for number in range(1, 6)}
 
 
 def test_a_pool_that_is_switched_to_read_learns_of_its_blocks(
