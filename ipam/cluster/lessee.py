@@ -103,7 +103,7 @@ class Lessee:
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
         self._sharing = Sharing(
-            api, self._store, self._pools, self._objects, clock, self._attempts.wake
+            api, self._store, self._pools, self._objects, boot, clock, self._attempts.wake
         )
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -122,7 +122,8 @@ class Lessee:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more, no call either. Waits for the one that is under way."""
+        """Begin nothing more, no call either. Waits for the one that is under way, for a while: the
+        store is left as it is after that."""
         self._closed = True
         self._failures.close()
         self._end_calls()
@@ -130,6 +131,7 @@ class Lessee:
         self._attempts.wake()
         if self._thread is not None:
             self._thread.join(_JOIN)
+        self._store.close()
 
     def step(self) -> float:
         """Do what is due, ADDs first; for how many seconds nothing is due then."""
@@ -180,7 +182,8 @@ class Lessee:
                 _log.exception("leases: a step failed")
                 wait = _FIRST_RETRY
             with self._attempts.changed:
-                if not self._closed and not self._attempts and not self._sharing.has_news:
+                has_news = self._in_touch and self._sharing.has_news
+                if not self._closed and not self._attempts and not has_news:
                     self._attempts.changed.wait(wait)
 
     def _is_due(self, at: float) -> bool:

@@ -102,8 +102,12 @@ class Fabric:
 
 @pytest.fixture
 def full(stack: ExitStack, tmp_path: Path) -> Fabric:
+    return full_fabric(stack, tmp_path)
+
+
+def full_fabric(stack: ExitStack, directory: Path) -> Fabric:
     """Nodes a to d have one block each, and c has two addresses left: the others have none."""
-    fabric = Fabric(stack, tmp_path, "a", "b", "c", "d")
+    fabric = Fabric(stack, directory, "a", "b", "c", "d")
     sizes = {}
     for name in fabric.nodes:
         fabric.add(name, f"{name}-0")
