@@ -1,7 +1,7 @@
 """What can be read of a database: everything if it is sound, else every row that is readable."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from ipam.blocks import NO_LEASES, Leases
 from ipam.database import StoreMeta, connect
 from ipam.recovery import has_content, verify
 from ipam.schema import (
-    BLOCK_COLUMNS,
     COLUMNS,
     UNREADABLE,
     Damage,
@@ -150,12 +149,15 @@ class _Salvage:
         for row in self._walked("SELECT instance, machine, crc FROM lessee"):
             with suppress(Damage):
                 instances.append(lessee_of(row))
+        columns: Sequence[str] = ()
+        with suppress(*UNREADABLE):
+            columns = upgrade.block_columns(self._connection)
         for order in _ORDERS:
             for row in self._walked(
-                f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name {order}"
+                f"SELECT {', '.join(columns)}, crc FROM block ORDER BY name {order}"
             ):
                 with suppress(Damage):
-                    block = block_of(row)
+                    block = block_of(upgrade.upgraded_block(columns, row))
                     blocks[block.name] = block
         return Leases(instances[0] if instances else None, tuple(blocks.values()))
 

@@ -14,7 +14,7 @@ from ipam.addresses import Interval, parse, text
 from ipam.blocks import Instance, LeasedBlock
 from ipam.store import Reservation
 
-VERSION = 3
+VERSION = 4
 COLUMNS = (
     "domain, address, range, network, container_id, ifname, namespace, pod, uid, boot, since, "
     "segment"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from cni.spec.attachment import Attachment
+from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
 from ipam.block_tables import taken_on
 from ipam.blocks import Instance, LeasedBlock
@@ -46,6 +47,14 @@ class BlockStore:
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Change nothing from here on: CNIError 11. Another process leases for this node then.
+
+        A call to the API server may still be on its way. What it answers is of no use any more.
+        """
+        self._is_closed = True
 
     def seq(self) -> int:
         """How many transactions the store has had."""
@@ -100,7 +109,7 @@ class BlockStore:
             if known is not None and known.machine == machine:
                 return known
             new = Instance(str(uuid.uuid4()), machine)
-            with change(tables, self._files.directory):
+            with self._changing(tables):
                 tables.put_instance(new)
                 for block in list(tables.blocks()):
                     _lose(tables, block)
@@ -108,7 +117,7 @@ class BlockStore:
 
     def put(self, block: LeasedBlock) -> None:
         """Begin to use a block."""
-        with self._files.transaction() as tables, change(tables, self._files.directory):
+        with self._files.transaction() as tables, self._changing(tables):
             tables.put_block(block)
 
     def revise(self, revisions: Mapping[tuple[str, str], Revision]) -> None:
@@ -122,7 +131,7 @@ class BlockStore:
                     if revised != block:
                         changed.append(revised)
             if changed:
-                with change(tables, self._files.directory):
+                with self._changing(tables):
                     for block in changed:
                         tables.put_block(block)
 
@@ -135,7 +144,7 @@ class BlockStore:
                 if block.space == space and domain not in block.domains
             ]
             if others:
-                with change(tables, self._files.directory):
+                with self._changing(tables):
                     for block in others:
                         domains = (*block.domains, domain)
                         tables.put_block(msgspec.structs.replace(block, domains=domains))
@@ -149,7 +158,7 @@ class BlockStore:
                 return False
             if block.ceded or _used(tables, block):
                 return False
-            with change(tables, self._files.directory):
+            with self._changing(tables):
                 for stale in _held(tables, block).values() if block.sticky else ():
                     tables.drop(stale.domain, parse(stale.address))
                 tables.put_block(msgspec.structs.replace(block, state="returning"))
@@ -163,13 +172,30 @@ class BlockStore:
         with self._gone(name, uid) as (tables, block):
             if block is None or block.state != "usable" or block.cover:
                 return None
-            room = MOST_CEDED - sum(each.last - each.first + 1 for each in block.ceded)
+            room = max(0, MOST_CEDED - sum(each.last - each.first + 1 for each in block.ceded))
             free = [address for address in wanted if _is_free(tables, block, address)][:room]
             if free:
                 block = _ceding(block, (*block.ceded, *(Interval(each, each) for each in free)))
-                with change(tables, self._files.directory):
+                with self._changing(tables):
                     tables.put_block(block)
             return block
+
+    def held_marks(self, name: str, boot: str) -> set[int]:
+        """Addresses of a block that are marked as ceded, and that attachments of this boot hold.
+
+        There are some where a store took over marks of what was taken back. They only become fewer.
+        """
+        with self._files.transaction() as tables:
+            block = tables.block(name)
+            if block is None:
+                return set()
+            return {
+                parse(reservation.address)
+                for domain in block.domains
+                for part in block.ceded
+                for reservation in tables.within(domain, part)
+                if reservation.boot == boot
+            }
 
     def uncede(self, name: str, uid: str, addresses: Iterable[int]) -> None:
         """Hand out those addresses again: no node has leased them, and none can any more."""
@@ -177,14 +203,14 @@ class BlockStore:
         with self._gone(name, uid) as (tables, block):
             if block is not None and back:
                 left = [part for each in block.ceded for part in outside(each, back)]
-                with change(tables, self._files.directory):
+                with self._changing(tables):
                     tables.put_block(_ceding(block, left))
 
     def forget(self, name: str, uid: str) -> None:
         """Drop the row of a lease that is over and of which nothing is held."""
         with self._gone(name, uid) as (tables, block):
             if block is not None and not _used(tables, block):
-                with change(tables, self._files.directory):
+                with self._changing(tables):
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
@@ -192,8 +218,18 @@ class BlockStore:
         with self._gone(name, uid) as (tables, block):
             if block is None:
                 return {}
-            with change(tables, self._files.directory):
+            with self._changing(tables):
                 return _lose(tables, block)
+
+    @contextmanager
+    def _changing(self, tables: Tables) -> Iterator[None]:
+        """A change of the tables. The next process waits for the store's lock, which is ours."""
+        if self._is_closed:
+            raise CNIError(
+                Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
+            )
+        with change(tables, self._files.directory):
+            yield
 
     @contextmanager
     def _gone(self, name: str, uid: str) -> Iterator[tuple[Tables, LeasedBlock | None]]:

@@ -4,10 +4,14 @@ An address is marked in the row of the store before the AddressBlock lists it in
 back, the object lists it in `recalled` first, then the sub-block is looked for, and without one the
 mark goes. So whoever may have a sub-block is always in the row, and in the object: a store that is
 made from the object hands out no such address.
+
+Both lists are written from the row, so the row must have every mark: after a boot, or where the
+store lacks changes, it takes over those of the object first (`confirmation`). It may then have
+marks of addresses that pods of this node hold since they were taken back. Those are not ceded.
 """
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -15,11 +19,10 @@ import msgspec
 from ipam.addresses import Interval, parse, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi, Conflict, NotFound
-from ipam.cluster.block_store import BlockStore, Survey
+from ipam.cluster.block_store import MOST_CEDED, BlockStore, Survey
 from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock
 from ipam.cluster.pools import Pools, Unusable
-from ipam.ranges import merged
 
 REVIEW_EVERY = 60.0  # seconds between two looks whether others still have what is ceded
 REVIEW_EMPTY = 10.0  # the same of a block of which this node uses nothing: it is to go back
@@ -27,9 +30,9 @@ _UNCLAIMED = 30.0  # seconds that others have for what was ceded just now
 
 
 class Ceding:
-    """Cedes addresses of blocks of `instance`. `objects` are its blocks as they were last seen.
+    """Cedes addresses of blocks that are this node's in this `boot`.
 
-    `clock` is CLOCK_BOOTTIME.
+    `objects` are its blocks as they were last seen. `clock` is CLOCK_BOOTTIME.
     """
 
     def __init__(
@@ -38,12 +41,14 @@ class Ceding:
         store: BlockStore,
         pools: Pools,
         objects: dict[str, AddressBlock],
+        boot: str,
         clock: Callable[[], float],
     ) -> None:
         self._api = api
         self._store = store
         self._pools = pools
         self._objects = objects
+        self._boot = boot
         self._clock = clock
         self._review_at: dict[str, float] = {}  # by the block's uid
         self.wanted_back: set[str] = set()  # uids of blocks that others want as a whole
@@ -66,22 +71,9 @@ class Ceding:
             row = self._store.cede(name, row.uid, map(parse, found.spec.cede_wanted)) or row
             self._review_at[row.uid] = self._clock() + _UNCLAIMED
         with suppress(Conflict, NotFound):  # it is looked at again
-            return self._written(found, row.ceded, ())
+            held = self._store.held_marks(name, self._boot)
+            return self._written(found, set(_each(row.ceded)), held)
         return None
-
-    def cede(self, name: str, instance: str, addresses: Iterable[int]) -> AddressBlock | None:
-        """Cede these addresses of a block as far as they are free; the block as it is then.
-
-        None if the block is not this node's. Raises ApiError, Conflict too.
-        """
-        found = self._ours(self._store.blocks().get(name), name, instance)
-        if found is None:
-            return None
-        row = self._store.cede(name, found.metadata.uid, addresses)
-        if row is None:
-            return None
-        self._review_at[row.uid] = self._clock() + _UNCLAIMED
-        return self._written(found, row.ceded, ())
 
     def review(self, survey: Survey, instance: str) -> None:
         """Take back, now and then, what no node leases. Raises ApiError."""
@@ -95,7 +87,11 @@ class Ceding:
                 self.take_back(each.block.name, instance)
 
     def take_back(
-        self, name: str, instance: str, within: Iterable[Interval] | None = None, most: int = 64
+        self,
+        name: str,
+        instance: str,
+        within: Iterable[Interval] | None = None,
+        most: int = MOST_CEDED,
     ) -> bool:
         """Use ceded addresses again that no node leases, of those `within`; whether there are any.
 
@@ -105,26 +101,27 @@ class Ceding:
         found = self._ours(row, name, instance)
         if row is None or found is None or not row.ceded:
             return False
-        ceded = set(_each(row.ceded))
-        asked = ceded if within is None else ceded & set(_each(_common(row.ceded, within)))
+        marked = set(_each(row.ceded))
+        asked = marked if within is None else marked & set(_each(_common(row.ceded, within)))
         leased = {parse(each.spec.first) for each in self._sub_blocks(name)}  # a hint
-        back = sorted(asked - leased)[:most]
+        held = self._store.held_marks(name, self._boot)
+        back = sorted(asked - leased, key=lambda each: (each not in held, each))[:most]
         try:
-            if back or _differs(found, ceded):
-                left = merged(Interval(each, each) for each in ceded - set(back))
-                found = self._written(found, left, back)
+            if back or set(map(parse, found.spec.ceded)) != marked:
+                found = self._written(found, marked, {*held, *back})
             free = [address for address in back if not self._is_leased(row, address)]
             self._store.uncede(name, row.uid, free)
             if len(free) < len(back):
-                left = merged(Interval(each, each) for each in ceded - set(free))
-                self._written(found, left, ())
+                self._written(found, marked - set(free), held)
         except (Conflict, NotFound):
             return False  # the controller wrote to it: later again, from the row
         return bool(free)
 
     def _ours(self, row: LeasedBlock | None, name: str, instance: str) -> AddressBlock | None:
-        """The object as it is now, if it is this row's and may be changed."""
-        if row is None or row.cover or row.sticky or row.state in ("returning", "lost"):
+        """The object as it is now, if it is this row's, and the row has every mark."""
+        if row is None or row.cover or row.sticky:
+            return None
+        if row.boot != self._boot or row.state not in ("usable", "draining"):
             return None
         try:
             found = self._api.get(AddressBlock, name)
@@ -144,14 +141,18 @@ class Ceding:
         return pool.spec.cedes and pool.spec.state == "Active"
 
     def _written(
-        self, found: AddressBlock, ceded: Iterable[Interval], recalled: Iterable[int]
+        self, found: AddressBlock, marked: Collection[int], kept: Collection[int]
     ) -> AddressBlock:
-        """Write what is ceded. A new nonce: a PUT that changes nothing gets no new version, and an
-        earlier one may still be on its way."""
+        """Write what is marked: as ceded, or what is to be `kept` here, as recalled.
+
+        A new nonce: a PUT that changes nothing gets no new version, and an earlier one may still be
+        on its way. A row that took over marks may have more than there is room for as ceded.
+        """
+        ceded = sorted(set(marked) - set(kept))[:MOST_CEDED]
         spec = msgspec.structs.replace(
             found.spec,
-            ceded=tuple(ceded_texts(ceded)),
-            recalled=tuple(map(text, recalled)),
+            ceded=tuple(map(text, ceded)),
+            recalled=tuple(map(text, sorted(set(marked) - set(ceded)))),
             cede_wanted=(),
             nonce=str(uuid.uuid4()),
         )
@@ -178,10 +179,6 @@ def ceded_texts(ceded: Iterable[Interval]) -> Iterable[str]:
 def ceded_by(found: AddressBlock) -> Iterable[int]:
     """The addresses that a store which takes the block over must not hand out."""
     return map(parse, (*found.spec.ceded, *found.spec.recalled))
-
-
-def _differs(found: AddressBlock, ceded: set[int]) -> bool:
-    return set(map(parse, found.spec.ceded)) != ceded
 
 
 def _each(intervals: Iterable[Interval]) -> Iterable[int]:

@@ -80,7 +80,10 @@ class Confirmation:
             name = found.metadata.name
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
-                # `_claim_again`, which died or got no answer
+                # `_claim_again`, which died or got no answer.
+                if row.cover and not self._may_be_ceded(found):
+                    self._give_up(row, found)
+                    continue
                 row = _renewed(row, found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
@@ -294,8 +297,7 @@ class Confirmation:
             _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
             return False
         if row.cover and not self._may_be_ceded(stored):
-            self._delete(stored)
-            self._lose(row, f"the holder of {row.cover} has taken the address back")
+            self._give_up(row, stored)
             return True
         renewed = _renewed(row, stored.metadata.uid)
         self._store.put(
@@ -313,13 +315,22 @@ class Confirmation:
         objects[row.name] = stored
         return True
 
+    def _give_up(self, row: LeasedBlock, sub_block: AddressBlock) -> None:
+        """Let go of a sub-block that was claimed again, and whose address is not ceded any more."""
+        self._lose(row, f"the holder of {row.cover} has taken the address back, or is lost")
+        self._delete(sub_block)
+
     def _may_be_ceded(self, sub_block: AddressBlock) -> bool:
-        """Whether no other node can use its address: the cover may be gone in the same way."""
+        """Whether no other node can use its address: the cover may be gone in the same way.
+
+        One that is being reclaimed may be freed: the controller may have looked for sub-blocks
+        while this one was gone.
+        """
         try:
             cover = self._api.get(AddressBlock, sub_block.spec.cover)
         except NotFound:
             return True
-        return sub_block.spec.first in cover.spec.ceded
+        return cover.spec.state == "Active" and sub_block.spec.first in cover.spec.ceded
 
     def _lose(self, row: LeasedBlock, why: str) -> None:
         held = self._store.lose(row.name, row.uid)

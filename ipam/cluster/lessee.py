@@ -29,7 +29,14 @@ from ipam.cluster.sticky import ReservationRefused
 from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
-from ipam.cluster.wants import PATIENCE, Occupancy, PoolPending, PoolRange, Want
+from ipam.cluster.wants import (
+    PATIENCE,
+    LeasesNothing,
+    Occupancy,
+    PoolPending,
+    PoolRange,
+    Want,
+)
 from ipam.cluster.whereabouts.announcements import Announcements
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
@@ -42,6 +49,7 @@ CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is belo
 FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
+_AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
 _RETURN_RETRY = 5.0  # seconds after something could not be given back
 _QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
 _JOIN = 15.0  # seconds; a call to the API server takes about 10, and a launcher waits for 20
@@ -101,7 +109,7 @@ class Lessee:
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
         self._sharing = Sharing(
-            api, self._store, self._pools, self._objects, clock, self._attempts.wake
+            api, self._store, self._pools, self._objects, boot, clock, self._attempts.wake
         )
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -120,7 +128,8 @@ class Lessee:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more, no call either. Waits for the one that is under way."""
+        """Begin nothing more, no call either. Waits for the one that is under way, for a while: the
+        store is left as it is after that."""
         self._closed = True
         self._failures.close()
         self._end_calls()
@@ -128,6 +137,7 @@ class Lessee:
         self._attempts.wake()
         if self._thread is not None:
             self._thread.join(_JOIN)
+        self._store.close()
 
     def step(self) -> float:
         """Do what is due, ADDs first; for how many seconds nothing is due then."""
@@ -178,8 +188,10 @@ class Lessee:
                 _log.exception("leases: a step failed")
                 wait = _FIRST_RETRY
             with self._attempts.changed:
-                if not self._closed and not self._attempts and not self._sharing.has_news:
+                has_news = self._in_touch and self._sharing.has_news
+                if not self._closed and not self._attempts and not has_news:
                     self._attempts.changed.wait(wait)
+        self._attempts.serve()  # each ends at once: no ADD waits in vain
 
     def _is_due(self, at: float) -> bool:
         return not self._closed and self._clock() >= at
@@ -188,10 +200,10 @@ class Lessee:
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """See Claims.claim. All that wait for the same addresses wait for one claim."""
-        if self._closed:
-            raise _no_address(wants[0], "this agent is being replaced")
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
+        if self._closed:  # else the thread ends the attempts
+            raise LeasesNothing(_no_address(wants[0], "this agent is being replaced").message)
         if self._thread is None:
             with self._working:
                 self._attempts.serve()
@@ -326,7 +338,7 @@ class Lessee:
             self._holder.instance, self._after_adds, self._sharing.ceding.wanted_back
         ):
             self._return_at = self._clock() + _RETURN_RETRY
-        late = time.monotonic() + PATIENCE
+        late = time.monotonic() + _AHEAD
         self._upkeep.lease_ahead(self._lease, lambda: time.monotonic() > late, self._after_adds)
         self._sharing.keep(self._upkeep, self._holder.instance, self._after_adds)
         self._upkeep.tell()

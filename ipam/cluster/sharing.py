@@ -28,28 +28,31 @@ class Sharing:
         store: BlockStore,
         pools: Pools,
         objects: dict[str, AddressBlock],
+        boot: str,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
         self._api = api
         self._objects = objects
         self._wake = wake
-        self.ceding = Ceding(api, store, pools, objects, clock)
+        self.ceding = Ceding(api, store, pools, objects, boot, clock)
         self._borrowing = Borrowing(api, store, self.ceding, clock)
         self._lock = threading.Lock()
         self._noticed: set[str] = set()
+        self._has_news = False
         self._watch: OwnBlocks | None = None
 
     def notice(self, name: str) -> None:
         """Others want addresses of this block. For any thread."""
         with self._lock:
             self._noticed.add(name)
+            self._has_news = True
         self._wake()
 
     @property
     def has_news(self) -> bool:
-        """Whether `answer` has something to do."""
-        return bool(self._noticed)
+        """Whether `answer` has something to do that it has not tried yet."""
+        return self._has_news
 
     def confirmed(self, holder: Holder, *, follow: bool) -> None:
         """The blocks were read; `follow` them in a thread of their own from here on."""
@@ -87,7 +90,8 @@ class Sharing:
         return self._borrowing.lease(want, left, waiting)
 
     def answer(self, upkeep: Upkeep, instance: str, guarded: Guarded) -> None:
-        """Cede what others want. What fails is tried again."""
+        """Cede what others want. What fails is tried again by the next call."""
+        self._has_news = False
         while self._noticed:
             with self._lock:
                 name = self._noticed.pop()

@@ -7,6 +7,7 @@ verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from base import interrupts
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.view import LeasedView
@@ -14,6 +15,7 @@ from ipam.cluster.wants import (
     PATIENCE,
     POOL_PATIENCE,
     Claims,
+    LeasesNothing,
     NotReserved,
     PodInterface,
     PoolPending,
@@ -25,7 +27,7 @@ from ipam.ranges import Range, RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner, Reservation, Usage
 
-_AGAIN = 0.2  # seconds between two attempts of an ADD to get a block
+_AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two looks at a pool
 _NOTHING_KEPT: Mapping[PoolRange, int] = {}
 _MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late gives up
@@ -142,8 +144,9 @@ class ClusterStore:
         return False
 
     def _wait(self, wants: Sequence[Want], pool_deadline: float) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline, again = time.monotonic() + self._patience, _AGAIN
         while True:
+            interrupts.checkpoint()
             try:
                 return self._claims.claim(wants, deadline)
             except NotReserved as error:
@@ -154,10 +157,13 @@ class ClusterStore:
                     raise
                 time.sleep(_POOL_AGAIN)
                 deadline = time.monotonic() + self._patience
+            except LeasesNothing:
+                raise
             except CNIError as error:
-                if error.code != Code.TRY_AGAIN or time.monotonic() + _AGAIN > deadline:
+                if error.code != Code.TRY_AGAIN or time.monotonic() + again > deadline:
                     raise
-                time.sleep(_AGAIN)
+                time.sleep(again)
+                again = min(2 * again, _LONGEST_AGAIN)
 
     # --- what the node's own store does ------------------------------------------------------
 

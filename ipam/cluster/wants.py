@@ -8,8 +8,13 @@ from ipam.addresses import Interval, Network
 from ipam.ranges import Range
 from ipam.store import Grant, Owner
 
-PATIENCE = 3.0  # seconds that an ADD waits for a block
-POOL_PATIENCE = 15.0  # seconds that it waits for a pool: its definition may be as new as the pod
+PATIENCE = 10.0
+"""Seconds that an ADD waits for a block. A node with little CPU takes some seconds for the requests
+of a claim, and a new sandbox costs it far more than the wait."""
+
+POOL_PATIENCE = 15.0
+"""Seconds that it waits for a pool before: its definition may be as new as the pod. Both fit well
+into the time of a call, which an agent ends after 100 s and a kubelet after 120 s or more."""
 
 PoolRange = tuple[str, Network]
 """Domain and network of a range: what names its AddressPool."""
@@ -55,6 +60,13 @@ class PoolPending(CNIError):
         super().__init__(Code.TRY_AGAIN, message)
 
 
+class LeasesNothing(CNIError):
+    """This process leases nothing, or nothing any more: to wait is of no use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.TRY_AGAIN, message)
+
+
 class NotReserved(CNIError):
     """No AddressReservation is for the pod of a want: it gets any address of that pool."""
 
@@ -69,9 +81,9 @@ class Claims(Protocol):
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """Wait until there may be an address of some, at most until then (`time.monotonic`).
 
-        If there is of none: CNIError 11 if that may succeed later (PoolPending: soon), 110 if the
-        pool has no address left, AddressTaken if the one that is wanted cannot be had, NotReserved
-        if none is reserved for a pod's name.
+        If there is of none: CNIError 11 if that may succeed later (PoolPending: soon;
+        LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
+        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
         """
 
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
@@ -101,7 +113,7 @@ class NoClaims:
         self._coexist = coexist
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        raise CNIError(Code.TRY_AGAIN, self.unable(wants))
+        raise LeasesNothing(self.unable(wants))
 
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
         return {}

@@ -4,8 +4,9 @@ Nodes, a block with one address, and the sub-block of this address. Each call is
 or done and its answer is lost, or it arrives when the node has given up on it (`late`); a crash
 forgets what a node was about to do. A node may die, with proof, and return as another instance at
 once: what its store held is then NOBODY's. Or it loses its store, or gets an older one back, in
-another boot: then it goes by the objects that are its own. What the controller and a borrower know
-from watches may be of any time: they ask and look whenever they like, and what decides is read.
+another boot, or the store is built again in the same boot: then it goes by the objects that are its
+own. What the controller and a borrower know from watches may be of any time: they ask and look
+whenever they like, and what decides is read.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.model.explore import Step
 
 NOBODY = -1  # the holder of an object whose holder is proved dead
 ACTIVE, PENDING, RECLAIMING = "Active", "Pending", "Reclaiming"
-USABLE, RETURNING = "usable", "returning"
+USABLE, RETURNING, OLDER = "usable", "returning", "older"
 FREE, FROM_BLOCK, FROM_SUB_BLOCK = "free", "from the block", "from the sub-block"
 CEDED, RECALLED = "ceded", "recalled"
 PUT_CEDED = "PUT ceded"
@@ -36,7 +37,7 @@ class SubBlock(NamedTuple):
 
 class Node(NamedTuple):
     """A node: rows of its store, whether the address is marked there, its pod, and what an agent
-    has read and is about to act upon: "" after a crash."""
+    has read and is about to act upon: "" after a crash. A row that is OLDER may lack the mark."""
 
     row: str = ""
     marked: bool = False
@@ -76,6 +77,8 @@ class Order(NamedTuple):
     return_without_marks: bool = True
     put_before_unmarking: bool = True
     adopt_what_is_recalled: bool = True
+    confirm_then_list: bool = True
+    held_is_not_ceded: bool = True
 
 
 def start(nodes: int) -> State:
@@ -93,7 +96,7 @@ def ceded_is_unusable(state: State) -> bool:
     if block is None or block.lists != CEDED or block.holder == NOBODY:
         return True
     holder = state.nodes[block.holder]
-    return holder.row == "" or (holder.marked and holder.pod != FROM_BLOCK)
+    return holder.row in ("", OLDER) or (holder.marked and holder.pod != FROM_BLOCK)
 
 
 def sub_block_is_covered(state: State) -> bool:
@@ -104,7 +107,7 @@ def sub_block_is_covered(state: State) -> bool:
     if not any(node.sub_row == USABLE for node in state.nodes):
         return True
     holder = state.nodes[block.holder]
-    return holder.row == "" or holder.marked
+    return holder.row in ("", OLDER) or holder.marked
 
 
 def used_is_leased(state: State) -> bool:
@@ -197,19 +200,27 @@ def _boots_with_another_store(
 ) -> Iterator[Step[State]]:
     """The machine boots: its pods are dead. The store is lost, or has its block but not the mark.
 
-    Before it uses a block it writes it, and takes over what the object lists.
+    Before it uses a block it writes it, and takes over what the object lists. So does a store that
+    is built again while its pods live.
     """
     if node != Node():
         yield f"{number}: boot without store", _change(state, number, Node())
-    if node.row == USABLE and node.marked and node.sub_row == "":
-        block = state.block
-        if block is not None and block.holder == number and block.state == ACTIVE:
-            marked = _is_taken_over(block, order)
-            back = Node(row=USABLE, marked=marked)
-            yield (
-                f"{number}: boot with an older store, PUT block",
-                _change(_put(state, block), number, back),
-            )
+    block = state.block
+    ours = block is not None and block.holder == number
+    if node.row == USABLE and node.marked and node.sub_row == "" and ours:
+        older = _change(state, number, Node(row=OLDER))
+        yield f"{number}: boot with an older store", older
+    if block is not None and ours and block.state == ACTIVE:
+        taken_over = _is_taken_over(block, order)
+        if node.row == OLDER:
+            written = _put(state, block)
+            known = node._replace(row=USABLE, marked=taken_over)
+            yield f"{number}: PUT block", _change(written, number, known)
+            if not order.confirm_then_list:
+                yield f"{number}: PUT as the row has it", _put(state, block._replace(lists=""))
+        if node.row == USABLE and taken_over and not node.marked:
+            built = node._replace(marked=True, read="")
+            yield f"{number}: store built again, PUT block", _change(state, number, built)
 
 
 def _is_taken_over(block: Block, order: Order) -> bool:
@@ -261,7 +272,8 @@ def _cedes(state: State, number: int, node: Node, order: Order) -> Iterator[Step
     if not node.marked and not order.mark_then_cede:
         ceded = _put(state, block._replace(lists=CEDED))
         yield f"{number}: PUT ceded, not marked", ceded
-    if node.marked and block.lists != CEDED and node.read == "":
+    may_cede = node.pod != FROM_BLOCK or not order.held_is_not_ceded
+    if node.marked and block.lists != CEDED and node.read == "" and may_cede:
         yield f"{number}: PUT ceded", _put(state, block._replace(lists=CEDED))
         yield f"{number}: PUT ceded, late", state._replace(late=Late(PUT_CEDED, number))
     if node.marked and node.read == "":

@@ -17,7 +17,9 @@ MUTANTS = (
     ("mark_then_cede", "I5", 2, 7),
     ("return_without_marks", "I6", 9, 11),
     ("put_before_unmarking", "I5", 6, 11),
-    ("adopt_what_is_recalled", "I6", 8, 10),
+    ("adopt_what_is_recalled", "I6", 9, 11),
+    ("confirm_then_list", "I6", 9, 11),
+    ("held_is_not_ceded", "I5", 7, 11),
 )
 
 

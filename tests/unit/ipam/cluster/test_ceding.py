@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.ceding import REVIEW_EVERY
+from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressRequest
 from ipam.store import AddressTaken
 from tests.unit.ipam.cluster.audit import audit, audit_settled
@@ -28,13 +30,22 @@ class Fabric:
     """Nodes with real stores, and a controller, whose rounds and steps the test makes."""
 
     def __init__(
-        self, stack: ExitStack, directory: Path, *names: str, ceding: bool = True, size: int = 4
+        self,
+        stack: ExitStack,
+        directory: Path,
+        *names: str,
+        ceding: bool = True,
+        size: int = 4,
+        range_: str = RANGE,
+        **spec: Any,  # noqa: ANN401 - of the pool
     ) -> None:
         self._stack = stack
         self._directory = directory
+        self._range = range_
         self.cluster = Cluster()
         self.api = self.cluster.api
-        self.cluster.pool(RANGE, name=POOL, ceding=ceding, block_size=size)
+        name = pool_name("", range_)
+        self.cluster.pool(range_, name=name, ceding=ceding, block_size=size, **spec)
         self.cluster.round()
         self.nodes = {name: self.node(name) for name in names}
 
@@ -46,7 +57,7 @@ class Fabric:
 
     def add(self, name: str, pod: str, address: str = "") -> str:
         how = {"args": f"IP={address}"} if address else {}
-        (given,) = self.nodes[name].add(pod, {"range": RANGE}, **how)
+        (given,) = self.nodes[name].add(pod, {"range": self._range}, **how)
         return given
 
     def fill(self, name: str, count: int) -> list[str]:
@@ -102,8 +113,12 @@ class Fabric:
 
 @pytest.fixture
 def full(stack: ExitStack, tmp_path: Path) -> Fabric:
+    return full_fabric(stack, tmp_path)
+
+
+def full_fabric(stack: ExitStack, directory: Path) -> Fabric:
     """Nodes a to d have one block each, and c has two addresses left: the others have none."""
-    fabric = Fabric(stack, tmp_path, "a", "b", "c", "d")
+    fabric = Fabric(stack, directory, "a", "b", "c", "d")
     sizes = {}
     for name in fabric.nodes:
         fabric.add(name, f"{name}-0")

@@ -1,43 +1,174 @@
-"""Row A10 in small: pods placed at random get addresses as long as the pool has free ones."""
+"""Row A10: pods placed at random get addresses as long as the pool has free ones.
+
+The time is simulated: an ADD that fails is tried again each second, as the wait of a real one does.
+
+    .venv/bin/python -m pytest -s -m long tests/unit/ipam/cluster/test_ceding_churn.py
+
+shows the load of the row at full size, in some minutes.
+"""
 
 import random
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from cni.spec.errors import CNIError
+from ipam.cluster.objects import ReclaimSpec
+from ipam.cluster.wants import PATIENCE
+from tests.unit.ipam.cluster.audit import audit
 from tests.unit.ipam.cluster.test_ceding import Fabric
 
-NODES = 6
-PODS = 12  # of 14 addresses, in four blocks for six nodes
-ROUNDS = 10
-PATIENCE = 5  # seconds
+LONGEST = 6.0  # seconds: no ADD of few nodes waits for so long while an address is free
+SETTLED = 5  # seconds after which what was freed can be had elsewhere
+WRITES = ("create", "update", "update_status", "delete", "patch")
+
+
+class Placed(msgspec.Struct):
+    """A pod on a node, and since when it waits, or its address."""
+
+    node: str
+    since: float
+    address: str = ""
+
+
+class Load(msgspec.Struct):
+    """What all clients asked of the API server in so many seconds, and how long ADDs waited."""
+
+    seconds: float
+    calls: Counter[tuple[str, str]]
+    waits: list[float]
+    borrowed: int
+
+    @property
+    def writes(self) -> int:
+        return sum(count for (verb, _), count in self.calls.items() if verb in WRITES)
+
+    def __str__(self) -> str:
+        waits = sorted(self.waits)
+        total, p99 = sum(self.calls.values()), waits[len(waits) * 99 // 100]
+        by_verb = ", ".join(
+            f"{verb} {kind} {count}" for (verb, kind), count in self.calls.most_common()
+        )
+        return (
+            f"{len(waits)} ADDs in {self.seconds:.0f} s: "
+            f"p50 {waits[len(waits) // 2]:.0f} s, p99 {p99:.0f} s, longest {waits[-1]:.0f} s; "
+            f"{self.writes} writes ({self.writes / self.seconds:.1f}/s, "
+            f"{self.writes / len(waits):.1f} for each ADD), {total} requests "
+            f"({total / self.seconds:.1f}/s); {self.borrowed} sub-blocks; {by_verb}"
+        )
+
+
+class Churn:
+    """Pods on the nodes of a fabric."""
+
+    def __init__(self, fabric: Fabric, longest: float) -> None:
+        self._fabric = fabric
+        self._longest = longest
+        self._chance = random.Random(14)
+        self.placed: dict[str, Placed] = {}
+        self._made = 0
+        self.load = Load(0.0, Counter(), [], 0)
+
+    def run(self, pods: int, rounds: int, share: float) -> Load:
+        """Rounds in which that share of the pods ends, and others begin elsewhere."""
+        before, began = self._calls(), self._fabric.cluster.now
+        for _ in range(rounds):
+            for pod in self._chance.sample(sorted(self.placed), int(len(self.placed) * share)):
+                self._fabric.nodes[self.placed.pop(pod).node].delete(pod)
+            self._seconds(SETTLED)
+            self._begin(pods)
+            self.load.borrowed += len(self._fabric.sub_blocks())
+            audit(self._fabric.api, list(self._fabric.nodes.values()))
+        self.load.calls = self._calls() - before
+        self.load.seconds = self._fabric.cluster.now - began
+        return self.load
+
+    def _begin(self, pods: int) -> None:
+        """Place pods until there are so many, and wait until each has an address of its own."""
+        names = list(self._fabric.nodes)
+        while len(self.placed) < pods:
+            self._made += 1
+            now = self._fabric.cluster.now
+            self.placed[f"p{self._made}"] = Placed(self._chance.choice(names), now)
+        while waiting := [name for name, pod in self.placed.items() if not pod.address]:
+            for name in waiting:
+                self._add(name, self.placed[name])
+            self._seconds(1)
+        assert len({pod.address for pod in self.placed.values()}) == pods
+
+    def _add(self, name: str, pod: Placed) -> None:
+        waited = self._fabric.cluster.now - pod.since
+        with suppress(CNIError):
+            pod.address = self._fabric.add(pod.node, name)
+            self.load.waits.append(waited)
+        assert pod.address or waited < self._longest, (
+            f"{name} on {pod.node}: none after {waited:g} s"
+        )
+
+    def _seconds(self, count: int) -> None:
+        fabric = self._fabric
+        for _ in range(count):
+            fabric.cluster.now += 1.0
+            fabric.cluster.round()
+            for block in fabric.blocks():  # what each node's watch shows
+                if block.spec.cede_wanted:
+                    fabric.nodes[block.spec.holder.node].lessee._sharing.notice(block.metadata.name)
+            for node in fabric.nodes.values():
+                node.lessee.step()
+
+    def _calls(self) -> Counter[tuple[str, str]]:
+        """Without the reads of the controller: a real one follows a watch."""
+        by_controller = self._fabric.cluster.client.calls
+        every = Counter({key: by_controller[key] for key in by_controller if key[0] in WRITES})
+        for node in self._fabric.nodes.values():
+            every.update(node.api.calls)
+        return every
+
+
+def churn(
+    directory: Path,
+    range_: str,
+    nodes: int,
+    pods: int,
+    exclude: tuple[str, ...] = (),
+    longest: float = LONGEST,
+) -> Load:
+    """Ten rounds in which a third of the pods ends and others begin, in blocks of 4."""
+    with ExitStack() as stack:
+        names = [f"n{number}" for number in range(nodes)]
+        fabric = Fabric(
+            stack, directory, *names, range_=range_, exclude=exclude, reclaim=ReclaimSpec()
+        )
+        load = Churn(fabric, longest).run(pods, rounds=10, share=1 / 3)
+        print(f"{range_}, {nodes} nodes, {pods} pods: {load}")  # noqa: T201 - pytest -s shows it
+        return load
 
 
 def test_no_add_fails_for_long_while_an_address_is_free(tmp_path: Path) -> None:
-    chance = random.Random(14)
-    with ExitStack() as stack:
-        names = [f"n{number}" for number in range(NODES)]
-        fabric = Fabric(stack, tmp_path, *names, size=4)
-        placed: dict[str, tuple[str, str]] = {}
-        borrowed = 0
-        for number in range(ROUNDS):
-            for pod in chance.sample(sorted(placed), len(placed) // 3):
-                name, _ = placed.pop(pod)
-                fabric.nodes[name].delete(pod)
-            fabric.work(PATIENCE, 1.0)  # what was freed just now may take that long
-            while len(placed) < PODS:
-                pod, name = f"p{number}-{len(placed)}", chance.choice(names)
-                placed[pod] = name, had_soon(fabric, name, pod)
-            addresses = [address for _, address in placed.values()]
-            assert len(set(addresses)) == PODS
-            borrowed += len(fabric.sub_blocks())
-        assert borrowed > 0
+    """In small: 12 pods of 14 addresses, in four blocks for six nodes."""
+    load = churn(tmp_path, "10.64.0.0/28", nodes=6, pods=12)
+    assert load.borrowed > 0
 
 
-def had_soon(fabric: Fabric, name: str, pod: str) -> str:
-    """The address of a pod whose ADD the runtime repeats."""
-    for _ in range(PATIENCE):
-        with suppress(CNIError):
-            return fabric.add(name, pod)
-        fabric.work(1, 1.0)
-    raise AssertionError(f"{pod} on {name} gets no address within {PATIENCE} s")
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("range_", "pods", "exclude"),
+    [
+        pytest.param(
+            *("10.64.0.0/26", 60, ("10.64.0.1", "10.64.0.2")),
+            marks=pytest.mark.xfail(
+                reason="a pod waits for longer than 10 s for the last addresses of the pool"
+            ),
+        ),
+        ("10.64.0.0/24", 200, ()),
+    ],
+    ids=["60 addresses, 60 pods", "254 addresses, 200 pods"],
+)
+def test_row_a10_in_full(tmp_path: Path, range_: str, pods: int, exclude: tuple[str, ...]) -> None:
+    """No ADD fails: each gets its address while it waits. Here the pods of one node ask one after
+    the other; those of a real node ask for all at once."""
+    load = churn(tmp_path, range_, nodes=64, pods=pods, exclude=exclude, longest=PATIENCE)
+    assert load.borrowed > 0

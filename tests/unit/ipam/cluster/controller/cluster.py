@@ -103,7 +103,8 @@ class Cluster:
     def pool(self, range_: str = "10.64.0.0/24", **spec: Any) -> AddressPool:  # noqa: ANN401
         """A pool named "pool" that waits for seconds and not for minutes."""
         name = spec.pop("name", "pool")
-        reclaim = ReclaimSpec(node_gone_after=f"{GONE_AFTER:.0f}s", max_offline=f"{OFFLINE:.0f}s")
+        short = ReclaimSpec(node_gone_after=f"{GONE_AFTER:.0f}s", max_offline=f"{OFFLINE:.0f}s")
+        reclaim = spec.pop("reclaim", short)
         made = AddressPool(
             metadata=Meta(name=name), spec=PoolSpec(range=range_, reclaim=reclaim, **spec)
         )

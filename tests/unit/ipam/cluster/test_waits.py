@@ -1,0 +1,153 @@
+"""How long an ADD waits for a block, and when it does not wait."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.settings import Settings
+from cni.spec.errors import CNIError, Code
+from ipam.cluster import store
+from ipam.cluster.lessee import Lessee
+from ipam.cluster.wants import PATIENCE, POOL_PATIENCE, Claims, NoClaims, PoolPending, Want
+from ipam.resident import Resident
+from ipam.scope import Stores
+from ipam.sqlite_store import SqliteStore
+from ipam.store_files import PerCall
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import BOOT, error_of, owner, range_of, sets_of
+from tests.unit.ipam.cluster.nodes import put_pool
+from tests.waiting import join, until
+
+SETS = sets_of(range_of("10.0.0.0/24"))
+
+
+class Time:
+    """`time` of the module under test: a sleep takes no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Refusing(NoClaims):
+    """Claims that end with an error, each after some time."""
+
+    def __init__(self, clock: Time, error: CNIError, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.asked = 0
+        self._clock = clock
+        self._error = error
+        self._seconds = seconds
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        self.asked += 1
+        self._clock.now += self._seconds
+        raise self._error
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(store, "time", made)
+    return made
+
+
+def waits(directory: Path, claims: Claims) -> CNIError:
+    """The error of an ADD without a block."""
+    made = store.ClusterStore(
+        SqliteStore(PerCall(directory, report=lambda text: None), BOOT),
+        claims,
+        [(each.domain, each.network) for each in SETS[0].ranges],
+    )
+    return error_of(lambda: made.reserve(owner("c1"), SETS))
+
+
+def test_an_add_waits_ten_seconds_and_asks_ever_more_rarely(tmp_path: Path, clock: Time) -> None:
+    claims = Refusing(clock, CNIError(Code.TRY_AGAIN, "not now"))
+    assert waits(tmp_path, claims).code == Code.TRY_AGAIN
+    assert PATIENCE - 1.0 <= clock.now <= PATIENCE
+    assert 8 <= claims.asked <= 14
+
+
+def test_a_request_that_takes_seconds_does_not_end_the_wait(tmp_path: Path, clock: Time) -> None:
+    """A node with little CPU: three seconds were too few for one claim."""
+    claims = Refusing(clock, CNIError(Code.TRY_AGAIN, "not now"), seconds=3.5)
+    waits(tmp_path, claims)
+    assert claims.asked >= 3
+
+
+@pytest.mark.parametrize("code", [Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN])
+def test_a_definite_answer_ends_it_at_once(tmp_path: Path, clock: Time, code: Code) -> None:
+    claims = Refusing(clock, CNIError(code, "full"))
+    assert waits(tmp_path, claims).code == code
+    assert (claims.asked, clock.now) == (1, 0.0)
+
+
+def test_a_process_that_leases_nothing_does_not_wait(tmp_path: Path, clock: Time) -> None:
+    error = waits(tmp_path, NoClaims())
+    assert error.code == Code.TRY_AGAIN
+    assert "only podfabric's agent can lease more" in error.message
+    assert clock.now == 0.0
+
+
+def test_both_waits_fit_into_a_call(tmp_path: Path, clock: Time) -> None:
+    claims = Refusing(clock, PoolPending("there is no pool yet"))
+    waits(tmp_path, claims)
+    assert clock.now <= POOL_PATIENCE
+    assert Settings().deadline / 2 > POOL_PATIENCE + PATIENCE
+
+
+@pytest.fixture
+def lessee(tmp_path: Path) -> Iterator[Lessee]:
+    server = FakeApi()
+    put_pool(server, "10.0.0.0/24")
+    server.add_node("node-a", "machine", "uuid", BOOT)
+    with closing(Resident(tmp_path / "kept", report=lambda text: None)) as files:
+        made = Lessee(server.client("node-a"), files, "node-a", BOOT)
+        yield made
+        made.close()
+
+
+def test_an_add_does_not_wait_for_an_agent_that_is_being_replaced(
+    lessee: Lessee, tmp_path: Path
+) -> None:
+    """Neither one that comes, nor one that waits already."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def lease(want: Want, is_late: object) -> None:
+        held.set()
+        go_on.wait()
+        raise CNIError(Code.TRY_AGAIN, "not now")
+
+    lessee._attempts._lease = lease
+    lessee.start()
+    errors: list[CNIError] = []
+
+    def add(number: int) -> None:
+        stores = Stores(tmp_path / "other", lambda: "cluster", lessee, patience=600.0)
+        of_request = store.ClusterStore(
+            stores.of_node(BOOT), lessee, [("", SETS[0].ranges[0].network)], patience=600.0
+        )
+        sets = sets_of(range_of("10.0.0.0/24", start=f"10.0.0.{number}"))
+        errors.append(error_of(lambda: of_request.reserve(owner(f"c{number}"), sets)))
+
+    adds = [threading.Thread(target=add, args=(number,), daemon=True) for number in (1, 2)]
+    for thread in adds:
+        thread.start()
+    until(held.is_set)
+    until(lambda: len(lessee._attempts) == 2)
+    lessee._closed = True
+    go_on.set()
+    lessee.close()
+    for thread in adds:
+        join(thread)
+    assert [error.code for error in errors] == [Code.TRY_AGAIN] * 2
+    assert any("is being replaced" in error.message for error in errors)
