@@ -87,7 +87,7 @@ class Lessee:
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api)
+        self._pools = Pools(api, clock)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
         departures = Departures(files.directory)
