@@ -233,3 +233,17 @@ def test_a_pool_that_cedes_from_now_on_is_followed_after_the_next_confirmation(
         server.end_watches()
         node.lessee.close()
         node.close()
+
+
+def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """Its pod takes an address of it soon. On a busy node the lessee looks before that."""
+    put_pool(server)
+    node.add("p0")
+    node.delete("p0")
+    node.api.calls.clear()
+    node.steps(2, 0.9)
+    assert not node.api.calls["get", "AddressPool"]
+    node.steps(3, 1.0)
+    assert node.api.calls["get", "AddressPool"] == 1
