@@ -244,6 +244,6 @@ def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
     node.delete("p0")
     node.api.calls.clear()
     node.steps(2, 0.9)
-    assert not node.api.calls["get", "AddressPool"]
+    assert ("get", "AddressPool") not in node.api.calls
     node.steps(3, 1.0)
     assert node.api.calls["get", "AddressPool"] == 1
