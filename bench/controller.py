@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -133,12 +132,11 @@ class _Quiet:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._api, name)
 
-    def list(
-        self, kind: type[Any], fields: Mapping[str, str] | None = None, namespace: str = ""
-    ) -> Any:  # noqa: ANN401
+    def list(self, kind: type[Any], *how: Any, **more: Any) -> Any:  # noqa: ANN401
         from ipam.cluster.api import Listing
 
-        return Listing(self._blocks, "1") if kind is AddressBlock else self._api.list(kind, fields)
+        blocks = Listing(self._blocks, "1")
+        return blocks if kind is AddressBlock else self._api.list(kind, *how, **more)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.cpu import Usage
 from bench.lease_nodes import NodeProcess, Place, State
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Meta, PoolSpec
@@ -23,11 +24,13 @@ _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 class LeaseCluster:
     """The API server, and nodes in some processes. A row has networks of its own."""
 
-    def __init__(self, server: ApiServer, directory: Path, processes: int) -> None:
+    def __init__(self, server: ApiServer, directory: Path, processes: int, controller: int) -> None:
         self.server = server
+        self._controller = controller
         self._directory = directory
         self._processes = processes
         self.nodes: list[NodeProcess] = []
+        self.cold = 128  # nodes of the rows that begin with none
         self._made = 0
 
     def pool(self, range_: str, network: str = "", **spec: Any) -> dict[str, object]:  # noqa: ANN401
@@ -96,6 +99,15 @@ class LeaseCluster:
                 counted[f"{found['verb']} {found['resource']}"] += int(count)
         return counted
 
+    def cpu(self) -> Counter[str]:
+        """Milliseconds of CPU that the processes have used, by what they are."""
+        of = [*self.server.plane.pids().items(), ("controller", self._controller)]
+        of += [("nodes", each.pid) for each in self.nodes]
+        used: Counter[str] = Counter()
+        for what, pid in of:
+            used[what] += round(Usage.of(pid).cpu * 1e3)
+        return used
+
     def blocks(self) -> tuple[AddressBlock, ...]:
         return self.server.admin.list(AddressBlock).items
 
@@ -143,6 +155,6 @@ def lease_cluster(processes: int = 4) -> Iterator[LeaseCluster]:
         )
         stack.callback(controller.wait)
         stack.callback(controller.kill)
-        cluster = LeaseCluster(server, directory, processes)
+        cluster = LeaseCluster(server, directory, processes, controller.pid)
         stack.callback(cluster.stop)
         yield cluster

@@ -166,6 +166,12 @@ class NodeProcess:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """The process' id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def ask(self, order: str, *arguments: object) -> None:
         self._pipe.send((order, arguments))
 

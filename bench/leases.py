@@ -5,9 +5,9 @@ API server, etcd and the controller run beside them, on the same CPUs. After eac
 compares all stores with all objects.
 """
 
+import argparse
 import signal
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,10 +21,14 @@ SETTLES = 60.0  # seconds within which stores and objects agree
 
 def main() -> None:
     """Do the rows that the command line names, or all."""
-    wanted = sys.argv[1:] or list(ROWS)
-    for name in wanted:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW")
+    parser.add_argument("--cold", type=int, default=128, help="nodes of rows a2 (default: 128)")
+    arguments = parser.parse_args()
+    for name in arguments.rows or list(ROWS):
         # Each has an API server of its own: what one leaves behind costs the next nothing.
         with lease_cluster() as cluster:
+            cluster.cold = arguments.cold
             print(f"\n{name}: {ROWS[name].__doc__}", flush=True)
             ROWS[name](cluster)
 
@@ -60,6 +64,11 @@ def _told(done: Sequence[Did], began: float | None = None) -> list[float]:
     _say("answers with an error, by code", dict(errors) or "none")
     _say("ADDs that failed for good", failed[:2] or "none")
     return seconds
+
+
+def _told_of(when: str, done: list[Did]) -> list[Did]:
+    _say(f"ADD {when}", _times([each for did in done for each in did.seconds]))
+    return done
 
 
 def _calls(cluster: LeaseCluster, before: Counter[str]) -> int:
@@ -132,16 +141,22 @@ def a2_rails(cluster: LeaseCluster) -> None:
     rails += [cluster.pool(range_, "rails") for range_ in ranges[1:]]
     _cold(cluster, rails)
     indexes = [{parse(address) & 0xFFFF for _, address in each.held} for each in cluster.states()]
-    _say("nodes whose pod has one index", f"{sum(len(each) == 1 for each in indexes)} of 128")
+    _say(
+        "nodes whose pod has one index",
+        f"{sum(len(each) == 1 for each in indexes)} of {cluster.cold}",
+    )
     assert all(len(each) == 1 for each in indexes)
     assert len(set.union(*indexes)) == len(indexes)
 
 
 def _cold(cluster: LeaseCluster, ipams: Sequence[dict[str, object]]) -> None:
-    cluster.start(128)
-    before, began = cluster.requests(), time.monotonic()
+    cluster.start(cluster.cold)
+    before, used, began = cluster.requests(), cluster.cpu(), time.monotonic()
     _told(cluster.all("pods", ["cold"], ipams), began)
+    used = cluster.cpu() - used
     _calls(cluster, before)
+    spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
+    _say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all")
     _audited(cluster)
 
 
@@ -184,16 +199,16 @@ def a5(cluster: LeaseCluster) -> None:
     plane = cluster.server.plane
     plane.send_signal("kube-apiserver", signal.SIGSTOP)
     cluster.all("forward", 600.0)
-    done = cluster.all("churn", 30.0, 1.0, [ipam])
+    done = _told_of("while it stands still", cluster.all("churn", 30.0, 1.0, [ipam]))
     half = cluster.nodes[: len(cluster.nodes) // 2]
     for each in half:
         each.kill()
         cluster.nodes.remove(each)
     for each in half:
         cluster.resume_blindly(each.places)
-    done += cluster.all("churn", 30.0, 1.0, [ipam])
+    done += _told_of("after half were killed", cluster.all("churn", 30.0, 1.0, [ipam]))
     plane.stop_api_server()
-    done += cluster.all("churn", 60.0, 1.0, [ipam])
+    done += _told_of("while it is away", cluster.all("churn", 60.0, 1.0, [ipam]))
     _told(done)
     began = time.monotonic()
     plane.start_api_server()

@@ -27,7 +27,7 @@ class BlockTables:
     def blocks(self) -> Iterator[LeasedBlock]:
         """Every block, by name."""
         for row in self.connection.execute(f"SELECT {BLOCK_COLUMNS}, crc FROM block ORDER BY name"):
-            yield block_of(row)
+            yield _seen(row)
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
         """The blocks that give out addresses of the interval in the domain, lowest first.
@@ -50,7 +50,7 @@ class BlockTables:
         row = self.connection.execute(
             f"SELECT {BLOCK_COLUMNS}, crc FROM block WHERE name = ?", (name,)
         ).fetchone()
-        return None if row is None else block_of(row)
+        return None if row is None else _seen(row)
 
     def put_block(self, block: LeasedBlock) -> None:
         """Record a block, or what changed of it."""
@@ -70,8 +70,9 @@ class BlockTables:
         self.connection.execute("REPLACE INTO lessee VALUES (?, ?, ?, ?)", lessee_row(instance))
 
 
-# A row of the same content has the same checksum: an ADD does not work it out again.
-_seen = lru_cache(512)(block_of)
+# A row of the same content has the same checksum: who holds the store's lock does not work it out
+# again.
+_seen = lru_cache(1024)(block_of)
 
 
 class Runs(Protocol):

@@ -86,10 +86,14 @@ class FakeClient:
         kind: type[AnyResource],
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
+        most: int = 0,
     ) -> Listing[AnyResource]:
-        return self._call(
+        found = self._call(
             "list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields, namespace)
         )
+        if not most or len(found.items) <= most:
+            return found
+        return replace(found, items=found.items[:most], is_whole=False)
 
     def create(self, new: AnyResource) -> AnyResource:
         return self._change("create", new, self.server.store_new)

@@ -40,10 +40,14 @@ class Unavailable(ApiError):
 
 
 class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
-    """All objects of a kind at one moment, which `resource_version` names."""
+    """All objects of a kind at one moment, which `resource_version` names.
+
+    `is_whole` is False if no more than the first ones were asked for, and there are others.
+    """
 
     items: tuple[AnyResource, ...]
     resource_version: str
+    is_whole: bool = True
 
 
 class Change(msgspec.Struct, Generic[AnyResource], frozen=True):
@@ -110,9 +114,10 @@ class ClusterApi(Protocol):
         kind: type[AnyResource],
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
+        most: int = 0,
     ) -> Listing[AnyResource]:
         """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
-        ...) have these values."""
+        ...) have these values; with `most` (at most 500) the first so many, in one request."""
 
     def create(self, new: AnyResource) -> AnyResource:
         """Write a new object, without its status; as it was stored. AlreadyExists."""

@@ -53,9 +53,14 @@ class Candidates:
         # whereabouts hands out the lowest address first
         from_top = pool.spec.claim_from == "High" or pool.spec.compat == "Coexist"
         order = sorted(indexes, reverse=from_top)
-        if not from_top:
-            self._random.shuffle(order)
-        return iter(order)
+        return iter(order) if from_top else self._shuffled(order)
+
+    def _shuffled(self, indexes: list[int]) -> Iterator[int]:
+        """All of them in a random order. A claim tries a few: the others are not moved."""
+        while indexes:
+            at = self._random.randrange(len(indexes))
+            indexes[at], indexes[-1] = indexes[-1], indexes[at]
+            yield indexes.pop()
 
     def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
         """Indexes of a pool without a map, each at most some times."""

@@ -282,7 +282,8 @@ def post(
         try:
             return api.create(new), at
         except AlreadyExists:
-            pass
+            if attempt == 0:
+                return None, at  # no answer of ours was lost before it
         except Unavailable:
             if attempt == _ATTEMPTS - 1:
                 raise

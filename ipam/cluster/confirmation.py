@@ -31,7 +31,7 @@ from ipam.cluster.objects import (
     BlockStatus,
     Meta,
 )
-from ipam.cluster.pools import NotReadyYet, Unusable, max_offline, require_usable
+from ipam.cluster.pools import Unusable, max_offline, require_usable
 from ipam.cluster.rails import Rails
 from ipam.cluster.sticky import holes, is_let_go, of_row, row_text
 from ipam.cluster.sub_blocks import is_ceded
@@ -70,8 +70,8 @@ class Confirmation:
         Raises ApiError.
         """
         rows = self._store.blocks()  # before the LIST: each of these was POSTed
-        for pool in {row.pool for row in rows.values()}:
-            self._read_pool(pool)
+        # Blocks of a pool that cannot be read are confirmed for as long as before.
+        self._pools.read_all({row.pool for row in rows.values()})
         selector = {"spec.holder.instance": self._holder.instance}
         listed = self._api.list(AddressBlock, selector).items
         objects: dict[str, AddressBlock] = {}
@@ -107,10 +107,6 @@ class Confirmation:
         self._store.revise(revisions)
         again = [row for row in rows.values() if self._is_missing(row, objects, at)]
         return Confirmed(objects, bool(again), self._looks.clashes)
-
-    def _read_pool(self, name: str) -> None:
-        with suppress(NotReadyYet):  # its blocks are confirmed for as long as before
-            self._pools.read(name)
 
     def _revision(self, found: AddressBlock, at: float) -> Revision:
         pool = self._pools.known(found.spec.pool)

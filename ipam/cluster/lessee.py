@@ -95,7 +95,7 @@ class Lessee:
         self._node = node
         self._boot = boot
         self._clock = clock
-        self._pools = Pools(api, compat=compat)
+        self._pools = Pools(api, clock, compat=compat)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
         departures = Departures(files.directory)

@@ -1,11 +1,13 @@
 """The AddressPools that this node's networks use, as they were last read."""
 
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from ipam.addresses import Interval, parse_interval, text
 from ipam.cluster import durations, geometry
-from ipam.cluster.api import ClusterApi, NotFound
+from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressPool
@@ -15,6 +17,9 @@ from ipam.cluster.whereabouts import held
 from ipam.cluster.whereabouts.held import Held
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
+AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
+_FEW = 3  # pools that are asked for one by one
+_AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
 
 
 class Unusable(Exception):
@@ -95,14 +100,26 @@ def is_exhausted(pool: AddressPool) -> bool:
 class Pools:
     """Reads pools and what whereabouts holds of them, and remembers both. Threads may share it.
 
+    A node that needs several pools lists them: one request for all of them. `clock` is in seconds.
     `compat`: this node looks at whereabouts' objects, by its own configuration.
     """
 
-    def __init__(self, api: ClusterApi, *, compat: bool = True) -> None:
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        compat: bool = True,
+    ) -> None:
         self._api = api
+        self._clock = clock
         self._compat = compat
         self._known: dict[str, AddressPool] = {}
         self._foreign: dict[str, Mapping[int, Held]] = {}
+        self._lists = True  # whether one LIST has all pools of this cluster
+        self._ahead: dict[str, AddressPool] = {}  # listed at `_ahead_at`, and not needed yet
+        self._ahead_at = -math.inf
+        self._missed = "", -math.inf  # the last pool that was not known, and when
 
     def read(self, name: str) -> AddressPool:
         """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
@@ -116,6 +133,29 @@ class Pools:
             ) from None
         return pool
 
+    def read_all(self, names: Collection[str]) -> None:
+        """Those that there are, as they are now. Raises ApiError."""
+        if len(names) > _FEW and self._lists:
+            found = self._listed()
+            if self._lists:
+                for name in names:
+                    self._known.pop(name, None)
+                self._known |= {name: found[name] for name in names if name in found}
+                return
+        for name in names:
+            with suppress(NotReadyYet):
+                self.read(name)
+
+    def _listed(self) -> Mapping[str, AddressPool]:
+        """All pools; from here on `_lists` is False if these are not all. Raises ApiError."""
+        try:
+            listing = self._api.list(AddressPool, most=AT_ONCE)
+        except Refused:  # the role of this node's agent is that of an earlier version
+            self._lists = False
+            return {}
+        self._lists = listing.is_whole
+        return {pool.metadata.name: pool for pool in listing.items}
+
     def known(self, name: str) -> AddressPool | None:
         """The pool as it was read last; None if that failed, or never happened."""
         return self._known.get(name)
@@ -128,13 +168,28 @@ class Pools:
         return pool
 
     def recent(self, name: str) -> AddressPool:
-        """The same, read now if it is not known, or could not be used then."""
-        known = self._known.get(name)
+        """The same, read now if it is not known, or could not be used then.
+
+        The second one that is not known within a short time is read with all others: the pods of
+        this node have interfaces of several pools.
+        """
+        known = self._known.get(name) or self._listed_ahead(name)
         if known is not None:
             with suppress(Unusable):
                 require_usable(known)
+                self._known[name] = known
                 return known
         return self.read(name)
+
+    def _listed_ahead(self, name: str) -> AddressPool | None:
+        now = self._clock()
+        if now - self._ahead_at >= _AHEAD:
+            self._ahead.clear()
+            (other, at), self._missed = self._missed, (name, now)
+            if name == other or now - at >= _AHEAD or not self._lists:
+                return None
+            self._ahead, self._ahead_at = dict(self._listed()), now
+        return self._ahead.pop(name, None)
 
     def foreign(self, pool: AddressPool) -> Mapping[int, Held]:
         """What whereabouts holds of the pool now, by address: nothing unless the pool's `compat`

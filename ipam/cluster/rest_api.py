@@ -112,9 +112,16 @@ class RestApi:
         kind: type[AnyResource],
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
+        most: int = 0,
     ) -> Listing[AnyResource]:
         what, where = f"list {kind.KIND}", documents.path(kind, namespace)
-        items, version = self._pages(what, where, kind, _selector(fields))
+        selector = _selector(fields)
+        if most:
+            query = [("limit", str(min(most, documents.PAGE))), *selector]
+            page = _decoded(what, self._read(what, where, query), documents.Page)
+            found = tuple(_decoded(what, each, kind) for each in page.items or ())
+            return Listing(found, page.metadata.resource_version, not page.metadata.continue_)
+        items, version = self._pages(what, where, kind, selector)
         return Listing(tuple(items), version)
 
     def create(self, new: AnyResource) -> AnyResource:

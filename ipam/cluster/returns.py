@@ -96,8 +96,10 @@ class Empties:
             empty = [each.block for each in present if _is_empty(each)]
             usable = [block for block in empty if block.state == "usable" and not block.sticky]
             kept = [block for block in usable if block.uid not in wanted][:1]
-            if kept and not spare(pool, max(self._since[each.name, each.uid] for each in kept)):
-                kept = []
+            for block in kept[:]:  # one that was just claimed stays in any case
+                since = self._since[block.name, block.uid]
+                if self._age(block, now) >= _GRACE and not spare(pool, since):
+                    kept.remove(block)
             if len(present) > 1:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:

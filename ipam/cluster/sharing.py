@@ -33,6 +33,7 @@ class Sharing:
         wake: Callable[[], None],
     ) -> None:
         self._api = api
+        self._pools = pools
         self._objects = objects
         self._wake = wake
         self.ceding = Ceding(api, store, pools, objects, boot, clock)
@@ -40,6 +41,7 @@ class Sharing:
         self._lock = threading.Lock()
         self._noticed: set[str] = set()
         self._has_news = False
+        self._follows = False
         self._watch: OwnBlocks | None = None
 
     def notice(self, name: str) -> None:
@@ -55,15 +57,27 @@ class Sharing:
         return self._has_news
 
     def confirmed(self, holder: Holder, *, follow: bool) -> None:
-        """The blocks were read; `follow` them in a thread of their own from here on."""
+        """The blocks were read. `follow` those of pools that cede, in a thread of its own."""
         self._borrowing.holder = holder
+        self._follows = follow
         with self._lock:
             self._noticed |= {
                 name for name, block in self._objects.items() if block.spec.cede_wanted
             }
-        if follow and (self._watch is None or self._watch.instance != holder.instance):
+        for block in self._objects.values():
+            self._follow(holder.instance, block.spec.pool)
+
+    def _follow(self, instance: str, pool: str) -> None:
+        """Follow this node's blocks from now on, if nodes cede addresses of this pool.
+
+        Of all other blocks a watch has no news, and would cost the API server with each claim.
+        """
+        known = self._pools.known(pool)
+        if not self._follows or known is None or not known.spec.cedes:
+            return
+        if self._watch is None or self._watch.instance != instance:
             self.close()
-            self._watch = OwnBlocks(self._api, holder.instance, self.notice)
+            self._watch = OwnBlocks(self._api, instance, self.notice)
             self._watch.start()
 
     def close(self) -> None:
@@ -82,7 +96,10 @@ class Sharing:
         if left is None:
             try:
                 block = claimant.claim(want, is_late)
-                return () if block is None else (block,)
+                if block is None:
+                    return ()
+                self._follow(claimant.holder.instance, block.spec.pool)
+                return (block,)
             except NoneLeft as none_left:
                 left = none_left
         if not waiting:

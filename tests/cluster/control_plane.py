@@ -157,6 +157,10 @@ class ControlPlane:
         """Send a component a signal."""
         self._running[name].send_signal(number)
 
+    def pids(self) -> dict[str, int]:
+        """The processes of the components that run, by name."""
+        return {name: process.pid for name, process in self._running.items()}
+
     def is_ready(self) -> bool:
         """Whether the API server says so."""
         trust = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))

@@ -45,9 +45,10 @@ class GuardedApi:
         kind: type[AnyResource],
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
+        most: int = 0,
     ) -> Listing[AnyResource]:
         with self._counted("list"):
-            return self._api.list(kind, fields, namespace)
+            return self._api.list(kind, fields, namespace, most)
 
     def create(self, new: AnyResource) -> AnyResource:
         with self._change("create"):

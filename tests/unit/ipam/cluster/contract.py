@@ -313,6 +313,16 @@ class ApiContract:
         with refused(Refused):
             api.list(AddressBlock, {"spec.nonce": "x"})
 
+    def test_a_list_of_the_first_ones_says_whether_there_are_others(self, api: ClusterApi) -> None:
+        for _ in range(3):
+            api.create(block())
+        everything = api.list(AddressBlock)
+        count = len(everything.items)
+        assert everything.is_whole
+        assert api.list(AddressBlock, most=count).is_whole
+        some = api.list(AddressBlock, most=count - 1)
+        assert (len(some.items), some.is_whole) == (count - 1, False)
+
     def test_a_watch_shows_what_its_fields_select(self, api: ClusterApi) -> None:
         ours = str(uuid.uuid4())
         fields = {"spec.holder.instance": ours}

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from kubernetes.client import configuration
 from msgspec.structs import replace
 
 from ipam.cluster import kubernetes_api
@@ -330,6 +331,25 @@ def test_a_token_that_was_replaced_is_read_again(
     server.replies = [Reply(401, {}), Reply(200, sent(known))]
     assert api.update(known) == known
     assert [each.token for each in server.requests] == ["Bearer first", "Bearer second"]
+
+
+def test_the_token_and_the_environment_are_not_read_for_each_request(
+    server: Server, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client reads all of the environment whenever it is asked for the token."""
+    reads = []
+
+    def getproxies() -> dict[str, str]:
+        reads.append(1)
+        return {}
+
+    monkeypatch.setattr(configuration, "getproxies", getproxies)
+    monkeypatch.setattr(kubernetes_api, "_LOOK_AT_TOKEN", PATIENCE)
+    server.replies = [Reply(200, sent(stored()))]
+    for _ in range(20):
+        api.get(AddressBlock, "any")
+    assert len(reads) <= 1
+    assert {each.token for each in server.requests} == {"Bearer first"}
 
 
 def test_no_configuration_is_refused_with_what_is_missing(tmp_path: Path) -> None:

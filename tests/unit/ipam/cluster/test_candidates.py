@@ -1,0 +1,54 @@
+"""Which blocks of a pool a claim tries: each once, in an order that differs from node to node."""
+
+import random
+from itertools import islice
+
+import pytest
+
+from ipam.addresses import parse_interface
+from ipam.cluster import geometry
+from ipam.cluster.candidates import Candidates
+from ipam.cluster.geometry import Geometry
+from ipam.cluster.wants import Want
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import range_of
+from tests.unit.ipam.cluster.nodes import put_pool
+
+
+class CountingRandom(random.Random):
+    """Counts the numbers that it draws."""
+
+    drawn = 0
+
+    def getrandbits(self, k: int, /) -> int:
+        self.drawn += 1
+        return super().getrandbits(k)
+
+
+def tried(range_: str, size: int, instance: str, most: int = 1 << 20) -> tuple[list[int], int]:
+    """The candidates of a claim in a pool of which nothing is leased; numbers that were drawn."""
+    pool = put_pool(FakeApi(), range_, size=size)
+    blocks = geometry.of_pool(pool)
+    assert blocks == Geometry(parse_interface(range_)[1], size)
+    wanted = range_of(range_)
+    candidates = Candidates(instance)
+    candidates._random = counting = CountingRandom(instance)
+    want = Want(wanted, (wanted.domain, wanted.network))
+    found = list(islice(candidates.of(pool, blocks, want, (), use_map=True), most))
+    return found, counting.drawn
+
+
+def test_each_block_is_tried_once() -> None:
+    found, _ = tried("10.0.0.0/20", 16, "a")
+    assert sorted(found) == list(range(256))
+
+
+def test_two_nodes_try_the_blocks_in_different_orders() -> None:
+    assert tried("10.0.0.0/20", 16, "a") == tried("10.0.0.0/20", 16, "a")
+    assert tried("10.0.0.0/20", 16, "a")[0][:8] != tried("10.0.0.0/20", 16, "b")[0][:8]
+
+
+@pytest.mark.parametrize("range_", ["10.0.0.0/20", "10.0.0.0/12"])
+def test_the_order_of_blocks_that_are_not_tried_is_not_worked_out(range_: str) -> None:
+    _, drawn = tried(range_, 16, "a", most=2)
+    assert drawn <= 32

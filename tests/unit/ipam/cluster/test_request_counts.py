@@ -1,0 +1,249 @@
+"""How many requests an ADD, a lease, a confirmation and an idle node cost the API server.
+
+docs/cluster-protocol.md has the numbers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipam.cluster.objects import AddressPool
+from ipam.cluster.pools import AT_ONCE
+from ipam.plugin import AddressPlugin
+from ipam.scope import Stores
+from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.calls import Json, request
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
+from tests.waiting import PATIENCE, until
+
+CONFIRMED = Counter({("get", "Node"): 1, ("list", "AddressBlock"): 1})
+POOLS = 16
+
+
+def network(number: int) -> Json:
+    return {"range": f"10.{number}.0.0/24", "network_name": f"net{number}"}
+
+
+def put_pools(server: FakeApi, count: int = POOLS) -> None:
+    for number in range(count):
+        put_pool(server, f"10.{number}.0.0/24", name=f"net{number}")
+
+
+def add_patiently(node: ClusterNode, pod: str) -> None:
+    """ADD where the lessee has a thread, which makes the claim."""
+    stores = Stores(node.files, lambda: "cluster", node.lessee, clock=node.clock, patience=PATIENCE)
+    AddressPlugin(stores, lambda: node.boot).add(
+        request("ADD", {"range": RANGE}, f"{pod}-1", pod=pod)
+    )
+
+
+def add_to_all(node: ClusterNode, pod: str) -> None:
+    for number in range(POOLS):
+        node.add(pod, network(number), ifname=f"net{number}")
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+def node(server: FakeApi, memory_path: Path) -> Iterator[ClusterNode]:
+    node = ClusterNode(server, memory_path / "a", kept=True)
+    node.lessee.step()  # its first confirmation
+    node.api.calls.clear()
+    yield node
+    node.close()
+
+
+def test_the_first_lease_of_a_pool_is_three_requests_and_the_next_ones_are_two(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server)
+    node.add("p0")
+    pool, post = ("get", "AddressPool"), ("create", "AddressBlock")
+    assert node.api.calls == {pool: 2, post: 1}  # to know it; to see after the POST that it is so
+    node.api.calls.clear()
+    for number in range(1, 20):  # 14 addresses are in the first block
+        node.add(f"p{number}")
+    assert len(node.rows()) == 2
+    assert node.api.calls == {pool: 1, post: 1}
+
+
+def test_an_add_and_a_del_that_need_no_block_are_no_request(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server)
+    node.add("p0")
+    node.api.calls.clear()
+    for number in range(1, 12):
+        node.add(f"p{number}")
+        node.delete(f"p{number}")
+    assert not node.api.calls
+
+
+def test_the_blocks_of_many_pools_are_two_requests_each_and_two_more_for_all(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pools(server)
+    add_to_all(node, "p0")
+    assert node.api.calls == {
+        ("get", "AddressPool"): POOLS + 1,
+        ("list", "AddressPool"): 1,
+        ("create", "AddressBlock"): POOLS,
+    }
+
+
+def test_in_a_cluster_of_more_pools_than_one_list_shows_each_is_asked_for(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pools(server, AT_ONCE + 1)
+    add_to_all(node, "p0")
+    assert node.api.calls["list", "AddressPool"] == 1
+    node.steps(40)
+    node.api.calls.clear()
+    node.steps(1, 460.0)
+    assert node.api.calls == CONFIRMED + Counter({("get", "AddressPool"): POOLS})
+
+
+def test_an_agent_that_may_not_list_pools_asks_for_each(server: FakeApi, node: ClusterNode) -> None:
+    put_pools(server)
+    node.api.faults = lambda verb, kind, name: (
+        Fault.REFUSED if (verb, kind) == ("list", "AddressPool") else None
+    )
+    add_to_all(node, "p0")
+    assert node.api.calls["list", "AddressPool"] == 1
+    assert node.api.calls["get", "AddressPool"] == 2 * POOLS
+    node.api.calls.clear()
+    node.steps(1, 500.0)
+    assert node.api.calls["get", "AddressPool"] == POOLS
+    assert set(node.rows().values()) == {"usable"}
+
+
+def test_a_pool_that_was_listed_long_ago_is_read_before_a_claim(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pools(server)
+    for number in (0, 1):
+        node.add("p0", network(number), ifname=f"net{number}")
+    assert node.api.calls["list", "AddressPool"] == 1
+    node.clock.now += 60.0
+    node.api.calls.clear()
+    node.add("p0", network(2), ifname="net2")
+    assert node.api.calls == {("get", "AddressPool"): 2, ("create", "AddressBlock"): 1}
+
+
+def test_a_pool_that_nobody_makes_is_not_looked_for_among_all(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    for _ in range(5):
+        with pytest.raises(Exception, match="there is no AddressPool"):
+            node.add("p0")
+    assert set(node.api.calls) == {("get", "AddressPool")}
+
+
+def test_a_block_that_another_node_won_costs_one_request(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pool(server)
+    lost = 3
+
+    def faults(verb: str, kind: str, name: str) -> Fault | None:
+        nonlocal lost
+        if verb == "create" and lost:
+            lost -= 1
+            return Fault.CONFLICT
+        return None
+
+    node.api.faults = faults
+    node.add("p0")
+    assert node.api.calls == {("get", "AddressPool"): 2, ("create", "AddressBlock"): 4}
+
+
+def test_a_confirmation_of_one_pool_is_three_requests(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server)
+    node.add("p0")
+    node.steps(3)  # its status is told
+    node.api.calls.clear()
+    node.steps(1, 460.0)
+    assert node.api.calls == CONFIRMED + Counter({("get", "AddressPool"): 1})
+
+
+def test_a_confirmation_of_many_pools_is_three_requests(server: FakeApi, node: ClusterNode) -> None:
+    put_pools(server)
+    add_to_all(node, "p0")
+    node.steps(40)  # all statuses are told
+    node.api.calls.clear()
+    node.steps(1, 460.0)
+    assert node.api.calls == CONFIRMED + Counter({("list", "AddressPool"): 1})
+
+
+def test_an_idle_node_asks_for_nothing_but_its_confirmations(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    put_pools(server)
+    add_to_all(node, "p0")
+    node.steps(40)
+    node.api.calls.clear()
+    node.steps(1800, 1.0)  # half an hour
+    assert node.api.calls.total() == 3 * 4  # 0.4 a minute
+
+
+@pytest.mark.parametrize("ceding", [False, True])
+def test_a_node_watches_its_blocks_where_nodes_cede_addresses(
+    server: FakeApi, memory_path: Path, ceding: bool
+) -> None:
+    put_pool(server, ceding=ceding)
+    node = ClusterNode(server, memory_path / "a", kept=True)
+    node.lessee.start()
+    try:
+        until(lambda: node.lessee.counted().confirmed is not None)
+        assert not node.api.calls["watch", "AddressBlock"]
+        add_patiently(node, "p0")
+        if ceding:
+            until(lambda: node.api.calls["watch", "AddressBlock"] == 1)
+        else:
+            node.clock.now += 460.0
+            until(lambda: node.api.calls["get", "Node"] == 2)
+            assert not node.api.calls["watch", "AddressBlock"]
+    finally:
+        server.down = True
+        server.end_watches()
+        node.lessee.close()
+        node.close()
+
+
+def test_a_pool_that_cedes_from_now_on_is_followed_after_the_next_confirmation(
+    server: FakeApi, memory_path: Path
+) -> None:
+    pool = put_pool(server)
+    node = ClusterNode(server, memory_path / "a", kept=True)
+    node.lessee.start()
+    try:
+        add_patiently(node, "p0")
+        assert not node.api.calls["watch", "AddressBlock"]
+        put_pool(server, ceding=True)
+        assert server.look(AddressPool, pool.metadata.name).spec.ceding
+        node.clock.now += 460.0
+        until(lambda: node.api.calls["watch", "AddressBlock"] == 1)
+    finally:
+        server.down = True
+        server.end_watches()
+        node.lessee.close()
+        node.close()
+
+
+def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
+    server: FakeApi, node: ClusterNode
+) -> None:
+    """Its pod takes an address of it soon. On a busy node the lessee looks before that."""
+    put_pool(server)
+    node.add("p0")
+    node.delete("p0")
+    node.api.calls.clear()
+    node.steps(2, 0.9)
+    assert ("get", "AddressPool") not in node.api.calls
+    node.steps(3, 1.0)
+    assert node.api.calls["get", "AddressPool"] == 1
