@@ -34,7 +34,7 @@ class Looks:
         self._api, self._store, self._pools, self._holder, _ = leasing
         self._announcements = Announcements(self._api, self._store, self._pools)
         self._foreign: dict[str, Mapping[int, Held] | None] = {}
-        self._seen: dict[str, placeholders.Seen] = {}
+        self._seen: dict[str, placeholders.PoolReading] = {}
         self._reserved: dict[str, Mapping[int, OverlappingReservationSpec]] = {}
         self.clashes: list[Reservation] = []
         self.unseen: set[str] = set()

@@ -34,8 +34,8 @@ _PAUSE = 0.05  # seconds
 _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 3
 
 
-class Seen(NamedTuple):
-    """What was read of a pool: its IPPool, those of ranges that overlap it, and who holds what."""
+class PoolReading(NamedTuple):
+    """A look at a pool: its IPPool, those of ranges that overlap it, and who holds what."""
 
     own: IPPool
     others: Sequence[IPPool]
@@ -53,8 +53,8 @@ class Block(NamedTuple):
 
 
 def put(
-    api: ClusterApi, pool: AddressPool, block: Block, seen: Seen | None = None
-) -> tuple[Mapping[int, Held], Seen]:
+    api: ClusterApi, pool: AddressPool, block: Block, seen: PoolReading | None = None
+) -> tuple[Mapping[int, Held], PoolReading]:
     """Put placeholders on all addresses of a block that no pod of whereabouts holds; who holds the
     others, and all that was read. What was `seen` a moment ago is not read again.
 
@@ -85,16 +85,16 @@ def put(
     raise Conflict(f"patch IPPool of {pool.metadata.name}: others change it all the time")
 
 
-def _look(api: ClusterApi, pool: AddressPool) -> Seen:
+def _look(api: ClusterApi, pool: AddressPool) -> PoolReading:
     require_whole(api, pool)
     listed = held.listed(api, IPPool)
     own = _own(api, pool, listed)
     pools = held.pools_of(api, pool, listed)
     others = [each for each in pools if each.metadata.name != own.metadata.name]
-    return Seen(own, others, held.read(api, pool, (own, *others)))
+    return PoolReading(own, others, held.read(api, pool, (own, *others)))
 
 
-def _missing(block: Block, there: IPPool, seen: Seen) -> Sequence[Mapping[str, object]]:
+def _missing(block: Block, there: IPPool, seen: PoolReading) -> Sequence[Mapping[str, object]]:
     """What a patch does that puts what is missing; each part tests what is there now."""
     known = {entry.address: entry for entry in entries(there)}
     mirrored = block.mirrored if there is seen.own else {}
