@@ -128,7 +128,7 @@ class Agent:
             stores,
             cache(paths.boot_id),
             self._policy,
-            nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam),
+            nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam, self._lessee),
         )
         self._ipoib = IPoIB(paths, self._addresses, self._policy)
         self._sriov = Sriov(paths, self._addresses, self._policy)

@@ -1,4 +1,4 @@
-"""nv-ipam's pools in the agent, where it follows them (`ipam.nv_ipam`)."""
+"""nv-ipam's pools in the agent, where it follows or owns them (`ipam.nv_ipam`)."""
 
 import logging
 import os
@@ -15,7 +15,8 @@ from ipam.store_files import StoreFiles
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from ipam.cluster.nv_ipam.service import NvPoolService
+    from ipam.cluster.lessee import Lessee
+    from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
 
 _log = logging.getLogger(__name__)
 
@@ -25,44 +26,60 @@ def service_of(
     files: StoreFiles,
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
-) -> "NvPoolService | None":
-    """Follows the pools once it is started; None on a node that does not follow them.
+) -> "NvPoolService | OwnPoolService | None":
+    """Follows the pools, or owns them, once it is started; None on a node that does neither.
 
     None also if no API server is configured: the log says why.
     """
-    if settings.nv_ipam != "follow":
+    if settings.nv_ipam == "none":
         return None
     node = environ.get(cluster_addresses.NODE_NAME, "")
     api = cluster_addresses.api_of(environ) if node else None
     if api is None:
         return None
-    from ipam.cluster.nv_ipam.service import NvPoolService
+    from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
 
     try:
         boot = paths.boot_id()
     except OSError as error:
         _log.error("cannot tell which boot this is: %s: %s", error.filename, error.strerror)
         return None
-    return NvPoolService(api, files, node, boot, settings.nv_ipam_namespace)
+    form = NvPoolService if settings.nv_ipam == "follow" else OwnPoolService
+    return form(api, files, node, boot, settings.nv_ipam_namespace)
 
 
 def plugin_of(
-    paths: Paths, settings: AddressSettings, service: "NvPoolService | None"
+    paths: Paths,
+    settings: AddressSettings,
+    service: "NvPoolService | OwnPoolService | None",
+    lessee: "Lessee | None" = None,
 ) -> Callable[[], NvIpam | None]:
-    """What serves definitions of nv-ipam; None where they are not followed."""
-    if settings.nv_ipam != "follow":
+    """What serves definitions of nv-ipam; None where podfabric does not. `lessee` leases the
+    addresses where the pools are its own."""
+    if settings.nv_ipam == "none":
         return lambda: None
     conf = options.conf_of(paths.cni_conf)
-    plugin = NvIpam(paths.ipam, conf, service.follower if service is not None else None)
-    return lambda: plugin
+    if settings.nv_ipam == "follow":
+        follows = NvIpam(paths.ipam, conf, service.follower if service is not None else None)
+        return lambda: follows
+    from ipam.cluster.nv_ipam.own_claims import OwnClaims
+    from ipam.nv_ipam.own import OwnNvIpam
+
+    claims = None
+    if lessee is not None and service is not None and service.owner is not None:
+        claims = OwnClaims(lessee, service.owner.why_not)
+    owns = OwnNvIpam(paths.ipam, conf, claims)
+    return lambda: owns
 
 
-def families(service: "NvPoolService") -> Callable[[], "Sequence[Metric]"]:
-    """What a scrape shows of the pools."""
+def families(
+    service: "NvPoolService | OwnPoolService",
+) -> Callable[[], "Sequence[Metric]"]:
+    """What a scrape shows of the pools that are followed."""
     return lambda: _families(service)
 
 
-def _families(service: "NvPoolService") -> "Sequence[Metric]":
+def _families(service: "NvPoolService | OwnPoolService") -> "Sequence[Metric]":
     from prometheus_client.metrics_core import GaugeMetricFamily
 
     addresses = GaugeMetricFamily(
@@ -70,7 +87,8 @@ def _families(service: "NvPoolService") -> "Sequence[Metric]":
         "Addresses of nv-ipam's pools that are this node's, by pool.",
         labels=("pool", "state"),
     )
-    for key, state in service.follower.states.items():
+    follower = service.follower
+    for key, state in follower.states.items() if follower is not None else ():
         for name in ("usable", "blocked", "outside"):
             addresses.add_metric((key, name), getattr(state, name))
     return (addresses,)

@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="nodes let others have free addresses of their blocks, in the pools that are made "
         "from definitions from now on",
     )
+    parser.add_argument(
+        "--nv-ipam",
+        default="",
+        metavar="NAMESPACE",
+        help="of the IPPools of NVIDIA's nv-ipam that podfabric leases addresses of: an "
+        "AddressPool is made of each (default: none are)",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -124,6 +131,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         ceding=arguments.ceding,
+        nv_ipam=arguments.nv_ipam,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)
     _open(arguments.health, None, process, stack)

@@ -22,7 +22,7 @@ from ipam.addresses import Network, parse, parse_interface, text
 from ipam.delegation import OURS, TAKEN_OVER
 from ipam.fsck import LivingAddress, NodeFacts
 from ipam.nv_ipam.options import conf_of, is_nv_ipam
-from ipam.nv_ipam.plugin import NvIpam
+from ipam.nv_ipam.plugin import NvIpam, on_node
 from ipam.options import IpamOptions
 from ipam.store import Reservation
 
@@ -111,7 +111,8 @@ def _home_of(entry: JournalEntry, paths: Paths) -> Callable[[int, Network], tupl
     address's own network."""
     request = entry.delete_request()
     if is_nv_ipam(request.config):
-        return NvIpam(paths.ipam, conf_of(paths.cni_conf)).homes(request)
+        served = on_node(paths)() or NvIpam(paths.ipam, conf_of(paths.cni_conf))
+        return served.homes(request)
     options = ipam_options.read(request.config)
 
     def home(address: int, own: Network) -> tuple[str, Network]:

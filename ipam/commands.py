@@ -181,9 +181,13 @@ def _verdict(directory: Path) -> int:
 
 def _import(arguments: argparse.Namespace, paths: Paths) -> int:
     source: Path = arguments.source
-    if source.is_file() and nv_ipam.is_store(source.read_bytes()):
+    if source.is_file() and nv_ipam.is_store(content := source.read_bytes()):
         store = _store(paths)
-        return _import_all(store, nv_ipam.reservations(source, store.boot))
+        _import_all(store, nv_ipam.reservations(source, store.boot))
+        ids: list[str] = []
+        store.look(lambda tables: ids.append(tables.meta.store))
+        nv_ipam.mark(store.directory, ids[0], content)
+        return 0
     network = arguments.network or (source.name if source.is_dir() else "")
     if not network:
         raise invalid_config('say which network the pods are on: --network, the "name" in its NAD')

@@ -139,7 +139,7 @@ class AddressPlugin:
         if nv_ipam is None:
             raise invalid_config(
                 '"ipam.type": "nv-ipam": this node does not follow nv-ipam\'s pools: set '
-                '"ipam.nv_ipam" to follow in config.yaml (ipam.nv_ipam of the chart)'
+                '"ipam.nv_ipam" to follow or own in config.yaml (ipam.nv_ipam of the chart)'
             )
         return nv_ipam
 

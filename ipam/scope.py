@@ -54,12 +54,12 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `compat` other than None: pods that whereabouts set up may run here, so a DEL of a sandbox that
     the store does not know is kept until whereabouts' objects have been seen to. `nv_ipam`: whether
-    the pools of NVIDIA's nv-ipam in that namespace are followed.
+    the pools of NVIDIA's nv-ipam in that namespace are followed, or are podfabric's own.
     """
 
     scope: Scope = "node"
     compat: Compat = "None"
-    nv_ipam: Literal["none", "follow"] = "none"
+    nv_ipam: Literal["none", "follow", "own"] = "none"
     nv_ipam_namespace: str = "nvidia-network-operator"
 
 

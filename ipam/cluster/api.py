@@ -62,7 +62,8 @@ class WatchExpired(ApiError):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Node object says of a machine. `taints` are their keys."""
+    """What a Node object says of a machine. `taints` are their keys. `labels` are those of a Node
+    that was read alone: a list of all Nodes has none."""
 
     name: str
     uid: str
@@ -71,6 +72,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     ready: bool = False
     taints: tuple[str, ...] = ()
+    labels: Mapping[str, str] = {}
 
 
 class NetworkDefinition(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ class Status(msgspec.Struct):
 class _NodeMeta(msgspec.Struct):
     name: str
     uid: str
+    labels: dict[str, str] | None = None
 
 
 class _Taint(msgspec.Struct):
@@ -99,8 +100,8 @@ class NodeDocument(msgspec.Struct):
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
-    def node(self) -> Node:
-        """The typed value."""
+    def node(self, *, labels: bool = False) -> Node:
+        """The typed value, with its labels if they are needed."""
         machine = self.status.node_info
         conditions = {each.type: each.status for each in self.status.conditions}
         return Node(
@@ -111,6 +112,7 @@ class NodeDocument(msgspec.Struct):
             boot_id=machine.boot_id,
             ready=conditions.get("Ready") == "True",
             taints=tuple(each.key for each in self.spec.taints),
+            labels=(self.metadata.labels or {}) if labels else {},
         )
 
 

@@ -187,7 +187,7 @@ class RestApi:
     def node(self, name: str) -> Node:
         what = f"get Node {name}"
         found = self._read(what, f"{documents.NODES}/{name}")
-        return _decoded(what, found, documents.NodeDocument).node()
+        return _decoded(what, found, documents.NodeDocument).node(labels=True)
 
     def nodes(self) -> Sequence[Node]:
         found, _ = self._pages("list Node", documents.NODES, documents.NodeDocument)

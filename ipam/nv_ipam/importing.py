@@ -5,6 +5,7 @@ name. So an imported reservation has IMPORTED for its network, until its pod's n
 finds it by container and interface, or by pod and interface: both are unique on a node.
 """
 
+import hashlib
 import re
 import socket
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from base.files import write_atomically
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse, parse_interface, text
@@ -24,8 +26,13 @@ from ipam.tables import Tables
 IMPORTED = " nv-ipam"
 """No network has this name, since it begins with a space."""
 
+STORE = Path("/var/lib/cni/nv-ipam/store")
+
 SOCKET = "daemon.sock"
 """Beside the store. The shim asks the daemon there."""
+
+MARK = "nv-ipam-imported"
+"""Beside our store: which content of the daemon's store was imported into it."""
 
 _VERSION = 1
 _CHECKSUM = re.compile(rb'"checksum":(\d+)')
@@ -98,6 +105,46 @@ def imported(tables: Tables, owner: Owner) -> Sequence[Reservation]:
     held = tables.of_attachment(unnamed)
     held += tables.of_pod(Owner(unnamed, owner.pod))
     return [replace(each, network=attachment.network) for each in dict.fromkeys(held)]
+
+
+def mark(directory: Path, store: str, content: bytes) -> None:
+    """Remember that this content of the daemon's store is in the store of that id. OSError."""
+    write_atomically(directory / MARK, _marked(store, content))
+
+
+def why_unfinished(source: Path, directory: Path, store: str) -> str | None:
+    """Why the store of that id may lack what pods have from the daemon; None if it has it all."""
+    try:
+        _require_stopped(source.with_name(SOCKET))
+        content = source.read_bytes()
+    except FileNotFoundError:
+        state = source.parent.parent
+        return None if state.is_dir() else f"cannot see {state}, where nv-ipam's daemon works"
+    except OSError as error:
+        return f"cannot read {source}: {error.strerror}"
+    except CNIError as error:
+        return error.message
+    try:
+        if (directory / MARK).read_bytes() == _marked(store, content):
+            return None
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"cannot read {directory / MARK}: {error.strerror}"
+    try:
+        found = msgspec.json.decode(content, type=DaemonStore)
+    except msgspec.MsgspecError as error:
+        return f"{source} is damaged: {error}"
+    if not any(pool.entries for pool in (found.pools or {}).values()):
+        return None
+    return (
+        f"pods may have addresses from its daemon: run `podfabric ipam import {source}` here, or "
+        "remove that file if no pod of then runs here any more"
+    )
+
+
+def _marked(store: str, content: bytes) -> bytes:
+    return f"{store} {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 def _reservation(key: str, entry: StoredEntry, boot: str) -> Reservation:

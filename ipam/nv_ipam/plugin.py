@@ -96,7 +96,7 @@ class NvIpam:
             if self._follower is not None:
                 self._follower.failed(owner, told)
             raise told from None
-        ips = tuple(map(_ip, grant.granted))
+        ips = tuple(map(ip_of, grant.granted))
         return Result(ips=ips, routes=found.routes), grant, found.sets
 
     def check(self, request: Request, held: Sequence[Reservation]) -> None:
@@ -226,14 +226,19 @@ def on_node(paths: Paths) -> Callable[[], NvIpam | None]:
     """What serves nv-ipam's definitions in a process that is not the agent, by config.yaml."""
 
     def served() -> NvIpam | None:
-        if scope.settings(paths.config).nv_ipam != "follow":
-            return None
-        return NvIpam(paths.ipam, nv_options.conf_of(paths.cni_conf))
+        mode = scope.settings(paths.config).nv_ipam
+        conf = nv_options.conf_of(paths.cni_conf)
+        if mode == "own":
+            from ipam.nv_ipam.own import OwnNvIpam
+
+            return OwnNvIpam(paths.ipam, conf)
+        return NvIpam(paths.ipam, conf) if mode == "follow" else None
 
     return served
 
 
-def _ip(granted: ReservedAddress) -> IPConfig:
+def ip_of(granted: ReservedAddress) -> IPConfig:
+    """The address as results have it."""
     gateway = granted.range.gateway
     return IPConfig(
         f"{granted.reservation.address}/{granted.range.network.family_prefix}",

@@ -18,6 +18,8 @@ from ipam.confirmed import is_recent
 from ipam.ranges import Range, merged
 
 FILE = "nv-ipam.json"
+OWN_FILE = "nv-ipam-own.json"
+"""The same where podfabric leases the addresses: the two must not be taken for each other."""
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,14 +97,14 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolsFile:
-    """The file in the directory of the node's store."""
+    """The file `name` in the directory of the node's store."""
 
     _writes: ClassVar[int] = (
         0  # of this process: a new file may have an earlier one's inode and time
     )
 
-    def __init__(self, directory: Path) -> None:
-        self._path = f"{directory}/{FILE}"
+    def __init__(self, directory: Path, name: str = FILE) -> None:
+        self._path = f"{directory}/{name}"
 
     @property
     def path(self) -> str:

@@ -85,7 +85,7 @@ def _pool(key: str, known: NodePools | None) -> NodePool:
         raise CNIError(
             Code.TRY_AGAIN,
             "this node has not read nv-ipam's pools yet: nothing was reserved; see that the agent "
-            'runs with "ipam.nv_ipam": follow in config.yaml, and what its log says',
+            'runs with "ipam.nv_ipam": follow or own in config.yaml, and what its log says',
         )
     pool = known.pools.get(key)
     if pool is None:

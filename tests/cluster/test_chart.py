@@ -120,6 +120,31 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
 
 
+def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
+    own = ("--set", "ipam.nv_ipam=own,ipam.nv_ipam_namespace=nv")
+    objects = _objects(*own)
+    role, binding = (objects[kind, "podfabric-nv-ipam"] for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == "nv"
+    assert role["rules"][0]["verbs"] == ["list", "watch"]
+    assert [each["name"] for each in binding["subjects"]] == ["podfabric", "podfabric-controller"]
+    written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
+    assert written["ipam"]["nv_ipam"] == "own"
+    deployment = objects["Deployment", "podfabric-controller"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--nv-ipam=nv" in container["args"]
+    (install,) = _pod(objects)["initContainers"]
+    assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
+
+    def pool_verbs(*sets: str) -> list[str]:
+        rules = _objects(*sets)["ClusterRole", "podfabric-controller"]["rules"]
+        (verbs,) = (rule["verbs"] for rule in rules if rule["resources"] == ["addresspools"])
+        return list(verbs)
+
+    assert pool_verbs() == ["list", "watch", "create"]
+    assert pool_verbs(*own) == ["list", "watch", "create", "update"]
+    assert "needs ipam.scope cluster" in _refused('ipam.nv_ipam="own"', 'ipam.scope="node"')
+
+
 def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
     for (kind, _), one in _objects().items():
         kept = one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"

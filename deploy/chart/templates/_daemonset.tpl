@@ -71,7 +71,7 @@ spec:
             {{- with $root.Values.install.plugins }}
             - --plugins={{ join "," . }}
             {{- else }}
-            {{- if eq (default "none" $root.Values.ipam.nv_ipam) "follow" }}
+            {{- if ne (default "none" $root.Values.ipam.nv_ipam) "none" }}
             - --plugins=ib-sriov,ipoib,nv-ipam,podfabric-ipam,rdma,sriov
             {{- end }}
             {{- end }}

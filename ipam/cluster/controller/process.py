@@ -15,6 +15,7 @@ from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
+from ipam.cluster.nv_ipam.objects import NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -35,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
+    """What the API server has, for one leader: mirrors of our objects, polls of the others.
+
+    nv-ipam's IPPools of the namespace `nv_ipam` are mirrored too, if it is given.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class LiveView:
         changed: Callable[[], None],
         clock: Callable[[], float],
         steps: Steps,
+        nv_ipam: str = "",
     ) -> None:
         self._api = api
         self._clock = clock
@@ -53,6 +58,7 @@ class LiveView:
         self._requests = Mirror(api, AddressRequest, changed)
         self._shares = Mirror(api, AddressShare, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
+        self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
         self._definitions: Sequence[NetworkDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -81,6 +87,7 @@ class LiveView:
             requests=requests,
             shares=self._shares.items() or (),
             reservations=reservations,
+            ippools=(self._ippools.items() or ()) if self._ippools is not None else (),
         )
 
     def polled(self) -> Polled | None:
@@ -96,6 +103,8 @@ class LiveView:
         mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
         for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
+        if self._ippools is not None:
+            self._ippools.close()
 
 
 def _until_next_poll(nodes: int) -> float:
@@ -106,7 +115,8 @@ class ControllerProcess:
     """The controller from its start to `stop`.
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `ceding` and `compat` are those of the pools that it makes.
+    cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
+    the namespace of nv-ipam's IPPools, where they are podfabric's own.
     """
 
     def __init__(
@@ -118,7 +128,9 @@ class ControllerProcess:
         clock: Callable[[], float] = time.monotonic,
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
+        nv_ipam: str = "",
     ) -> None:
+        self._nv_ipam = nv_ipam
         self._compat: Compat = compat
         self._ceding = ceding
         self.leadership = leadership
@@ -178,7 +190,7 @@ class ControllerProcess:
         """Rounds until this process leads no more. What it remembers is forgotten then."""
         _log.info("leading")
         steps = Steps(self._progress)
-        view = LiveView(self._api, self._changed.set, self._clock, steps)
+        view = LiveView(self._api, self._changed.set, self._clock, steps, self._nv_ipam)
         rounds = Rounds(
             self._api,
             clock=self._clock,
@@ -187,6 +199,7 @@ class ControllerProcess:
             steps=steps,
             compat=self._compat,
             ceding=self._ceding,
+            nv_ipam=self._nv_ipam,
         )
         try:
             while self._may_write():

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.definitions import UnusableDefinition
-from ipam.cluster.objects import GROUP, VERSION, AddressPool, AddressReservation
+from ipam.cluster.objects import AddressPool, AddressReservation, Resource
 
 MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
 EVENTS_IN = 3600.0  # seconds
@@ -40,24 +40,20 @@ class Reports:
 
     def pool(self, reason: str, message: str, pool: AddressPool, *, once: str) -> None:
         """Something about a pool, once for each `once`."""
-        self._report(
-            reason,
-            message,
-            {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": AddressPool.KIND,
-                "name": pool.metadata.name,
-                "uid": pool.metadata.uid,
-            },
-            once=once,
-        )
+        self.resource(reason, message, pool, once=once)
+
+    def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
+        """Something about any object, once for each `once`, or for each message."""
+        meta = found.metadata
+        regarding = {"apiVersion": found.API, "kind": found.KIND}
+        if meta.namespace:
+            regarding["namespace"] = meta.namespace
+        regarding |= {"name": meta.name, "uid": meta.uid}
+        self._report(reason, message, regarding, once=once or message)
 
     def reservation(self, reason: str, message: str, reservation: AddressReservation) -> None:
         """Something about a reservation."""
-        meta = reservation.metadata
-        regarding = {"apiVersion": f"{GROUP}/{VERSION}", "kind": AddressReservation.KIND}
-        regarding |= {"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}
-        self._report(reason, message, regarding, once=message)
+        self.resource(reason, message, reservation)
 
     def _report(self, reason: str, message: str, regarding: dict[str, Any], *, once: str) -> None:
         key = (reason, *map(str, regarding.values()), once)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ipam.addresses import Interval, Network, family, parse, parse_interface, text
+from ipam.cluster.nv_ipam.selectors import NodeSelector
 from ipam.cluster.objects import Resource
 from ipam.nv_ipam.pools import NodePool, listed
 from ipam.ranges import merged
@@ -54,9 +55,12 @@ class PoolRoute(msgspec.Struct, frozen=True):
 
 
 class NvIPPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """As far as a node reads it."""
+    """As far as it is read. nv-ipam's controller cuts the subnet into runs of `per_node_block_size`
+    addresses, the first of which begins with the first address of a host."""
 
     subnet: str
+    per_node_block_size: int = 0
+    node_selector: NodeSelector | None = None
     gateway: str = ""
     exclusions: tuple[ExcludedRun, ...] | None = None
     per_node_exclusions: tuple[ExcludedIndexes, ...] | None = None

@@ -279,9 +279,9 @@ def _parsed(ranges: tuple[str, ...]) -> tuple[Interval, ...]:
     return merged(map(parse_interval, ranges))
 
 
-def coarse(runs: Sequence[Interval]) -> tuple[Interval, ...]:
-    """The same addresses and more, in at most MOST_RUNS runs: the narrowest gaps are closed."""
-    excess = len(runs) - MOST_RUNS
+def coarse(runs: Sequence[Interval], most: int = MOST_RUNS) -> tuple[Interval, ...]:
+    """The same addresses and more, in at most that many runs: the narrowest gaps are closed."""
+    excess = len(runs) - most
     if excess <= 0:
         return tuple(runs)
     gaps = sorted(range(1, len(runs)), key=lambda at: runs[at].first - runs[at - 1].last)

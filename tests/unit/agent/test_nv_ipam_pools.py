@@ -10,9 +10,11 @@ from agent.nv_ipam_pools import plugin_of, service_of
 from agent.settings import SettingsError, load
 from base.paths import Paths
 from cni.spec.errors import CNIError, Code
-from ipam.cluster.nv_ipam.service import NvPoolService
+from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
 from ipam.nv_ipam import plugin
+from ipam.nv_ipam.own import OwnNvIpam
 from ipam.nv_ipam.plugin import NvIpam
+from ipam.nv_ipam.pools import OWN_FILE, NodePools, PoolsFile
 from ipam.plugin import AddressPlugin
 from ipam.scope import AddressSettings, Stores
 from ipam.store_files import PerCall
@@ -22,6 +24,7 @@ from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NETWORK, put_ippool
 from tests.waiting import until
 
 FOLLOW = AddressSettings(scope="cluster", nv_ipam="follow")
+OWN = AddressSettings(scope="cluster", nv_ipam="own")
 
 
 def test_a_node_that_does_not_follow_says_what_to_set(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_a_node_that_does_not_follow_says_what_to_set(tmp_path: Path) -> None:
     assert service_of(paths, files, plain, {"NODE_NAME": "a"}) is None
     none = plugin_of(paths, plain, None)
     calls = AddressPlugin(Stores(files), lambda: "boot-1", nv_ipam=none)
-    with pytest.raises(CNIError, match="to follow in config") as caught:
+    with pytest.raises(CNIError, match="to follow or own in config") as caught:
         calls.add(request("ADD", {"type": "nv-ipam"}, "c1"))
     assert caught.value.code == Code.INVALID_CONFIG
     calls.delete(request("DEL", {"type": "nv-ipam"}, "c1"))
@@ -44,6 +47,8 @@ def test_an_agent_without_a_cluster_serves_by_the_file(
         assert service_of(paths, PerCall(paths.ipam), FOLLOW, {"NODE_NAME": "a"}) is None
     assert "no cluster to ask" in caplog.text
     assert plugin_of(paths, FOLLOW, None)() is not None
+    assert service_of(paths, PerCall(paths.ipam), OWN, {"NODE_NAME": "a"}) is None
+    assert isinstance(plugin_of(paths, OWN, None)(), OwnNvIpam)
 
 
 def test_following_needs_the_clusters_scope(tmp_path: Path) -> None:
@@ -63,6 +68,25 @@ def test_a_process_for_one_call_serves_where_the_file_says_so(tmp_path: Path) ->
     assert served() is None
     (tmp_path / "config.yaml").write_text("ipam: {scope: cluster, nv_ipam: follow}\n")
     assert served() is not None
+    assert not isinstance(served(), OwnNvIpam)
+    (tmp_path / "config.yaml").write_text("ipam: {scope: cluster, nv_ipam: own}\n")
+    assert isinstance(served(), OwnNvIpam)
+
+
+def test_pools_that_the_node_owns_come_into_a_file_of_their_own(tmp_path: Path) -> None:
+    server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
+    PoolsFile(tmp_path).write(NodePools(node="a"))  # of mode follow
+    with closing(OwnPoolService(server.client("a"), files, "a", "boot-1", NAMESPACE)) as service:
+        service.start()
+        put_ippool(server, {}, per_node_block_size=8)
+        file = PoolsFile(tmp_path, OWN_FILE)
+
+        def keys() -> set[str]:
+            known = file.read()
+            return set(known.pools) if known is not None else set()
+
+        until(lambda: keys() == {"ippool/pool"}, what="pool in the file")
+        until(lambda: PoolsFile(tmp_path).read() is None, what="end of the other file")
 
 
 def test_watches_wake_the_follower_and_adds_follow_the_pools(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from base.paths import Paths
 from cli.commands import run
+from ipam.nv_ipam import importing
 from ipam.recovery import BACKUP, DATABASE, MARK, back_up
 from ipam.store_files import PerCall
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
+from tests.unit.ipam.nv_ipam.test_importing import thousand as nv_ipam_store
 
 POOL = {"range": "10.0.0.0/24"}
 Say = Callable[..., tuple[int, str, str]]
@@ -164,6 +167,28 @@ def test_import_takes_over_a_host_local_network(node: Calls, say: Say, tmp_path:
     assert node.addresses(POOL, "new") == ["10.0.0.2/24"]
     node.delete(POOL, "theirs")
     assert node.held() == {"10.0.0.2": "new"}
+
+
+def test_import_of_nv_ipams_store_is_remembered_for_that_content(
+    node: Calls, say: Say, tmp_path: Path
+) -> None:
+    source = tmp_path / "cni/nv-ipam/store"
+    source.parent.mkdir(parents=True)
+    source.write_bytes(nv_ipam_store(2))
+    ids: list[str] = []
+    node.store.look(lambda tables: ids.append(tables.meta.store))
+    why = partial(importing.why_unfinished, source, node.directory, ids[0])
+    assert "podfabric ipam import" in str(why())
+    assert say("import", str(source))[:2] == (
+        0,
+        "imported 2 of 2 reservations, the rest was there\n",
+    )
+    assert why() is None
+    assert importing.why_unfinished(source, node.directory, "another store") is not None
+    source.write_bytes(nv_ipam_store(3))
+    assert "podfabric ipam import" in str(why())
+    source.unlink()
+    assert why() is None
 
 
 def test_import_asks_for_what_it_cannot_know(node: Calls, say: Say, tmp_path: Path) -> None:

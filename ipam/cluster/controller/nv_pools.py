@@ -1,0 +1,97 @@
+"""Makes an AddressPool of each IPPool of nv-ipam, and keeps it as the IPPool says."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cni.spec.errors import CNIError
+from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refused
+from ipam.cluster.controller.reports import Reports
+from ipam.cluster.controller.steps import Steps
+from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
+from ipam.cluster.nv_ipam.own_pools import address_pool, changed
+from ipam.cluster.objects import AddressPool, AddressShare
+
+REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
+
+_log = logging.getLogger(__name__)
+
+
+class NvPools:
+    """The memory of one leader. `namespace` is that of the IPPools, "" where they are not ours."""
+
+    def __init__(
+        self, api: ClusterApi, clock: Callable[[], float], reports: Reports, namespace: str
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._reports = reports
+        self._namespace = namespace
+        self._refused: dict[str, float] = {}  # when, by the IPPool's name
+
+    def keep(
+        self,
+        ippools: Sequence[NvIPPool],
+        shares: Sequence[AddressShare],
+        pools: dict[str, AddressPool],
+        steps: Steps,
+    ) -> int:
+        """Bring the pools up to date, on the API server and in `pools`; how many IPPools get none.
+
+        What is excluded must not rest on what a watch has shown: before each change it is read.
+        """
+        if not self._namespace:
+            return 0
+        names = {pool.metadata.name for pool in ippools}
+        self._refused = {name: at for name, at in self._refused.items() if name in names}
+        unusable = list[str]()
+        due = []
+        for pool in ippools:
+            try:
+                if self._is_due(pool, shares, pools):
+                    due.append((pool.metadata.name, pool.metadata.name))
+            except (Invalid, CNIError) as error:
+                unusable.append(pool.metadata.name)
+                self._reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
+        steps.each("pools of nv-ipam", due, partial(self._write, pools))
+        return len(unusable) + len(self._refused)
+
+    def _is_due(
+        self, pool: NvIPPool, shares: Sequence[AddressShare], pools: dict[str, AddressPool]
+    ) -> bool:
+        refused = self._refused.get(pool.metadata.name)
+        if refused is not None and self._clock() - refused < REFUSED_AGAIN:
+            return False
+        wanted = address_pool(pool, shares)
+        there = pools.get(wanted.metadata.name)
+        if there is None:
+            return True
+        if there.spec.network_name != wanted.spec.network_name:
+            raise Invalid(f"AddressPool {there.metadata.name} is another network's")
+        return changed(there, wanted) != there
+
+    def _write(self, pools: dict[str, AddressPool], name: str) -> None:
+        """Make or change the pool of an IPPool, by what is there now."""
+        listed = self._api.list(NvIPPool, namespace=self._namespace).items
+        pool = next((each for each in listed if each.metadata.name == name), None)
+        if pool is None:
+            return
+        shares = self._api.list(AddressShare, {"spec.pool": pool.key}).items
+        try:
+            wanted = address_pool(pool, shares)
+        except (Invalid, CNIError):
+            return  # the next round reports it
+        there = pools.get(wanted.metadata.name)
+        try:
+            if there is None:
+                pools[wanted.metadata.name] = self._api.create(wanted)
+                _log.info("pool %s: made of nv-ipam's %s", wanted.metadata.name, pool.key)
+            elif changed(there, wanted) != there:
+                pools[wanted.metadata.name] = self._api.update(changed(there, wanted))
+        except (AlreadyExists, Conflict, NotFound):
+            return  # the next round sees it
+        except Refused as error:
+            self._refused[name] = self._clock()
+            self._reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
+            return
+        self._refused.pop(name, None)

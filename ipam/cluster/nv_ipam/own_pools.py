@@ -1,0 +1,156 @@
+"""An IPPool of nv-ipam as an AddressPool of podfabric, where nv-ipam's controller is gone (`own`).
+
+The AddressPool has the subnet, and excludes what pods of nodes may hold that have not joined, and
+what pods of the others hold outside of the blocks that these lease. All else that the IPPool says
+is for a node's part of it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from ipam.addresses import Interval, Network, family, parse, text
+from ipam.cluster.names import pool_name
+from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, node_pool
+from ipam.cluster.nv_ipam.selectors import selects
+from ipam.cluster.nv_ipam.shares import coarse, intervals
+from ipam.cluster.objects import GROUP, AddressPool, AddressShare, Meta, PoolSpec
+from ipam.nv_ipam.pools import NodePool, domain_of, listed
+from ipam.ranges import merged
+
+LABEL = f"{GROUP}/nv-ipam"
+"""The label of a pool that was made for an IPPool: "ippool"."""
+
+TAKEN_OVER = f"{GROUP}/nv-ipam-allocations"
+"""The annotation of such a pool that names the IPPool's `status.allocations` that it excludes."""
+
+MOST_EXCLUDED = 64  # of an AddressPool
+LARGEST_BLOCK = 256  # the same
+MOST_NODE_RUNS = 16_384  # in which `perNodeExclusions` are worked out
+
+# --- the AddressPool -------------------------------------------------------------------------
+
+
+def name_of(pool: NvIPPool) -> str:
+    """The AddressPool's name. Invalid."""
+    return pool_name(domain_of(pool.key), str(pool.network))
+
+
+def address_pool(pool: NvIPPool, shares: Iterable[AddressShare]) -> AddressPool:
+    """The AddressPool of an IPPool, with the nodes' shares of it. Invalid, CNIError 6.
+
+    Its network name has slashes, which no definition's has: so no other pool has its addresses. A
+    node cannot have a whole block of nv-ipam's size if that is no power of two: it leases several.
+    """
+    network = pool.network
+    size = min(pool.spec.per_node_block_size, LARGEST_BLOCK, network.last - network.address + 1)
+    return AddressPool(
+        metadata=Meta(
+            name=name_of(pool),
+            labels={LABEL: "ippool"},
+            annotations={TAKEN_OVER: allocations_of(pool)},
+        ),
+        spec=PoolSpec(
+            range=str(network),
+            network_name=domain_of(pool.key),
+            exclude=foreign(pool, shares),
+            block_size=1 << (size.bit_length() - 1) if size > 0 else 0,
+            ceding=True,  # no ADD fails while there is a free address
+        ),
+    )
+
+
+def changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
+    """The AddressPool that is there, with what follows the IPPool. All else is the
+    administrator's."""
+    notes = {**there.metadata.annotations, **wanted.metadata.annotations}
+    spec = replace(there.spec, exclude=wanted.spec.exclude, block_size=wanted.spec.block_size)
+    return replace(there, metadata=replace(there.metadata, annotations=notes), spec=spec)
+
+
+def foreign(pool: NvIPPool, shares: Iterable[AddressShare]) -> tuple[str, ...]:
+    """What no node may hand out. Invalid, CNIError 6.
+
+    A node with a share has joined, or follows: it has nothing but its share. Of any other node that
+    is the whole entry. Gaps may be closed: then some that is free is excluded too.
+    """
+    whole = pool.network
+    nodes, runs = set(), list[Interval]()
+    for share in shares:
+        if share.spec.pool == pool.key:
+            nodes.add(share.spec.node)
+            runs += intervals(share)
+    runs += (entry.interval for entry in pool.entries() if entry.node not in nodes)
+    clamped = (Interval(max(run.first, whole.address), min(run.last, whole.last)) for run in runs)
+    found = merged(run for run in clamped if run.first <= run.last)
+    return listed(coarse(found, MOST_EXCLUDED))
+
+
+def allocations_of(pool: NvIPPool) -> str:
+    """What tells one content of `status.allocations` from another."""
+    entries = sorted((each.node, each.start, each.end) for each in pool.status.allocations or ())
+    return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
+
+
+# --- a node's part ---------------------------------------------------------------------------
+
+
+def own_node_pool(pool: NvIPPool, node: str, labels: Mapping[str, str]) -> NodePool:
+    """What the node may have of the pool: all of it, or nothing if it is not selected. Invalid."""
+    network = pool.network
+    view = node_pool(replace(pool, status=type(pool.status)()), node)
+    if not selects(pool.spec.node_selector, node, labels):
+        return view
+    hosts = hosts_of(network)
+    return replace(
+        view,
+        first=text(hosts.first),
+        last=text(hosts.last),
+        usable=listed((hosts,)),
+        excluded=listed(merged(_excluded(pool, hosts))),
+    )
+
+
+def hosts_of(network: Network) -> Interval:
+    """Which addresses of the subnet hosts have: not the network's, and in IPv4 no broadcast."""
+    if network.prefix >= 127:
+        return Interval(network.address, network.last)
+    return Interval(network.address + 1, network.last - (family(network.address) == 4))
+
+
+def _excluded(pool: NvIPPool, hosts: Interval) -> Iterator[Interval]:
+    """The exclusions, and those of each run into which nv-ipam's controller would cut the subnet:
+    what it gave to no pod is given to none."""
+    for each in pool.spec.exclusions or ():
+        run = _run(each.start, each.end)
+        if run.first <= hosts.last and run.last >= hosts.first:
+            yield Interval(max(run.first, hosts.first), min(run.last, hosts.last))
+    indexes = pool.spec.per_node_exclusions or ()
+    if not indexes:
+        return
+    size = pool.spec.per_node_block_size
+    if size < 1:
+        raise Invalid('"spec.perNodeBlockSize" must be 1 or more')
+    runs = (hosts.last - hosts.first + 1) // size + 1
+    if runs * len(indexes) > MOST_NODE_RUNS:
+        raise Invalid(
+            f'"spec.perNodeExclusions": the subnet has {runs} blocks of {size} addresses, and at '
+            f"most {MOST_NODE_RUNS} exclusions can be worked out: write spec.exclusions instead"
+        )
+    for number in range(runs):
+        first = hosts.first + number * size
+        for index in indexes:
+            start, end = first + index.start_index, min(first + index.end_index, hosts.last)
+            if start <= end:
+                yield Interval(start, end)
+
+
+def _run(first: str, last: str) -> Interval:
+    try:
+        run = Interval(parse(first), parse(last))
+    except ValueError as error:
+        raise Invalid(f'"spec.exclusions": {error}') from None
+    if run.first > run.last or family(run.first) != family(run.last):
+        raise Invalid(f'"spec.exclusions": {first} to {last} are no run of addresses')
+    return run
