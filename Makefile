@@ -41,7 +41,7 @@ MOST_MEMORY := 6291456
 
 test-host: setup cni ## tests in namespaces of this machine
 	files=$$(mktemp -d $(TMP)/pf.XXXX) && trap 'rm -rf "$$files"' EXIT && \
-		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal -q -m 'not long' tests
+		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal --durations 10 -q -m 'not long' tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one. In either
 # machine, what plugs the software HCAs in again comes after the look at what they dropped until then.
