@@ -111,7 +111,7 @@ def left(paths: Paths, store: StoreFiles) -> str:
     """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
 
     A damaged journal file counts as an attachment. What a DEL owes to whereabouts' objects counts:
-    nobody else knows of it. Raises CNIError if the store cannot be read.
+    no other file tells of it. Raises CNIError if the store cannot be read.
     """
     attachments = sum(1 for _ in Journal(paths).entries())
     addresses = owed = 0

@@ -20,7 +20,7 @@ class LoggedFailures:
         self._closed = False
 
     def close(self) -> None:
-        """From now on work fails since nothing more is to be done: that is no failure."""
+        """From now on work fails since nothing more is to be done: that is not a failure."""
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
