@@ -51,7 +51,7 @@ class Usage(NamedTuple):
         return cls(time.clock_gettime(~pid << 3 | 2), int(fields[11]) / TICKS, switches)
 
     def since(self, before: Self) -> "Usage":
-        """What was used since `before`."""
+        """The usage since `before`."""
         return Usage(*(now - then for now, then in zip(self, before, strict=True)))
 
 

@@ -244,7 +244,7 @@ class _Merged:
 def _lost(files: _Files, facts: NodeFacts, living: Collection[Key]) -> int | None:
     """How many reservations of the store no source shows; None if that is not known.
 
-    The backup copy does not count unless it has all changes: it may have what was released since.
+    The backup copy does not count unless it has all changes: it may have addresses released since.
     """
     if files.ahead:
         return None

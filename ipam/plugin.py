@@ -1,7 +1,7 @@
 """The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS looks.
 
 ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that they
-also release what was reserved under an earlier configuration, or one that is broken now.
+also release addresses reserved under an earlier configuration, or one that is broken now.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -158,7 +158,7 @@ class Store(Protocol):
         """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
 
     def release_stale(self) -> list[Reservation]:
-        """Free what was reserved in an earlier boot for a link of this node, and return it."""
+        """Free and return reservations of an earlier boot for a link of this node."""
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
         """Everything that the attachment holds, lowest address first."""

@@ -26,7 +26,7 @@ from ipam.cluster.pools import Pools, Unusable
 
 REVIEW_EVERY = 60.0  # seconds between two looks whether others still have what is ceded
 REVIEW_EMPTY = 10.0  # the same of a block of which this node uses nothing: it is to go back
-_UNCLAIMED = 30.0  # seconds that others have for what was ceded just now
+_UNCLAIMED = 30.0  # seconds that others have for a fresh cession
 
 
 class Ceding:

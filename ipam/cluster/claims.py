@@ -50,7 +50,7 @@ class Late(Exception):
 class NoneLeft(Exception):
     """No block with an address that is wanted is free. `error` is for who asked.
 
-    `pool` and `blocks` are as they were read for it, `sought` is what was wanted in that pool.
+    `pool` and `blocks` are as they were read for it, `sought` is the want in that pool.
     """
 
     def __init__(self, error: CNIError, pool: AddressPool, blocks: Geometry, sought: Want) -> None:

@@ -36,7 +36,7 @@ class StatusReports:
     def tell(self, survey: Survey, objects: dict[str, AddressBlock]) -> bool:
         """Write one status if there is news; whether there was. Raises ApiError.
 
-        `objects` are the blocks as they were last seen, and gets what was written.
+        `objects` are the blocks as they were last seen, and gets the written ones.
         """
         changes = {
             each.block.name: abs(each.used - self._last(each.block, objects[each.block.name]))
@@ -86,7 +86,7 @@ class StatusReports:
         self._told[name] = _Published(block.uid, status.used, status.free)
 
     def forget_all_but(self, present: Mapping[str, object]) -> None:
-        """Forget what was told of blocks that are gone."""
+        """Forget the reports of blocks that are gone."""
         self._told = {name: told for name, told in self._told.items() if name in present}
 
     def _last(self, block: LeasedBlock, found: AddressBlock) -> int:

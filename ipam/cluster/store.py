@@ -133,7 +133,7 @@ class ClusterStore:
         return None if view.wants else grant
 
     def _is_announced(self, owner: Owner, grant: Grant) -> bool:
-        """Whether whereabouts, where it still runs, leaves us what was granted; else undo it."""
+        """Whether whereabouts, where it still runs, leaves us the grant; else undo it."""
         try:
             if self._claims.announce(owner, grant):
                 return True

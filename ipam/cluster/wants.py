@@ -91,7 +91,7 @@ class Claims(Protocol):
         are the attachment's. CNIError 11 if that cannot be seen now."""
 
     def announce(self, owner: Owner, grant: Grant) -> bool:
-        """Tell whereabouts of what was granted, where it still hands out addresses; False if it has
+        """Tell whereabouts of the grant, where it still hands out addresses; False if it has
         given one of them away: the grant is to be undone. CNIError 11 if that cannot be done now.
         """
 

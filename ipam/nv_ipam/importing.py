@@ -99,7 +99,7 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
 
 
 def imported(tables: Tables, owner: Owner) -> Sequence[Reservation]:
-    """What was imported of the owner's attachment or pod, as the owner's network has it."""
+    """The imported part of the owner's attachment or pod, as the owner's network has it."""
     attachment = owner.attachment
     unnamed = Attachment(IMPORTED, attachment.container_id, attachment.ifname)
     held = tables.of_attachment(unnamed)

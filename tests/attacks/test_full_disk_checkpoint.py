@@ -109,7 +109,7 @@ def test_checkpoint_is_as_the_answer_said(
         now = keys(AFTER[act] if answers[-1] else [0, 1])
         assert ledger.keys() == now
         # If only the last call failed, which makes the new name outlive a power cut, the file
-        # has what was not answered. The next write puts that right.
+        # has the unanswered ones. The next write puts that right.
         last_call_failed = what == "memory" and not answers[-1] and on_disk(disk) != now
         assert on_disk(disk) == (keys(AFTER[act]) if last_call_failed else now)
         disk.make_room()

@@ -114,7 +114,7 @@ class Node:
         return status
 
     def pull_the_plug(self) -> None:
-        """Ends the machine as a power cut would; what was written is on its disk.
+        """Ends the machine as a power cut would; its disk has all writes.
 
         AssertionError if its kernel had complained until then.
         """

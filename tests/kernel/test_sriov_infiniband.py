@@ -121,7 +121,7 @@ def test_guid_of_the_pod_is_set_and_goes_again(
 def test_guids_of_which_the_pf_knows_nothing_are_restored_both(
     sriov: SriovNode, pods: list[str], hca: Card
 ) -> None:
-    """mlx5's PF reports only what was set since it was bound; the node GUID is another one."""
+    """mlx5's PF reports only settings made since it was bound; the node GUID is another one."""
     vf = hca.vfs[3]
     before = ib.state(hca)
     assert before[f"{vf} node GUID"] != before[f"{vf} port GUID"]

@@ -299,7 +299,7 @@ def _cedes(state: State, number: int, node: Node, order: Order) -> Iterator[Step
 def _borrows(state: State, number: int, node: Node, order: Order) -> Iterator[Step[State]]:
     """The borrower posts first, then reads the block that covers it, then uses the sub-block.
 
-    The holder of the block may borrow too. A read that is not of now says what was once so.
+    The holder of the block may borrow too. A read that is not of now may be outdated.
     """
     block, sub_block = state.block, state.sub_block
     idle = node.sub_row == "" and node.pod == FREE and node.read == ""

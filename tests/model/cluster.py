@@ -150,7 +150,7 @@ def _seen_before(cluster: Cluster, since: str) -> Cluster:
 
 
 def wait_begins(cluster: Cluster) -> Cluster:
-    """From here on the controller waits: what was asked before this will have expired after it."""
+    """From here on the controller waits: a request before this will have expired after it."""
     return _aged(cluster, RECENT, OLD)
 
 

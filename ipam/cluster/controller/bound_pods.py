@@ -1,6 +1,6 @@
 """To which nodes' names pods are bound, asked sparingly.
 
-Many nodes may go at once, and each is a request. What was not asked yet counts as having pods.
+Many nodes may go at once, and each is a request. A node not asked yet counts as having pods.
 """
 
 from collections.abc import Callable

@@ -156,7 +156,7 @@ def _plan_sizes(
 def _plan_unused(
     group: list[Ranged], nodes: int, quiet: Collection[str], planned: dict[str, Plan]
 ) -> None:
-    """One size for all: nothing is leased, so what was decided may change."""
+    """One size for all: nothing is leased, so the decision may change."""
     written = [each.pool.spec.block_size for each in group]
     smallest = min((each.range for each in group), key=lambda range_: range_.last - range_.address)
     size = written[0] or group[0].decided or max(written) or automatic_size(smallest, nodes)

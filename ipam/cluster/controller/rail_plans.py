@@ -71,7 +71,7 @@ def _plan(
     nodes: int,
     quiet: Collection[str],
 ) -> Plan:
-    """The plan of a pool with rails. What was decided stays."""
+    """The plan of a pool with rails. A decision stays."""
     problem = _problem(each, rails, accepted)
     if problem is not None:
         return refused(problem, "RailsOverlap")

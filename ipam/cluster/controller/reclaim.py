@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReclaimCounts(msgspec.Struct):
-    """What was done since the start of the process, for metrics."""
+    """The work since the start of the process, for metrics."""
 
     fenced: int = 0
     freed: int = 0

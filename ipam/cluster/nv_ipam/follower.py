@@ -239,7 +239,7 @@ class PoolFollower:
         beside = self._beside(key, old, entry) if new is not None else ()
         now = new and with_lease(replace(new, usable=listed(usable), beside=beside), old)
         self._file.write(key, now)
-        # From here on no ADD begins with what was lost; those before have their reservations.
+        # From here on no ADD begins with a lost address; those before have their reservations.
         asked = _runs(beside)
         held = self._held(key)
         outside = without(held, (*entry, *asked))

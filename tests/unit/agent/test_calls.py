@@ -54,7 +54,7 @@ class Counted:
 def called(
     does: Callable[[], object], name: str = "noop", more: Mapping[str, str] | None = None
 ) -> tuple[int, bytes, bytes, list[tuple[str, str, int]]]:
-    """Exit code, standard error and standard output of one call, and what was counted."""
+    """Exit code, standard error and standard output of one call, and the counters."""
     counted = Counted()
     calls = Calls({"noop": lambda environ: Does(does)}, counted)
     request = LauncherRequest(name, {**ENVIRON, **(more or {})}, CONFIG)

@@ -91,7 +91,7 @@ def assert_never_twice(directory: Path, held: set[Reservation]) -> None:
         assert not addresses & taken, f"{addresses & taken} handed out twice"
         taken |= addresses
         given |= reservations
-    # The journal has what was attached since the backup copy was made.
+    # The journal has the attachments since the backup copy was made.
     late = {reservation for reservation in held if reservation.container_id.startswith("late")}
     facts = NodeFacts(journal=tuple(late | given))
     assert fsck.rebuild(directory, silent, facts=facts, accept_loss=True)

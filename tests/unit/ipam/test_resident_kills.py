@@ -154,7 +154,7 @@ def endless(directory: Path, writing: int) -> None:
 
 
 def parsed(told: list[str]) -> tuple[set[str], set[str]]:
-    """Containers in doubt, and those that hold addresses by what was answered."""
+    """Containers in doubt, and those that hold addresses by an answer."""
     done: set[str] = set()
     doing = ("", "")
     for line in told:

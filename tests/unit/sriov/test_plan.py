@@ -247,7 +247,7 @@ def test_guid_that_the_kernel_tells_counts_more_than_the_interfaces(infiniband: 
 def test_guid_that_the_kernel_does_not_tell_is_the_one_that_the_driver_has_read(
     infiniband: Node, told: dict[str, str], found: tuple[str, str]
 ) -> None:
-    """Each of the two: a PF reports what was set there."""
+    """Each of the two: a PF reports its settings."""
     device = infiniband.paths.sys / "class/infiniband/mlx5_1"
     (device / "node_guid").write_text("1122:3300:00aa:bbc0\n")
     infiniband.vfs[0] = vf(0, **told)

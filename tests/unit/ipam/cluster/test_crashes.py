@@ -125,7 +125,7 @@ def test_a_kill_at_any_boundary_loses_and_doubles_nothing(
             life(node)
         audit(server, [node, other])
         disarmed(node, boot)
-        for number in range(5):  # the runtime undoes what was not answered
+        for number in range(5):  # the runtime undoes unanswered calls
             node.delete(f"p{number}")
         node.add("after")
         node.forced = set()
