@@ -10,7 +10,6 @@ the shares in one consistent LIST. What is written later is as old as that. No c
 machine is looked at (docs/cluster-protocol.md, "Time").
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from ipam.cluster.nv_ipam.objects import Invalid, NvPool, allotted, elsewhere, e
 from ipam.cluster.nv_ipam.reports import MoveReports
 from ipam.cluster.nv_ipam.retries import Retries
 from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, Shares, common, intervals, size, without
+from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.pools import Unusable
 from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
@@ -38,20 +38,15 @@ from ipam.store import Owner, Reservation
 from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 5.0  # seconds, while pods hold what is not in the entry: a look at the store only
-REST = (
-    60.0  # seconds otherwise; a change of a pool, or of shares that block one, wakes the follower
-)
+REST = 60.0  # seconds otherwise; a change of a pool, or of shares that block one, wakes it
 CONFIRM_EVERY = 300.0  # seconds: Node object, and this machine's shares
 ASK_WAIT = 5.0  # seconds; an ADD that waits takes a thread from the other pods of the node
 ASKED = 60.0  # seconds for which an address that was asked for waits for its ADD
-_JOIN = 15.0
 _ALL = Interval(0, (1 << 128) - 1)
 _CONFIRM = "shares"  # what is tried again; no pool has that key
 
 Source = Callable[[], Sequence[NvPool] | None]
 """All pools of a kind as they were last seen; None before that."""
-
-_log = logging.getLogger(__name__)
 
 
 class FollowedPool(NamedTuple):
@@ -70,7 +65,7 @@ class FollowedPool(NamedTuple):
         return self.usable == self.entry and not (self.outside or self.beside)
 
 
-class PoolFollower:
+class PoolFollower(StepThread):
     """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due.
 
     `watch` begins a watch of the shares of a pool. `clock` is CLOCK_BOOTTIME.
@@ -86,6 +81,7 @@ class PoolFollower:
         watch: Callable[[str], SharesWatch],
         clock: Callable[[], float] = boottime,
     ) -> None:
+        super().__init__()
         self._api = api
         self._files = files
         self._file = NodeFile(files.directory, node)
@@ -99,9 +95,6 @@ class PoolFollower:
         self._reports = MoveReports(api, self._shares, self._events, node)
         self._retries = Retries(clock)
         self._working = threading.Lock()
-        self._wake = threading.Event()
-        self._closed = False
-        self._thread: threading.Thread | None = None
         self._objects: dict[str, NvPool] = {}
         self._views: dict[str, tuple[tuple[str, str], NodePool]] = {}
         self._asked: dict[tuple[str, int], float] = {}
@@ -110,34 +103,10 @@ class PoolFollower:
         self._settled: set[str] = set()  # pools whose share is as it must be, and others' were read
         self.states: Mapping[str, FollowedPool] = {}
 
-    # --- the thread --------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Work in a thread of its own until `close`."""
-        self._thread = threading.Thread(target=self._run, name="nv-ipam", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """A pool has changed, or a share."""
-        self._wake.set()
-
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN)
+        """See StepThread.close."""
+        super().close()
         self._neighbours.close()
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                wait = self.step()
-            except Exception:  # noqa: BLE001 - a defect in one step must not end the thread
-                _log.exception("nv-ipam: a step failed")
-                wait = LOOK_EVERY
-            self._wake.wait(wait)
-            self._wake.clear()
 
     def step(self) -> float:
         """Bring file and shares up to date; for how many seconds nothing is due then."""

@@ -41,7 +41,7 @@ def address_pool(pool: NvIPPool, shares: Iterable[AddressShare]) -> AddressPool:
     """The AddressPool of an IPPool, with the nodes' shares of it. Invalid, CNIError 6.
 
     Its network name has slashes, which no definition's has: so no other pool has its addresses. A
-    node cannot have a whole block of nv-ipam's size if that is no power of two: it leases several.
+    node has a whole block of nv-ipam's size only if that is a power of two: else it leases several.
     """
     network = pool.network
     size = min(pool.spec.per_node_block_size, LARGEST_BLOCK, network.last - network.address + 1)
@@ -152,5 +152,5 @@ def _run(first: str, last: str) -> Interval:
     except ValueError as error:
         raise Invalid(f'"spec.exclusions": {error}') from None
     if run.first > run.last or family(run.first) != family(run.last):
-        raise Invalid(f'"spec.exclusions": {first} to {last} are no run of addresses')
+        raise Invalid(f'"spec.exclusions": {first} to {last} is not a run of addresses')
     return run

@@ -7,7 +7,6 @@ daemon gave here is in the store, and never has less than that, so others get no
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from ipam.cluster.identity import identified
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER, allocations_of, name_of, own_node_pool
 from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, coarse, share_name, without
+from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.objects import AddressPool, AddressShare, Holder, Meta, ShareSpec
 from ipam.cluster.pools import Unusable
 from ipam.nv_ipam import importing
@@ -33,7 +33,6 @@ from ipam.store_files import StoreFiles
 LOOK_EVERY = 5.0  # seconds, while something is missing
 REST = 60.0  # seconds otherwise; a change of a pool wakes the thread
 COMPARE_EVERY = 300.0  # seconds, shares and the Node's labels with those on the API server
-_JOIN = 15.0
 _ALL = Interval(0, (1 << 128) - 1)
 
 Source = Callable[[], Sequence[NvIPPool] | None]
@@ -42,7 +41,7 @@ Source = Callable[[], Sequence[NvIPPool] | None]
 _log = logging.getLogger(__name__)
 
 
-class PoolOwner:
+class PoolOwner(StepThread):
     """For the node `node`. `daemon_store` is the file of nv-ipam's daemon. Without `start`, `step`
     does what is due. `clock` is monotonic."""
 
@@ -56,6 +55,7 @@ class PoolOwner:
         daemon_store: Path = importing.STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._api = api
         self._files = files
         self._file = PoolsFile(files.directory, OWN_FILE)
@@ -64,43 +64,12 @@ class PoolOwner:
         self._source = source
         self._daemon_store = daemon_store
         self._clock = clock
-        self._wake = threading.Event()
-        self._closed = False
-        self._thread: threading.Thread | None = None
         self._compared_at: float | None = None
         self._labels: Mapping[str, str] | None = None  # of the Node; None: not read
         self._holder: Holder | None = None  # this machine; None: not read
         self._shares: dict[str, AddressShare] | None = None  # its own, by pool; None: not read
         self._taken_over: dict[str, str] = {}  # allocations that the AddressPool has, by pool
         self._told: dict[str, str] = {}
-
-    # --- the thread --------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Work in a thread of its own until `close`."""
-        self._thread = threading.Thread(target=self._run, name="nv-ipam", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """A pool has changed, or somebody waits for one."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Begin nothing more. Waits for what is under way."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN)
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                wait = self.step()
-            except Exception:  # noqa: BLE001 - a defect in one step must not end the thread
-                _log.exception("nv-ipam: a step failed")
-                wait = LOOK_EVERY
-            self._wake.wait(wait)
-            self._wake.clear()
 
     def step(self) -> float:
         """Do what is due; for how many seconds nothing is due then."""

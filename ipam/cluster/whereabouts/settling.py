@@ -166,7 +166,7 @@ class Settling:
             for namespace in namespaces_of(pools):
                 with suppress(NotFound):
                     there = self._api.get(OverlappingRangeIPReservation, name, namespace)
-                    # An ADD takes its address before it makes a reservation: this one is no ADD's.
+                    # An ADD takes its address before it makes a reservation: no ADD made this one.
                     if (there.spec.podref, there.spec.ifname) == mine and not self._store.is_held(
                         network, address
                     ):

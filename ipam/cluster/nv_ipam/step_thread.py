@@ -1,0 +1,49 @@
+"""A thread that does what is due, and waits until more is."""
+
+import logging
+import threading
+from abc import abstractmethod
+
+_JOIN = 15.0  # seconds; a call to the API server takes about 10
+_AFTER_DEFECT = 5.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+class StepThread:
+    """Without `start`, `step` does what is due."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def step(self) -> float:
+        """Do what is due; for how many seconds nothing is due then."""
+
+    def start(self) -> None:
+        """Work in a thread of its own until `close`."""
+        self._thread = threading.Thread(target=self._run, name="nv-ipam", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something has changed, or a caller waits."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Begin nothing more. Waits for what is under way."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                wait = self.step()
+            except Exception:  # noqa: BLE001 - a defect in one step must not end the thread
+                _log.exception("nv-ipam: a step failed")
+                wait = _AFTER_DEFECT
+            self._wake.wait(wait)
+            self._wake.clear()
