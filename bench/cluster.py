@@ -28,7 +28,7 @@ from tests.cluster import cluster as clusters
 from tests.cluster import programs
 from tests.cluster.cluster import Cluster, Namespace, is_ready
 from tests.cluster.control_plane import HOST_OF_NODE
-from tests.cluster.installation import configured, install, leftovers, with_vfs
+from tests.cluster.installation import addresses, configured, install, leftovers, with_vfs
 from tests.cluster.node import CNI_BIN
 from tests.cluster.programs import NET_ATTACH_DEF_CLIENT, PEERS, Program
 from tests.kernel.vm import debian
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _ours(cluster: Cluster) -> int:
-    return _count(cluster, "addresses")
+    return len(addresses(cluster))
 
 
 def _theirs(cluster: Cluster) -> int:
@@ -274,13 +274,7 @@ def _settled(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
 
 def _children(cluster: Cluster) -> int:
     """IPoIB children on the host: dead namespaces gave them back."""
-    return _count(cluster, "interfaces")
-
-
-def _count(cluster: Cluster, kind: str) -> int:
-    found = leftovers(cluster).get(kind, ())
-    assert isinstance(found, list | tuple)
-    return len(found)
+    return len(leftovers(cluster).get("interfaces", ()))
 
 
 def _look(cluster: Cluster) -> Seen:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,22 +16,23 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.stream import stream
 
-from tests.cluster import images, programs
+from tests.cluster import built_image, images, programs
 from tests.cluster.control_plane import ControlPlane, control_plane
-from tests.cluster.node import DISK_SIZE, RESULTS, Node
+from tests.cluster.disk import MKFS, make_disk
+from tests.cluster.node import RESULTS, Node
 from tests.kernel.vm import debian, layout
 from tests.waiting import until
 
 Document = dict[str, Any]
 """An object of the API server, as YAML has it."""
 
-MKFS = "/sbin/mkfs.ext4"
 PACKAGES = {
     "busybox-static": str(images.BUSYBOX),
     "e2fsprogs": MKFS,
     "openssl": "/usr/bin/openssl",
     "util-linux": "/usr/bin/setpriv",
 }
+WORKLOADS = (images.WORKLOAD, images.OF_EXAMPLES)
 MANIFESTS = Path(__file__).parent / "manifests"
 PATIENCE = 420.0  # seconds: for what takes 40 where nothing else runs
 STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
@@ -236,6 +236,37 @@ class Namespace:
         return True
 
 
+@contextmanager
+def namespaces(cluster: Cluster, names: Sequence[str]) -> Iterator[list[Namespace]]:
+    """Namespaces for the block, in which pods can be made. Afterwards they are gone."""
+    for name in names:
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    for name in names:
+        account = f"service account of {name}"
+        until(lambda name=name: _has_account(cluster, name), what=account, pause=0.2)  # type: ignore[misc]
+    yield [Namespace(cluster, name) for name in names]
+    for name in names:
+        cluster.core.delete_namespace(name)
+    for name in names:
+        end = f"end of namespace {name}"
+        until(lambda name=name: not _exists(cluster, name), PATIENCE, end, pause=1)  # type: ignore[misc]
+
+
+def _has_account(cluster: Cluster, namespace: str) -> bool:
+    accounts = cluster.core.list_namespaced_service_account(namespace).items
+    return any(each.metadata.name == "default" for each in accounts)
+
+
+def _exists(cluster: Cluster, namespace: str) -> bool:
+    try:
+        cluster.core.read_namespace(namespace)
+    except ApiException as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
 def is_ready(pod: client.V1Pod) -> bool:
     """Whether the pod runs and its containers are ready."""
     statuses = pod.status.container_statuses or []
@@ -289,7 +320,10 @@ def pod_spec(devices: Mapping[str, int] | None = None) -> Document:
 
 @contextmanager
 def cluster(kubernetes: str) -> Iterator[Cluster]:
-    """A cluster of this version of Kubernetes, with Multus, for the block."""
+    """A cluster of this version of Kubernetes, with Multus, for the block.
+
+    Its node has the images of podfabric and of the tests.
+    """
     debian.install(PACKAGES)
     wanted = programs.programs(kubernetes)
     programs.build(wanted)
@@ -301,15 +335,16 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
             control_plane(directories["kubernetes"], directories["etcd"], RESULTS / "control-plane")
         )
         files = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=layout.BUILD)))
-        node = Node(directories, plane, _disk(files))
+        archives = {name: files / f"workload-{n}.tar" for n, name in enumerate(WORKLOADS)}
+        for name, archive in archives.items():
+            images.write_workload(archive, name)
+        disk = files / "disk"
+        make_disk(disk, directories["containerd"], [built_image.built(), *archives.values()])
+        node = Node(directories, plane, disk)
         stack.callback(node.pull_the_plug)
         whole = Cluster(plane, node)
         node.boot()
         start_services(whole)
-        for number, name in enumerate((images.WORKLOAD, images.OF_EXAMPLES)):
-            archive = files / f"workload-{number}.tar"  # the node has what it read of a file
-            images.write_workload(archive, name)
-            node.import_image(archive)
         for manifest in sorted(MANIFESTS.glob("*.yaml")):
             whole.apply_file(manifest)
         node.install_multus()
@@ -323,11 +358,3 @@ def start_services(cluster: Cluster) -> None:
     cluster.node.start_containerd()
     cluster.node.start_kubelet()
     cluster.node.start_api_service()
-
-
-def _disk(directory: Path) -> Path:
-    disk = directory / "disk"
-    with disk.open("wb") as file:
-        file.truncate(DISK_SIZE)
-    subprocess.run([MKFS, "-q", disk], check=True)
-    return disk

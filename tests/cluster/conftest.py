@@ -6,13 +6,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from kubernetes.client.exceptions import ApiException
 
-from tests.cluster.cluster import PATIENCE, Cluster, Namespace
+from tests.cluster.cluster import Cluster, Namespace, namespaces
 from tests.cluster.cluster import cluster as make_cluster
 from tests.cluster.installation import await_nothing_left, install
 from tests.cluster.programs import KUBERNETES
-from tests.waiting import until
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -40,27 +38,9 @@ def cluster(bare: Cluster) -> Iterator[Cluster]:
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """A namespace for one test. Afterwards its pods are deleted, and nothing of them is left."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-")
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    until(lambda: _has_account(cluster, name), what=f"service account of {name}", pause=0.2)
-    yield Namespace(cluster, name)
-    cluster.core.delete_namespace(name)
-    until(lambda: not _exists(cluster, name), PATIENCE, f"end of namespace {name}", pause=1)
+    with namespaces(cluster, [name]) as (made,):
+        yield made
     await_nothing_left(cluster)
-
-
-def _has_account(cluster: Cluster, namespace: str) -> bool:
-    accounts = cluster.core.list_namespaced_service_account(namespace).items
-    return any(each.metadata.name == "default" for each in accounts)
-
-
-def _exists(cluster: Cluster, namespace: str) -> bool:
-    try:
-        cluster.core.read_namespace(namespace)
-    except ApiException as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
 
 
 @pytest.fixture

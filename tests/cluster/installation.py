@@ -3,14 +3,15 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import yaml
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
-from tests.cluster import built_image
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace, is_ready
 from tests.kernel.igb import PARENTS
 from tests.kernel.vm import layout
@@ -27,7 +28,6 @@ LEFTOVERS = layout.CHECKOUT / "tests/cluster/leftovers.py"
 
 def install(cluster: Cluster) -> None:
     """Installs podfabric as README says, and waits until the node offers HCAs."""
-    cluster.node.import_image(built_image.built())
     upgrade(cluster, {})
     await_agent(cluster)
     await_controller(cluster)
@@ -168,13 +168,15 @@ def await_nothing_left(cluster: Cluster, *, allocations: bool = False) -> None:
     The device plugin keeps an allocation for two to three minutes after its pod: the kubelet may
     not have written down yet who holds it. So `allocations` are waited for once, at the end.
     """
-    left: dict[str, object] = {}
+    left: dict[str, list[object]] = {}
 
     def none() -> bool:
         nonlocal left
         left = leftovers(cluster)
         if not allocations:
             left.pop(ALLOCATIONS, None)
+        if not left and (rows := addresses(cluster)):  # last, as it starts an interpreter
+            left["addresses"] = rows
         return not left
 
     try:
@@ -183,13 +185,19 @@ def await_nothing_left(cluster: Cluster, *, allocations: bool = False) -> None:
         raise AssertionError(f"left on the node: {left}") from None
 
 
-def leftovers(cluster: Cluster) -> dict[str, object]:
-    """What is on the node for pods: interfaces, addresses, entries, allocations, namespaces."""
-    script = LEFTOVERS.read_text()
-    found = json.loads(cluster.node.run(f"{layout.PYTHON} -", standard_input=script, timeout=600))
+def leftovers(cluster: Cluster) -> dict[str, list[object]]:
+    """What is on the node for pods: interfaces, entries, allocations, namespaces."""
+    found = json.loads(cluster.node.run(f"/usr/bin/python3 -IS {LEFTOVERS}", timeout=600))
     if len(found["sandboxes"]) <= len(controllers(cluster)):
         del found["sandboxes"]  # they live as long as podfabric is installed
     return {name: left for name, left in found.items() if left}
+
+
+def addresses(cluster: Cluster) -> list[object]:
+    """What `podfabric ipam list` says on the node."""
+    command = f"{layout.PYTHON.with_name('podfabric')} ipam list -o json"
+    rows: list[object] = json.loads(cluster.node.run(command, timeout=600) or "[]")
+    return rows
 
 
 @contextmanager
@@ -218,6 +226,10 @@ def upgrade(
     values = {"image": {"pullPolicy": "Never"}, "config": configuration, "ipam": ipam or {}}
     words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
     helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
+    for agent in agents(cluster):  # a changed pod gets a changed ConfigMap at once
+        changed = {"metadata": {"annotations": {"tests/changed": str(time.time())}}}
+        with suppress(ApiException):  # it has ended
+            cluster.core.patch_namespaced_pod(agent.metadata.name, NAMESPACE, changed)
 
 
 def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
