@@ -1,6 +1,6 @@
 """Every file of the examples, applied to the API server: its pod runs, or we say why it cannot."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -9,9 +9,20 @@ import yaml
 
 from tests.api import nv_ipam
 from tests.cluster import images
-from tests.cluster.cluster import NETWORKS_ANNOTATION, PATIENCE, Cluster, Namespace
+from tests.cluster.cluster import (
+    NETWORKS_ANNOTATION,
+    PATIENCE,
+    Cluster,
+    Namespace,
+    namespaces,
+)
 from tests.cluster.control_plane import NODE
-from tests.cluster.installation import configured, following_nv_ipam, with_vfs
+from tests.cluster.installation import (
+    await_nothing_left,
+    configured,
+    following_nv_ipam,
+    with_vfs,
+)
 from tests.runtime import CHECKOUT
 from tests.waiting import until
 
@@ -37,8 +48,8 @@ CANNOT = {
 }
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 OF_VFS = [file.stem for file in FILES if file.stem.startswith("sriov-")]
-OF_RAILS, OF_STICKY, OF_NV_IPAM = CLUSTER_WIDE = ("rails-same-index", "sticky", "nv-ipam")
-OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *CLUSTER_WIDE)]
+OF_RAILS, OF_STICKY, OF_NV_IPAM = "rails-same-index", "sticky", "nv-ipam"
+OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, OF_NV_IPAM)]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -86,14 +97,28 @@ def vfs(cluster: Cluster) -> Iterator[None]:
             yield
 
 
-def applied(namespace: Namespace, name: str) -> None:
-    """Applies an example; its pods run with an interface for each network that they name."""
-    objects = documents(name)
-    for each in objects:
+@pytest.fixture(scope="module")
+def examples(hcas: None, cluster: Cluster) -> Iterator[Mapping[str, Namespace]]:
+    """The examples with HCAs, applied all at once, each in a namespace of its own."""
+    with namespaces(cluster, [f"example-{name}" for name in OF_HCAS]) as made:
+        found = dict(zip(OF_HCAS, made, strict=True))
+        for name, namespace in found.items():
+            apply(namespace, name)
+        yield found
+    await_nothing_left(cluster)
+
+
+def apply(namespace: Namespace, name: str) -> None:
+    """Applies every object of an example."""
+    for each in documents(name):
         namespace.cluster.apply(each, each["metadata"].get("namespace", namespace.name))
+
+
+def require_running(namespace: Namespace, name: str) -> None:
+    """The example's pods run with an interface for each network that they name."""
     if reason := CANNOT.get(name):
         pytest.skip(reason)
-    for own, asked in pods_of(objects).items():
+    for own, asked in pods_of(documents(name)).items():
         until(lambda own=own: namespace.exists(own), PATIENCE, own)  # type: ignore[misc]
         namespace.running(own)
         attached = namespace.networks(own)
@@ -102,24 +127,28 @@ def applied(namespace: Namespace, name: str) -> None:
             namespace.run(own, "ip", "link", "show", interface)
 
 
-@pytest.mark.usefixtures("hcas")
 @pytest.mark.parametrize("name", OF_HCAS)
-def test_an_example_with_an_hca_runs(name: str, namespace: Namespace) -> None:
-    applied(namespace, name)
+def test_an_example_with_an_hca_runs(name: str, examples: Mapping[str, Namespace]) -> None:
+    require_running(examples[name], name)
 
 
-@pytest.mark.usefixtures("hcas")
-def test_a_pod_of_the_example_with_rails_has_one_index_on_both(namespace: Namespace) -> None:
-    applied(namespace, OF_RAILS)
+def test_a_pod_of_the_example_with_rails_has_one_index_on_both(
+    examples: Mapping[str, Namespace],
+) -> None:
+    namespace = examples[OF_RAILS]
+    namespace.running("same-index-0")
     addresses = [namespace.address("same-index-0", f"net{number}") for number in (1, 2)]
     assert [address.split(".")[:2] for address in addresses] == [["10", "71"], ["10", "72"]]
     assert len({int(IPv4Address(address)) & 0xFFFF for address in addresses}) == 1
 
 
-@pytest.mark.usefixtures("hcas")
-def test_a_pod_of_the_example_of_sticky_addresses_keeps_its_address(namespace: Namespace) -> None:
-    applied(namespace, OF_STICKY)
+def test_a_pod_of_the_example_of_sticky_addresses_keeps_its_address(
+    examples: Mapping[str, Namespace],
+) -> None:
+    namespace = examples[OF_STICKY]
     names = ["trainer-0", "trainer-1"]
+    until(lambda: all(map(namespace.exists, names)), PATIENCE, "pods of the StatefulSet", pause=0.5)
+    namespace.running(*names)
     given = {name: namespace.address(name) for name in names}
     former = {name: namespace.read(name).metadata.uid for name in names}
     for name in names:
@@ -152,7 +181,8 @@ def test_the_example_of_nv_ipam_runs(cluster: Cluster, namespace: Namespace) -> 
             namespace=where,
             content_type="application/merge-patch+json",
         )
-        applied(namespace, OF_NV_IPAM)
+        apply(namespace, OF_NV_IPAM)
+        require_running(namespace, OF_NV_IPAM)
         assert namespace.address("nv-worker-0").startswith("10.74.0.")
         namespace.delete("nv-worker-0")
 
@@ -161,7 +191,8 @@ def test_the_example_of_nv_ipam_runs(cluster: Cluster, namespace: Namespace) -> 
 @pytest.mark.usefixtures("vfs")
 @pytest.mark.parametrize("name", OF_VFS)
 def test_an_example_with_a_vf_runs(name: str, namespace: Namespace) -> None:
-    applied(namespace, name)
+    apply(namespace, name)
+    require_running(namespace, name)
 
 
 def test_a_reason_is_given_for_a_file_that_is_there() -> None:

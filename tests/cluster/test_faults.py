@@ -81,6 +81,13 @@ def test_pods_start_although_the_agent_is_killed_while_they_are_attached(
     names = [f"pod-{number}" for number in range(6)]
     for name in names:
         namespace.pod(name, networks="fabric", devices={HCA: 1})
+    # The kubelet fails a pod for good whose devices it asks for while no plugin answers.
+    until(
+        lambda: all(namespace.read(name).status.start_time for name in names),
+        PATIENCE,
+        "pods that the kubelet has admitted",
+        pause=0.2,
+    )
     # One of them is in its ADD: its entry is in the journal.
     entries = "ls /var/lib/podfabric/attachments | wc -l"
     until(lambda: int(cluster.node.run(entries)) > 1, PATIENCE, "entry of an ADD", pause=0.1)
