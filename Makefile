@@ -54,8 +54,8 @@ SRIOV := $(filter tests/kernel/test_sriov_%,$(ONE_CPU))
 test-kernel: setup cni ## tests with real InfiniBand drivers, in two virtual machines
 	$(PY) -m tests.kernel.vm prepare
 	PODFABRIC_VM_TIMEOUT=2400 $(PY) -m tests.kernel.vm \
-		pytest --cpus 2 -q $(TWO_CPUS) \
-		--and -q $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV)
+		pytest --cpus 2 -q --durations 25 $(TWO_CPUS) \
+		--and -q --durations 25 $(filter-out $(SRIOV),$(ONE_CPU)) tests/conformance $(SRIOV)
 
 # The version of Kubernetes; what is built stays in PODFABRIC_CACHE (~/.cache/podfabric).
 KUBERNETES := 1.36.3
