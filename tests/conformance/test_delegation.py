@@ -178,6 +178,6 @@ def test_delegate_that_hangs_while_it_is_undone_is_killed_too(
 ) -> None:
     for command in ("ADD", "DEL"):
         delegate.answer(command, sleep=600)
-    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE=BRIEF)
+    outcome = node.call(subject, config=configured(delegate), PODFABRIC_DELEGATE_DEADLINE="1")
     Err(11, contains="ADD did not answer").met_by(outcome)
     until(lambda: not node.processes())
