@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.kernel)
         needs_vm = item.get_closest_marker("kernel") is not None
         (here if needs_vm is IN_VM else elsewhere).append(item)
-    items[:] = here
+    # A worker keeps its first tests and gives its last ones to those that have none left: a long
+    # test at the end would run alone.
+    items[:] = sorted(here, key=lambda item: item.get_closest_marker("early") is None)
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.attacks.bounds_node import Node, network, node
 from tests.plugins import CHECKOUT
 from tests.waiting import until
@@ -22,6 +24,7 @@ IPAM = "podfabric-ipam"
 CONFIG = network("others", IPAM, ipam={"type": IPAM, "range": "10.7.0.0/16"})
 
 
+@pytest.mark.early
 def test_calls_of_other_pods_take_at_most_three_times_as_long(tmp_path: Path) -> None:
     """The median with and without the attacker: others' load decides the slowest calls.
 

@@ -8,6 +8,8 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.host.agent.nodes import (
     environ_of,
     host,
@@ -21,6 +23,8 @@ from tests.plugins.service import Service, install_launchers
 from tests.storm import Client, Kills, Seen, kill_launchers
 
 __all__ = ["host", "service"]
+
+pytestmark = pytest.mark.early
 
 KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
 OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms

@@ -300,6 +300,7 @@ def _refused_start(run: Path, state: Path) -> str:
 # Both at once.
 
 
+@pytest.mark.early
 def test_launchers_and_agents_are_killed_and_fallbacks_take_over(
     service: Service, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def _waits_for_another(relay: Relay, old: int, new: int) -> int:
     return newer
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(
     ("change", "times"),
     [

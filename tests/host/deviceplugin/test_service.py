@@ -144,6 +144,7 @@ def test_mistake_of_the_command_line_is_told_at_once(server: Paths) -> None:
         assert 'did you mean "name"' in service.log or "nam" in service.log
 
 
+@pytest.mark.early
 def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
     server: Paths, kubelet: Kubelet
 ) -> None:

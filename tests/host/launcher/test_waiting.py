@@ -74,6 +74,7 @@ def test_call_waits_for_the_next_agent(launcher: Launcher, command: str) -> None
     assert UNANSWERED_SINCE not in recorder.request.environ
 
 
+@pytest.mark.early
 def test_wait_has_an_end(launcher: Launcher) -> None:
     _left_behind(launcher.socket)
     started = time.monotonic()
