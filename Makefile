@@ -36,12 +36,15 @@ check: setup ## format, lint, types, import contracts
 ROOM := $(shell df --output=avail /dev/shm | tail -1)
 TMP := $(shell [ "$(ROOM)" -gt 2000000 ] && echo /dev/shm || echo /tmp)
 
+# More workers than two CPUs can keep busy: many of these tests wait, for the kernel or a time-out.
+WORKERS := 4
+
 # A process that would take all memory fails at this limit (KiB), and shows where.
 MOST_MEMORY := 6291456
 
 test-host: setup cni ## tests in namespaces of this machine
 	files=$$(mktemp -d $(TMP)/pf.XXXX) && trap 'rm -rf "$$files"' EXIT && \
-		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n 2 --dist worksteal --durations 10 -q -m 'not long' tests
+		ulimit -S -d $(MOST_MEMORY) && TMPDIR=$(TMP) $(PY) -m pytest --basetemp "$$files/t" -n $(WORKERS) --dist worksteal --durations 10 -q -m 'not long' tests
 
 # Tests of what happens at once, for a machine with two CPUs; all others are quicker on one. In either
 # machine, what plugs the software HCAs in again comes after the look at what they dropped until then.
