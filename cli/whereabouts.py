@@ -12,16 +12,18 @@ from cli.output import Cell, Table
 from ipam.addresses import text
 from ipam.cluster import geometry
 from ipam.cluster.api import ClusterApi
-from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.objects import AddressBlock, AddressPool, Compat
 from ipam.cluster.whereabouts import held, placeholders
 from ipam.cluster.whereabouts.held import Held, listed
 from ipam.cluster.whereabouts.objects import IPPool, entries
+from ipam.cluster.whereabouts.overlap import strictest
 
 
 class ForeignPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A pool, and the addresses of it that whereabouts' objects hold, with their pods.
 
-    `behind` are its blocks, with their nodes, that are not used yet as the pool's `compat` says.
+    `compat` is the strictest of all pools that overlap it, by which nodes use it. `behind` are its
+    blocks, with their nodes, that are not used so yet.
     """
 
     pool: str
@@ -49,7 +51,8 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
     if arguments.clear:
         _clear(api)
-    pools = [_foreign(api, pool) for pool in api.list(AddressPool).items]
+    listed_pools = api.list(AddressPool).items
+    pools = [_foreign(api, pool, strictest(pool, listed_pools)) for pool in listed_pools]
     if arguments.output == "json":
         output.document({"pools": pools}, "json")
     else:
@@ -78,8 +81,8 @@ def _clear(api: ClusterApi) -> None:
     sys.stdout.write(f"removed {count} placeholders\n")
 
 
-def _foreign(api: ClusterApi, pool: AddressPool) -> ForeignPool:
-    name, compat = pool.metadata.name, pool.spec.compat
+def _foreign(api: ClusterApi, pool: AddressPool, compat: Compat) -> ForeignPool:
+    name = pool.metadata.name
     found = held.read(api, pool)
     blocks = api.list(AddressBlock, {"spec.pool": name}).items
     ours = {key for block in blocks for key in _published(block)}

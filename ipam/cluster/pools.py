@@ -5,20 +5,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from ipam.addresses import Interval, parse_interval, text
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressPool
+from ipam.cluster.objects import AddressPool, Compat
 from ipam.cluster.rails import Rails
 from ipam.cluster.wants import PoolRange, Want
 from ipam.cluster.whereabouts import held
 from ipam.cluster.whereabouts.held import Held
+from ipam.cluster.whereabouts.overlap import strictest
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
-_FEW = 3  # pools that are asked for one by one
 _AHEAD = 30.0  # seconds: a pool that was listed beside others counts as known for so long
 
 
@@ -102,6 +104,9 @@ class Pools:
 
     A node that needs several pools lists them: one request for all of them. `clock` is in seconds.
     `compat`: this node looks at whereabouts' objects, by its own configuration.
+
+    The `compat` of a pool that it returns is the strictest of all pools that overlap it: so such a
+    node reads all pools wherever it reads one.
     """
 
     def __init__(
@@ -114,7 +119,9 @@ class Pools:
         self._api = api
         self._clock = clock
         self._compat = compat
-        self._known: dict[str, AddressPool] = {}
+        self._known: dict[str, AddressPool] = {}  # as they are on the API server
+        self._sharing: Mapping[str, AddressPool] = {}  # all pools with a compat, by uid
+        self._compats: dict[tuple[str, Compat], Compat] = {}  # by uid and their own
         self._foreign: dict[str, Mapping[int, Held]] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
         self._ahead: dict[str, AddressPool] = {}  # listed at `_ahead_at`, and not needed yet
@@ -124,27 +131,35 @@ class Pools:
     def read(self, name: str) -> AddressPool:
         """The pool as it is now. Raises ApiError, and NotReadyYet if there is none."""
         self._known.pop(name, None)
-        try:
-            self._known[name] = pool = self._api.get(AddressPool, name)
-        except NotFound:
+        found = None
+        if self._compat or self._sharing:
+            found = self._all().get(name)
+        else:
+            with suppress(NotFound):
+                found = self._api.get(AddressPool, name)
+        if found is None:
             raise NotReadyYet(
                 f"there is no AddressPool {name}: podfabric's controller makes it from the "
                 "definition: see that it runs (kubectl -n podfabric get deploy)"
-            ) from None
-        return pool
+            )
+        self._known[name] = found
+        return self._used(found)
 
     def read_all(self, names: Collection[str]) -> None:
         """Those that there are, as they are now. Raises ApiError."""
-        if len(names) > _FEW and self._lists:
-            found = self._listed()
-            if self._lists:
-                for name in names:
-                    self._known.pop(name, None)
-                self._known |= {name: found[name] for name in names if name in found}
-                return
+        found: Mapping[str, AddressPool] | None = None
+        if self._compat or self._sharing:
+            found = self._all()
+        elif self._lists:
+            found = self._listed() or None
+        if found is None:
+            for name in names:
+                with suppress(NotReadyYet):
+                    self.read(name)
+            return
         for name in names:
-            with suppress(NotReadyYet):
-                self.read(name)
+            self._known.pop(name, None)
+        self._known |= {name: found[name] for name in names if name in found}
 
     def _listed(self) -> Mapping[str, AddressPool]:
         """All pools; from here on `_lists` is False if these are not all. Raises ApiError."""
@@ -154,18 +169,41 @@ class Pools:
             self._lists = False
             return {}
         self._lists = listing.is_whole
-        return {pool.metadata.name: pool for pool in listing.items}
+        return self._learned(listing.items) if listing.is_whole else self._all()
+
+    def _all(self) -> Mapping[str, AddressPool]:
+        """All pools, however many. Raises ApiError."""
+        return self._learned(self._api.list(AddressPool).items)
+
+    def _learned(self, pools: Iterable[AddressPool]) -> Mapping[str, AddressPool]:
+        """All pools by name, after it was noted which of them share with whereabouts."""
+        found = {pool.metadata.name: pool for pool in pools}
+        self._sharing = {
+            pool.metadata.uid: pool for pool in found.values() if pool.spec.compat != "None"
+        }
+        self._compats = {}  # after that: what a thread adds there goes by these
+        return found
+
+    def _used(self, pool: AddressPool) -> AddressPool:
+        """The pool with the `compat` that it is used by."""
+        if not self._sharing:
+            return pool
+        compats, key = self._compats, (pool.metadata.uid, pool.spec.compat)
+        if key not in compats:
+            compats[key] = strictest(pool, self._sharing.values())
+        if compats[key] == pool.spec.compat:
+            return pool
+        return replace(pool, spec=replace(pool.spec, compat=compats[key]))
 
     def known(self, name: str) -> AddressPool | None:
         """The pool as it was read last; None if that failed, or never happened."""
-        return self._known.get(name)
+        pool = self._known.get(name)
+        return None if pool is None else self._used(pool)
 
     def leasing(self, want: Want) -> AddressPool | None:
         """The pool that leases what is wanted, as it is known: another one for a rail."""
-        pool = self._known.get(pool_of(want))
-        if pool is not None and pool.status.rail_of:
-            return self._known.get(pool.status.rail_of)
-        return pool
+        pool = self.known(pool_of(want))
+        return self.known(pool.status.rail_of) if pool and pool.status.rail_of else pool
 
     def recent(self, name: str) -> AddressPool:
         """The same, read now if it is not known, or could not be used then.
@@ -178,7 +216,7 @@ class Pools:
             with suppress(Unusable):
                 require_usable(known)
                 self._known[name] = known
-                return known
+                return self._used(known)
         return self.read(name)
 
     def _listed_ahead(self, name: str) -> AddressPool | None:

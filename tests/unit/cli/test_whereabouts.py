@@ -135,3 +135,18 @@ def test_with_mirror_a_block_is_behind_until_its_pods_have_entries(
     node.add("p1")
     node.steps(3, 15.0)
     assert behind() == ["node-a"]
+
+
+def test_a_pool_goes_by_the_compat_of_what_it_overlaps(
+    server: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = put_pool(server, "10.0.0.0/25")
+    overlapping = server.look(AddressPool, "10.0.0.0-24")
+    server.remove(AddressPool, "10.0.0.0-24")
+    ClusterNode(server, tmp_path / "a").add("p0", {"range": "10.0.0.0/25"})
+    server.put(overlapping)
+    assert run(["ipam", "compat", "-o", "json"]) == 1
+    pools = {each["pool"]: each for each in json.loads(capsys.readouterr().out)["pools"]}
+    found = pools[narrow.metadata.name]
+    assert found["compat"] == "Coexist"
+    assert found["behind"] == dict.fromkeys(blocks_of(server), "node-a")

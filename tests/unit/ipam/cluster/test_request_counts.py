@@ -101,7 +101,7 @@ def test_in_a_cluster_of_more_pools_than_one_list_shows_each_is_asked_for(
 ) -> None:
     put_pools(server, AT_ONCE + 1)
     add_to_all(node, "p0")
-    assert node.api.calls["list", "AddressPool"] == 1
+    assert node.api.calls["list", "AddressPool"] == 2  # all of them once: whose compat is not None
     node.steps(40)
     node.api.calls.clear()
     node.steps(1, 460.0)
@@ -168,7 +168,7 @@ def test_a_confirmation_of_one_pool_is_three_requests(server: FakeApi, node: Clu
     node.steps(3)  # its status is told
     node.api.calls.clear()
     node.steps(1, 460.0)
-    assert node.api.calls == CONFIRMED + Counter({("get", "AddressPool"): 1})
+    assert node.api.calls == CONFIRMED + Counter({("list", "AddressPool"): 1})
 
 
 def test_a_confirmation_of_many_pools_is_three_requests(server: FakeApi, node: ClusterNode) -> None:

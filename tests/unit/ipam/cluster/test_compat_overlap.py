@@ -1,0 +1,127 @@
+"""Pools of one network name that overlap, one of which is shared with whereabouts.
+
+A block that is leased by one pool is handed out for all that overlap it. So the strictest `compat`
+of them counts for each, whether a controller runs or not.
+"""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cni.spec.errors import Code
+from ipam.addresses import parse
+from ipam.cluster.objects import AddressBlock, AddressPool
+from ipam.cluster.pools import AT_ONCE
+from ipam.cluster.whereabouts.objects import OverlappingRangeIPReservation
+from ipam.cluster.whereabouts.overlap import strictest
+from ipam.scope import Compat
+from tests.fake_api import FakeApi
+from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
+from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE, allocation, offsets, put_ippool
+
+NARROW = "10.0.0.0/25"  # of podfabric alone
+OURS = {"range": NARROW}
+THEIRS = {number: allocation(f"old{number}") for number in range(1, 40)}  # of RANGE
+
+
+def switch(server: FakeApi, pool: AddressPool, compat: Compat) -> None:
+    there = server.look(AddressPool, pool.metadata.name)
+    server.put(replace(there, spec=replace(there.spec, compat=compat)))
+
+
+@pytest.mark.parametrize("compat", ["Read", "Coexist"])
+def test_no_pod_of_ours_gets_an_address_by_the_pool_without_compat(
+    memory_path: Path, compat: Compat
+) -> None:
+    server = FakeApi()
+    put_pool(server, compat=compat)
+    put_pool(server, NARROW)
+    put_ippool(server, THEIRS)
+    node = ClusterNode(server, memory_path / "a", compat=compat)
+    given = [parse(node.add(f"p{number}", OURS)[0]) & 0xFF for number in range(60)]
+    assert not set(given) & set(THEIRS)
+    assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {compat}
+
+
+def test_whereabouts_is_told_of_blocks_that_are_leased_by_the_pool_without_compat(
+    memory_path: Path,
+) -> None:
+    server = FakeApi()
+    put_pool(server, compat="Coexist")
+    put_pool(server, NARROW)
+    put_ippool(server, {1: allocation("old1")})
+    node = ClusterNode(server, memory_path / "a", compat="Coexist")
+    (given,) = node.add("p0", OURS)
+    (block,) = server.look_at_all(AddressBlock).items
+    assert block.spec.pool == "10.0.0.0-25"
+    told = offsets(server)
+    assert told[parse(given) & 0xFF] == f"podfabric/{block.metadata.uid}"
+    assert server.look(OverlappingRangeIPReservation, given, NAMESPACE)
+
+
+def test_blocks_of_before_learn_of_a_pool_that_is_shared_from_now_on(memory_path: Path) -> None:
+    server = FakeApi()
+    wide, _ = put_pool(server), put_pool(server, NARROW)
+    put_ippool(server, {number: allocation(f"old{number}") for number in range(128)})
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    node.add("p0", OURS)
+    switch(server, wide, "Read")
+    node.steps(1, 460.0)
+    refused = error_of(lambda: node.add("p1", OURS))
+    assert refused.code == Code.NO_FREE_ADDRESS
+    assert "whereabouts" in str(refused)
+
+
+def test_a_claim_sees_that_another_pool_is_shared_since(memory_path: Path) -> None:
+    server = FakeApi()
+    wide, _ = put_pool(server), put_pool(server, NARROW)
+    put_ippool(server, THEIRS)
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    node.steps()
+    switch(server, wide, "Read")  # the node still takes both for its own
+    (given,) = node.add("p0", OURS)
+    assert parse(given) & 0xFF not in THEIRS
+    assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {"Read"}
+
+
+@pytest.mark.parametrize("others", [0, AT_ONCE])
+def test_a_node_that_is_not_told_of_whereabouts_leases_nothing_there(
+    memory_path: Path, others: int
+) -> None:
+    """Its configuration says None: it may not read what whereabouts holds."""
+    server = FakeApi()
+    for number in range(others):
+        put_pool(server, f"10.9.{number}.0/24", name="a")
+    put_pool(server, compat="Coexist")
+    put_pool(server, NARROW)
+    put_ippool(server, THEIRS)
+    node = ClusterNode(server, memory_path / "a")
+    refused = error_of(lambda: node.add("p0", OURS))
+    assert refused.code == Code.TRY_AGAIN
+    assert "ipam.compat" in str(refused)
+    assert not server.look_at_all(AddressBlock).items
+
+
+def test_pools_that_do_not_overlap_stay_as_they_are(memory_path: Path) -> None:
+    server = FakeApi()
+    put_pool(server, compat="Coexist")
+    put_pool(server, "10.0.1.0/24")
+    put_pool(server, NARROW, name="blue")
+    node = ClusterNode(server, memory_path / "a", compat="Coexist")
+    node.add("p0", {"range": "10.0.1.0/24"})
+    node.add("p1", {"range": NARROW, "network_name": "blue"})
+    assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {"None"}
+
+
+def test_a_pool_is_as_strict_as_what_one_of_its_rails_overlaps() -> None:
+    server = FakeApi()
+    railed = put_pool(server, rails=("10.1.0.0/24",))
+    other = put_pool(server, "10.1.0.0/16", compat="Read")
+    unreadable = put_pool(server, "10.2.0.0/24", compat="Coexist")
+    unreadable = replace(unreadable, spec=replace(unreadable.spec, range="10.0.0.0/99"))
+    assert strictest(railed, [other, unreadable]) == "Read"
+    assert strictest(other, [railed]) == "Read"
+    assert strictest(unreadable, [railed, other]) == "Coexist"
+    assert strictest(put_pool(server, RANGE), [railed]) == "None"
