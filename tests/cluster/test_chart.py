@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent import settings
 from cli.executables import EVERY
 from ipam import scope
 from tools import manifests
@@ -261,6 +262,27 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     assert written == {**config, "ipam": values}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
     assert yaml.safe_load(data) == {"ipam": {**values, "scope": "node"}}
+
+
+def _replaced_by(*values: str) -> bool:
+    """Whether an upgrade to these values replaces the agents."""
+    templates = [
+        _objects(*(word for value in each for word in ("--set-json", value)))[
+            "DaemonSet", "podfabric"
+        ]["spec"]["template"]
+        for each in ((), values)
+    ]
+    return bool(templates[0] != templates[1])
+
+
+def test_what_agents_read_at_their_start_only_replaces_them() -> None:
+    assert _replaced_by('ipam.compat="Read"')
+    assert _replaced_by('ipam.nv_ipam="follow"')
+    assert _replaced_by("config.agent.sweep=false")
+    assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
+    assert not _replaced_by("ipam.ceding=true")
+    at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
+    assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
 
 
 def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_at() -> None:

@@ -38,6 +38,8 @@ spec:
         {{- with $root.Values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         kubectl.kubernetes.io/default-container: agent
+        # A change of it replaces the agents, one node after the other.
+        podfabric.io/settings-at-start: {{ include "podfabric.at-start" $root | quote }}
         {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: podfabric

@@ -26,6 +26,23 @@ helm.sh/hook: post-delete
 helm.sh/hook-weight: {{ . | quote }}
 {{- end }}
 
+{{- /* The part `ipam` of the nodes' config.yaml. `ceding` is for the controller: agents refuse a key
+that they do not know. */}}
+{{- define "podfabric.ipam" -}}
+{{- $ipam := omit .Values.ipam "ceding" -}}
+{{- if eq (default "none" .Values.ipam.nv_ipam) "none" -}}
+{{- $ipam = omit $ipam "nv_ipam" "nv_ipam_namespace" -}}
+{{- end -}}
+{{ toYaml $ipam }}
+{{- end }}
+
+{{- /* What agents read at their start only (agent/settings.py, AT_START_ONLY): other agents follow
+when it changes. */}}
+{{- define "podfabric.at-start" -}}
+{{- $agent := pick (.Values.config.agent | default dict) "listen" "sweep" -}}
+{{ printf "%s\n%s" (include "podfabric.ipam" .) (toYaml $agent) | sha256sum | trunc 16 }}
+{{- end }}
+
 {{- define "podfabric.service-account" -}}
 {{- $root := .root -}}
 apiVersion: v1
