@@ -101,8 +101,17 @@ class Attempts:
                 self._refusals.pop(pool, None)
             finally:
                 with self.changed:  # who asks from here on makes a new attempt
-                    del self._open[key]
+                    self._open.pop(key, None)
                 attempt.over.set()
+
+    def end(self, why: CNIError) -> None:
+        """End all that are open in vain: none of them is served any more."""
+        with self.changed:
+            ended = list(self._open.values())
+            self._open.clear()
+        for attempt in ended:
+            attempt.error = why
+            attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """Why the last claim of one of them failed, if that was a short time ago."""

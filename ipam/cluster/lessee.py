@@ -88,9 +88,8 @@ class Lessee:
         attempts: Callable[[Lease], Attempts] = Attempts,
         compat: bool = False,
     ) -> None:
-        calls = UntilClosed(api)
-        self._end_calls = calls.close
-        self._api = api = cast(ClusterApi, calls)
+        self._calls = UntilClosed(api)
+        self._api = api = cast(ClusterApi, self._calls)
         self._store = BlockStore(files)
         self._node = node
         self._boot = boot
@@ -128,15 +127,17 @@ class Lessee:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more, no call either. Waits for the one that is under way, for a while: the
-        store is left as it is after that."""
+        """Begin nothing more, no call either. Waits for a change that is under way, for a while:
+        the store is left as it is after that. No answer to a read is waited for, as none may come
+        for long."""
         self._closed = True
         self._failures.close()
-        self._end_calls()
+        self._calls.close()
         self._sharing.close()
         self._attempts.wake()
-        if self._thread is not None:
+        if self._thread is not None and not self._calls.is_read_by(self._thread):
             self._thread.join(_JOIN)
+        self._attempts.end(CNIError(Code.TRY_AGAIN, "this agent is being replaced"))
         self._store.close()
 
     def step(self) -> float:
