@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ipam.cluster.objects import AddressBlock, AddressPool, Compat
 from ipam.cluster.whereabouts import held, placeholders
 from ipam.cluster.whereabouts.held import Held, listed
 from ipam.cluster.whereabouts.objects import IPPool, entries
-from ipam.cluster.whereabouts.overlap import strictest
+from ipam.cluster.whereabouts.overlap import has, strictest
 
 
 class ForeignPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -52,7 +52,16 @@ def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
     if arguments.clear:
         _clear(api)
     listed_pools = api.list(AddressPool).items
-    pools = [_foreign(api, pool, strictest(pool, listed_pools)) for pool in listed_pools]
+    names = {pool.metadata.name for pool in listed_pools}
+    blocks = api.list(AddressBlock).items
+    orphans = [block for block in blocks if block.spec.pool not in names]
+    pools = []
+    for pool in listed_pools:
+        compat = strictest(pool, listed_pools)
+        mine = [each for each in blocks if each.spec.pool == pool.metadata.name]
+        if compat != "None":  # nodes go by it for blocks whose own pool is gone
+            mine += [each for each in orphans if has(pool, each)]
+        pools.append(_foreign(api, pool, compat, mine))
     if arguments.output == "json":
         output.document({"pools": pools}, "json")
     else:
@@ -81,10 +90,11 @@ def _clear(api: ClusterApi) -> None:
     sys.stdout.write(f"removed {count} placeholders\n")
 
 
-def _foreign(api: ClusterApi, pool: AddressPool, compat: Compat) -> ForeignPool:
+def _foreign(
+    api: ClusterApi, pool: AddressPool, compat: Compat, blocks: Sequence[AddressBlock]
+) -> ForeignPool:
     name = pool.metadata.name
     found = held.read(api, pool)
-    blocks = api.list(AddressBlock, {"spec.pool": name}).items
     ours = {key for block in blocks for key in _published(block)}
     pods = {
         text(each): there.allocation.podref

@@ -109,7 +109,9 @@ class Confirmation:
         return Confirmed(objects, bool(again), self._looks.clashes)
 
     def _revision(self, found: AddressBlock, at: float) -> Revision:
-        pool = self._pools.known(found.spec.pool)
+        pool = self._pools.of_block(found)
+        # One that stands in for a pool that is gone does not know what that one excluded.
+        stands_in = pool is not None and pool.metadata.name != found.spec.pool
         state: State = "usable"
         if pool is not None and not (
             pool.spec.state == "Active" and self._pools.may_hand_out(pool)
@@ -132,7 +134,7 @@ class Confirmation:
             at=at,
             limit=limit,
             holes=out,
-            widen=found.metadata.name in self._looks.unseen,
+            widen=stands_in or found.metadata.name in self._looks.unseen,
             ceded=merged(Interval(address, address) for address in ceded_by(found)),
         )
 

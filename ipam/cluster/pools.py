@@ -12,12 +12,12 @@ from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import pool_name
-from ipam.cluster.objects import AddressPool, Compat
+from ipam.cluster.objects import AddressBlock, AddressPool, Compat
 from ipam.cluster.rails import Rails
 from ipam.cluster.wants import PoolRange, Want
 from ipam.cluster.whereabouts import held
 from ipam.cluster.whereabouts.held import Held
-from ipam.cluster.whereabouts.overlap import strictest
+from ipam.cluster.whereabouts.overlap import has, strictest
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed once a second at most
 AT_ONCE = 64  # pools in the answer to one LIST; a cluster with more is asked for each pool
@@ -199,6 +199,14 @@ class Pools:
         """The pool as it was read last; None if that failed, or never happened."""
         pool = self._known.get(name)
         return None if pool is None else self._used(pool)
+
+    def of_block(self, block: AddressBlock) -> AddressPool | None:
+        """The pool of a block, as it is known; if it is gone, one that has the block's addresses
+        and shares them with whereabouts."""
+        known = self.known(block.spec.pool)
+        if known is not None:
+            return known
+        return next((each for each in self._sharing.values() if has(each, block)), None)
 
     def leasing(self, want: Want) -> AddressPool | None:
         """The pool that leases what is wanted, as it is known: another one for a rail."""

@@ -45,10 +45,8 @@ class Looks:
         It is asked as long as the pool's `compat` says so: what was written there may be lost, and
         whereabouts may run where it should not.
         """
-        pool = self._pools.known(found.spec.pool)
+        pool = self._pools.of_block(found)
         spec = found.spec
-        if spec.cover:  # the block that covers it is looked at by its holder
-            return spec
         if pool is not None and ({spec.compat, pool.spec.compat} != {"None"} or spec.foreign):
             held = self._held(pool, found)
             if held is None:
@@ -59,13 +57,12 @@ class Looks:
                 foreign = foreign_within(others, geometry.interval(found))
                 self._compare(found, held, foreign)
                 spec = replace(spec, foreign=foreign, compat=pool.spec.compat)
-        if spec.state == "Pending" and (pool is None or spec.compat != pool.spec.compat):
-            return None
-        return spec
+        is_unseen = not spec.cover if pool is None else spec.compat != pool.spec.compat
+        return None if spec.state == "Pending" and is_unseen else spec
 
     def forget(self, found: AddressBlock) -> None:
         """Take the placeholders of a block back, before it is deleted. ApiError."""
-        pool = self._pools.known(found.spec.pool)
+        pool = self._pools.of_block(found)
         if found.spec.compat == "Coexist" or (pool and pool.spec.compat == "Coexist"):
             placeholders.remove(self._api, found.metadata.uid)
 
@@ -73,7 +70,8 @@ class Looks:
         """What whereabouts holds of a pool; None if it cannot be seen, or told of the block."""
         name = pool.metadata.name
         try:
-            if pool.spec.compat == "Coexist":  # what it holds no more becomes ours first
+            # What it holds no more becomes ours first; the holder of a cover tells of sub-blocks.
+            if pool.spec.compat == "Coexist" and not found.spec.cover:
                 return self._told(pool, found)
             if found.spec.compat == "Coexist" or found.spec.state == "Pending":
                 placeholders.remove(self._api, found.metadata.uid)

@@ -8,7 +8,8 @@ node decides that alone, by what the API server says of the pools: no controller
 from collections.abc import Iterable, Sequence
 
 from ipam.addresses import Network
-from ipam.cluster.objects import AddressPool, Compat
+from ipam.cluster import geometry
+from ipam.cluster.objects import AddressBlock, AddressPool, Compat
 from ipam.cluster.rails import Rails
 
 _STRICTER: Sequence[Compat] = ("None", "Read", "Coexist")
@@ -30,6 +31,17 @@ def strictest(pool: AddressPool, others: Iterable[AddressPool]) -> Compat:
         ),
         key=_STRICTER.index,
     )
+
+
+def has(pool: AddressPool, block: AddressBlock) -> bool:
+    """Whether the addresses of a block are the pool's."""
+    if pool.status.space != block.spec.space:
+        return False
+    try:
+        first = geometry.interval(block).first
+    except ValueError:
+        return False
+    return any(first in network for network in _networks(pool))
 
 
 def _networks(pool: AddressPool) -> Sequence[Network]:

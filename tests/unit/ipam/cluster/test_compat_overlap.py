@@ -4,6 +4,7 @@ A block that is leased by one pool is handed out for all that overlap it. So the
 of them counts for each, whether a controller runs or not.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.addresses import parse
+from ipam.blocks import LeasedBlock
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.cluster.whereabouts.objects import OverlappingRangeIPReservation
@@ -19,6 +21,7 @@ from ipam.scope import Compat
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
+from tests.unit.ipam.cluster.test_ceding import full_fabric
 from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE, allocation, offsets, put_ippool
 
 NARROW = "10.0.0.0/25"  # of podfabric alone
@@ -102,6 +105,41 @@ def test_a_node_that_is_not_told_of_whereabouts_leases_nothing_there(
     assert refused.code == Code.TRY_AGAIN
     assert "ipam.compat" in str(refused)
     assert not server.look_at_all(AddressBlock).items
+
+
+def test_blocks_of_a_pool_that_is_gone_go_by_one_that_has_their_addresses(
+    memory_path: Path,
+) -> None:
+    server = FakeApi()
+    wide, narrow = put_pool(server), put_pool(server, NARROW, exclude=("10.0.0.10",))
+    put_ippool(server, {number: allocation(f"old{number}") for number in range(128)})
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    node.add("p0", OURS)
+    server.remove(AddressPool, narrow.metadata.name)
+    switch(server, wide, "Read")
+    node.steps(1, 460.0)
+    assert node.add("p1")[0] > "10.0.0.127"  # not of the block of before
+    (kept_out,) = {row.kept_out for row in rows(node) if row.pool == narrow.metadata.name}
+    assert [each.last - each.first for each in kept_out] == [0, 15]  # its exclude, and the block
+
+
+def rows(node: ClusterNode) -> list[LeasedBlock]:
+    with node.files.transaction() as tables:
+        return list(tables.blocks())
+
+
+def test_an_address_that_another_node_ceded_is_not_given_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        fabric = full_fabric(stack, tmp_path)
+        address = fabric.borrow("a", "one-more")
+        fabric.cluster.pool("10.64.0.0/27", name="10.64.0.0-27", compat="Read", block_size=4)
+        offset = parse(address) & 0xFF
+        held = {offset: allocation("theirs")}
+        put_ippool(fabric.api, held, "10.64.0.0/27", "10.64.0.0-27")
+        fabric.work(2, 30.0)
+        fabric.work(1, 460.0)
+        fabric.nodes["a"].delete("one-more")
+        assert fabric.borrow_or_none("a", "the-next") != address
 
 
 def test_pools_that_do_not_overlap_stay_as_they_are(memory_path: Path) -> None:
