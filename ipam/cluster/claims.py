@@ -78,15 +78,15 @@ class Claimant:
         Raises Unusable, Late, ApiError; NoneLeft if other nodes have all such blocks; CNIError 110
         or AddressTaken if no block could help.
         """
-        pool = self._pools.recent(pool_of(want))
-        if pool.spec.compat != "None" and (pool.spec.rails or pool.status.rail_of):
-            raise Unusable(
-                f"AddressPool {pool.metadata.name} has rails, which whereabouts cannot share: set "
-                "its spec.compat to None"
-            )
-        if pool.status.rail_of:
-            pool = self._pools.recent(pool.status.rail_of)
+        pool = asked = self._pools.recent(pool_of(want))
+        if asked.status.rail_of:
+            pool = self._pools.recent(asked.status.rail_of)
         name = pool.metadata.name
+        if {asked.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != asked):
+            raise Unusable(
+                f"AddressPool {name} has rails, which whereabouts cannot share: set spec.compat to "
+                "None, of this pool and of all that overlap it"
+            )
         tried: set[str] = set()
         listed = False
         while True:

@@ -242,7 +242,7 @@ class Pools:
         says that it is to be asked. Raises ApiError, Unusable."""
         if pool.spec.compat == "None":
             return {}
-        if not self.may_hand_out(pool):
+        if pool.spec.compat == "Coexist" and not self._compat:
             raise Unusable(
                 f"AddressPool {pool.metadata.name} has spec.compat {pool.spec.compat}, and "
                 '"ipam.compat" in config.yaml of this node is None: set it too (ipam.compat of '
@@ -252,7 +252,10 @@ class Pools:
         return found
 
     def may_hand_out(self, pool: AddressPool) -> bool:
-        """Whether this node tells whereabouts of what it hands out, where that still does, too."""
+        """Whether this node knows all that whereabouts holds of the pool, which is not so with
+        rails, and tells whereabouts of what it hands out, where that still does, too."""
+        if pool.spec.compat != "None" and pool.spec.rails:
+            return False
         return self._compat or pool.spec.compat != "Coexist"
 
     def known_foreign(self, pool: AddressPool) -> Mapping[int, Held]:

@@ -153,6 +153,26 @@ def test_pools_that_do_not_overlap_stay_as_they_are(memory_path: Path) -> None:
     assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {"None"}
 
 
+@pytest.mark.parametrize("range_", ["10.0.0.0/25", "10.1.0.0/25"])
+def test_a_pool_with_rails_hands_out_nothing_beside_whereabouts(
+    memory_path: Path, range_: str
+) -> None:
+    """Whichever rail the other pool overlaps, and on whichever the pod has its interface."""
+    server = FakeApi()
+    put_pool(server, rails=("10.1.0.0/24",))
+    rail = put_pool(server, "10.1.0.0/24")
+    server.put(replace(rail, status=replace(rail.status, rail_of="10.0.0.0-24")))
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    asked = [{"range": RANGE}, {"range": "10.1.0.0/24"}]
+    node.add("p0", asked[0])
+    put_pool(server, range_, compat="Read")
+    node.steps(1, 460.0)
+    for number, ipam in enumerate(asked):
+        refused = error_of(lambda: node.add(f"p1-{number}", ipam))  # noqa: B023
+        assert refused.code == Code.TRY_AGAIN
+        assert "rails" in str(refused)
+
+
 def test_a_pool_is_as_strict_as_what_one_of_its_rails_overlaps() -> None:
     server = FakeApi()
     railed = put_pool(server, rails=("10.1.0.0/24",))
