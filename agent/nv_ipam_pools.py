@@ -68,7 +68,7 @@ def plugin_of(
     claims = None
     if lessee is not None and service is not None and service.owner is not None:
         claims = OwnClaims(lessee, service.owner.why_not)
-    owns = OwnNvIpam(paths.ipam, conf, claims)
+    owns = OwnNvIpam(paths.ipam, conf, claims, service.follower if service is not None else None)
     return lambda: owns
 
 
@@ -87,8 +87,7 @@ def _families(service: "NvPoolService | OwnPoolService") -> "Sequence[Metric]":
         "Addresses of nv-ipam's pools that are this node's, by pool.",
         labels=("pool", "state"),
     )
-    follower = service.follower
-    for key, state in follower.states.items() if follower is not None else ():
+    for key, state in service.follower.states.items():
         for name in ("usable", "blocked", "outside"):
             addresses.add_metric((key, name), getattr(state, name))
     return (addresses,)

@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
-        help="of the IPPools of NVIDIA's nv-ipam that podfabric leases addresses of: an "
-        "AddressPool is made of each (default: none are)",
+        help="of the pools of NVIDIA's nv-ipam that are podfabric's own: an AddressPool is made of "
+        "each IPPool, and nodes get prefixes of each CIDRPool (default: none are)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(

@@ -124,8 +124,12 @@ class FakeClient:
     def node(self, name: str) -> Node:
         return self._call("get", "Node", name, lambda: self.server.look_at_node(name))
 
-    def nodes(self) -> Sequence[Node]:
-        return self._call("list", "Node", "", lambda: tuple(self.server.machines.values()))
+    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
+        def listed() -> Sequence[Node]:
+            found = tuple(self.server.machines.values())
+            return found if labels else tuple(replace(each, labels={}) for each in found)
+
+        return self._call("list", "Node", "", listed)
 
     def has_pods(self, node: str) -> bool:
         return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)

@@ -63,7 +63,7 @@ class WatchExpired(ApiError):
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What a Node object says of a machine. `taints` are their keys. `labels` are those of a Node
-    that was read alone: a list of all Nodes has none."""
+    that was read alone: a list of all Nodes has them only if it is asked for them."""
 
     name: str
     uid: str
@@ -151,8 +151,8 @@ class ClusterApi(Protocol):
     def node(self, name: str) -> Node:
         """A Node object. NotFound."""
 
-    def nodes(self) -> Sequence[Node]:
-        """All Node objects."""
+    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
+        """All Node objects, with their labels if these are needed."""
 
     def has_pods(self, node: str) -> bool:
         """Whether a Pod object is bound to that node's name."""

@@ -189,9 +189,9 @@ class RestApi:
         found = self._read(what, f"{documents.NODES}/{name}")
         return _decoded(what, found, documents.NodeDocument).node(labels=True)
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
         found, _ = self._pages("list Node", documents.NODES, documents.NodeDocument)
-        return tuple(each.node() for each in found)
+        return tuple(each.node(labels=labels) for each in found)
 
     def has_pods(self, node: str) -> bool:
         what = f"list Pod of node {node}"

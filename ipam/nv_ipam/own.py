@@ -1,8 +1,9 @@
 """The verbs of a network whose IPAM plugin is nv-ipam, where podfabric leases the addresses of its
 pools (`ipam.nv_ipam: own`): nv-ipam's controller is gone.
 
-What a request may have is worked out as in mode follow, but an entry is the whole pool: which of it
-this node hands out is for the blocks that it leases.
+What a request may have is worked out as in mode follow, but the entry of an IPPool is the whole
+pool: which of it this node hands out is for the blocks that it leases. Of a CIDRPool each node has
+one prefix, which podfabric's controller gives it: there all is as in mode follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
 from cni.spec.result import Result
+from ipam.addresses import Network
+from ipam.confirmed import boottime
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.options import NvIpamOptions
-from ipam.nv_ipam.plugin import NvIpam, ip_of
-from ipam.nv_ipam.pools import OWN_FILE, NodePools, PoolsFile
+from ipam.nv_ipam.plugin import NvIpam, PoolSource, ip_of
+from ipam.nv_ipam.pools import OWN_FILE, ROUTED, NodePools, PoolsFile
 from ipam.nv_ipam.requests import ResolvedRequest, resolved
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
@@ -28,19 +31,21 @@ if TYPE_CHECKING:
 
 class OwnNvIpam(NvIpam):
     """As NvIpam. `claims` leases blocks for this node; None in a process that is not the agent.
-    `timing` is ClusterStore's."""
+    `follower` is for CIDRPools. `timing` is ClusterStore's."""
 
     def __init__(
         self,
         directory: Path,
         conf: Path,
         claims: "Claims | None" = None,
+        follower: PoolSource | None = None,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
         super().__init__(directory, conf)
         self._file = PoolsFile(directory, OWN_FILE)
         self._claims = claims
         self._timing = timing
+        self._routed = NvIpam(directory, conf, follower, timing.get("clock", boottime))
 
     def reserve(
         self,
@@ -52,6 +57,8 @@ class OwnNvIpam(NvIpam):
     ) -> tuple[Result, Grant, tuple[RangeSet, ...]]:
         """See NvIpam.reserve."""
         options = self._options(request)
+        if _is_routed(options):
+            return self._routed.reserve(store, owner, request, segment, answerable)
         known = self._file.read()
         found = self._resolved(options, known)
         answerable(found.sets)
@@ -72,8 +79,16 @@ class OwnNvIpam(NvIpam):
     def status(self, store: SqliteStore, request: Request) -> str | None:
         """See NvIpam.status."""
         plain = NvIpamOptions(pools=self._options(request).pools)
+        if _is_routed(plain):
+            return self._routed.status(store, request)
         sets = self._resolved(plain, self._file.read()).sets
         return self._leasing(store, sets).exhausted(sets)
+
+    def homes(self, request: Request) -> Callable[[int, Network], tuple[str, Network]]:
+        """See NvIpam.homes."""
+        if _is_routed(self._options(request)):
+            return self._routed.homes(request)
+        return super().homes(request)
 
     def _leasing(self, store: SqliteStore, sets: Sequence[RangeSet]) -> "ClusterStore":
         from ipam.cluster.store import ClusterStore  # most nodes never need it
@@ -91,11 +106,6 @@ class OwnNvIpam(NvIpam):
                 'several to a node: ask for an address by "args.cni.ips" instead'
             )
         for key in options.pools:
-            if not key.startswith("ippool/"):
-                raise invalid_config(
-                    f'{key}: with "ipam.nv_ipam": own podfabric has no CIDRPools: use an IPPool, '
-                    "or set ipam.nv_ipam to follow on all nodes"
-                )
             pool = known.pools.get(key) if known is not None else None
             if pool is not None and pool.entry is None:
                 raise CNIError(
@@ -105,3 +115,15 @@ class OwnNvIpam(NvIpam):
                     "(the log of the node's agent says what is not)",
                 )
         return resolved(options, known)
+
+
+def _is_routed(options: NvIpamOptions) -> bool:
+    """Whether the pools are CIDRPools. CNIError 7 for pools of both kinds, which nv-ipam's own
+    definitions cannot name: blocks and prefixes are not reserved in one transaction."""
+    routed = {key.startswith(ROUTED) for key in options.pools}
+    if len(routed) > 1:
+        raise invalid_config(
+            f'{", ".join(options.pools)}: with "ipam.nv_ipam": own a network has either IPPools or '
+            "CIDRPools: make a network of each"
+        )
+    return True in routed

@@ -19,7 +19,10 @@ from ipam.ranges import Range, merged
 
 FILE = "nv-ipam.json"
 OWN_FILE = "nv-ipam-own.json"
-"""The same where podfabric leases the addresses: the two must not be taken for each other."""
+"""IPPools where podfabric leases the addresses: the two must not be taken for each other."""
+
+ROUTED = "cidrpool/"
+"""What the keys of CIDRPools begin with: their entries are prefixes, which nodes do not share."""
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

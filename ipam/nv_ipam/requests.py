@@ -7,7 +7,7 @@ from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.result import Route
 from ipam.addresses import Interval, Network, family, parse, parse_interval, text
 from ipam.nv_ipam.options import NvIpamOptions
-from ipam.nv_ipam.pools import NodePool, NodePools
+from ipam.nv_ipam.pools import ROUTED, NodePool, NodePools
 from ipam.ranges import Range, RangeSet
 from ipam.store import Reservation
 
@@ -99,6 +99,8 @@ def _pool(key: str, known: NodePools | None) -> NodePool:
 
 def _set(pool: NodePool, options: NvIpamOptions, wanted: Sequence[int]) -> RangeSet:
     network = pool.subnet
+    if pool.entry is None and pool.key.startswith(ROUTED):
+        raise no_entry(pool)  # a node without a prefix gets no address of one
     if options.gateway:
         return RangeSet((_gateway(pool),), fixed=True)
     if options.index is not None:
@@ -115,9 +117,9 @@ def no_entry(pool: NodePool) -> CNIError:
     """The pool has no addresses for this node."""
     return CNIError(
         Code.TRY_AGAIN,
-        f"nv-ipam's controller gives this node no addresses of {pool.key} ({pool.network}): "
-        "nothing was reserved; see that the pool's nodeSelector selects the node, that it has room "
-        "for one more node, and that its spec is valid",
+        f"the controller gives this node no addresses of {pool.key} ({pool.network}): nothing was "
+        "reserved; see that it runs, that the pool's nodeSelector selects the node, that it has "
+        "room for one more node, and that its spec is valid",
     )
 
 

@@ -128,6 +128,12 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
     assert role["metadata"]["namespace"] == "nv"
     assert role["rules"][0]["verbs"] == ["list", "watch"]
     assert [each["name"] for each in binding["subjects"]] == ["podfabric", "podfabric-controller"]
+    prefixes = "podfabric-nv-ipam-prefixes"
+    role, binding = (objects[kind, prefixes] for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["cidrpools/status"], ["update"])
+    assert [each["name"] for each in binding["subjects"]] == ["podfabric-controller"]
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     assert written["ipam"]["nv_ipam"] == "own"
     deployment = objects["Deployment", "podfabric-controller"]

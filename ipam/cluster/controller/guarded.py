@@ -84,9 +84,9 @@ class GuardedApi:
         with self._counted("get"):
             return self._api.node(name)
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self, *, labels: bool = False) -> Sequence[Node]:
         with self._counted("list"):
-            return self._api.nodes()
+            return self._api.nodes(labels=labels)
 
     def has_pods(self, node: str) -> bool:
         with self._counted("list"):

@@ -15,7 +15,7 @@ from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
 from ipam.cluster.controller.rounds import Rounds, Seen, World
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvIPPool
+from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class LiveView:
     """What the API server has, for one leader: mirrors of our objects, polls of the others.
 
-    nv-ipam's IPPools of the namespace `nv_ipam` are mirrored too, if it is given.
+    nv-ipam's pools of the namespace `nv_ipam` are mirrored too, if it is given.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class LiveView:
         self._shares = Mirror(api, AddressShare, changed)
         self._reservations = Mirror(api, AddressReservation, changed)
         self._ippools = Mirror(api, NvIPPool, changed, namespace=nv_ipam) if nv_ipam else None
+        self._cidrpools = Mirror(api, NvCIDRPool, changed, namespace=nv_ipam) if nv_ipam else None
         self._definitions: Sequence[NetworkDefinition] = ()
         self._definitions_at: float | None = None
         self._redefined = Signal(api.definition_changes, changed)
@@ -88,6 +89,7 @@ class LiveView:
             shares=self._shares.items() or (),
             reservations=reservations,
             ippools=(self._ippools.items() or ()) if self._ippools is not None else (),
+            cidrpools=(self._cidrpools.items() or ()) if self._cidrpools is not None else (),
         )
 
     def polled(self) -> Polled | None:
@@ -103,8 +105,9 @@ class LiveView:
         mirrors = (self._pools, self._blocks, self._requests, self._reservations, self._shares)
         for follower in (self._nodes, *mirrors, self._redefined):
             follower.close()
-        if self._ippools is not None:
-            self._ippools.close()
+        for pools in (self._ippools, self._cidrpools):
+            if pools is not None:
+                pools.close()
 
 
 def _until_next_poll(nodes: int) -> float:
@@ -116,7 +119,7 @@ class ControllerProcess:
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
     cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
-    the namespace of nv-ipam's IPPools, where they are podfabric's own.
+    the namespace of nv-ipam's pools, where they are podfabric's own.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ from ipam.cluster.controller.bound_pods import BoundPods
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_pools import NvPools
+from ipam.cluster.controller.nv_prefixes import NvPrefixes
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -39,7 +40,7 @@ from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.requests import Requests
 from ipam.cluster.controller.reservations import refused, reserve
 from ipam.cluster.controller.steps import Steps
-from ipam.cluster.nv_ipam.objects import NvIPPool
+from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.objects import (
     AddressBlock,
     AddressPool,
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """What the API server has. The nodes were asked for at `read_at`, and known at `read_until`.
-    `ippools` are nv-ipam's, where they are podfabric's own."""
+    `ippools` and `cidrpools` are nv-ipam's, where they are podfabric's own."""
 
     read_at: float
     read_until: float
@@ -72,6 +73,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[AddressShare, ...] = ()
     reservations: tuple[AddressReservation, ...] = ()
     ippools: tuple[NvIPPool, ...] = ()
+    cidrpools: tuple[NvCIDRPool, ...] = ()
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +85,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     contradictions: int = 0  # what fsck --cluster would report
     over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
-    unusable: int = 0  # definitions, and IPPools of nv-ipam, that get no pool
+    unusable: int = 0  # definitions that get no pool, and pools of nv-ipam that cannot be used
 
 
 def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -> World:
-    """Everything, by consistent reads; nv-ipam's IPPools of that namespace. ApiError."""
+    """Everything, by consistent reads; nv-ipam's pools of that namespace. ApiError."""
     read_at = clock()
     nodes = tuple(api.nodes())
     return World(
@@ -101,6 +103,7 @@ def read_world(api: ClusterApi, clock: Callable[[], float], nv_ipam: str = "") -
         shares=api.list(AddressShare).items,
         reservations=api.list(AddressReservation).items,
         ippools=api.list(NvIPPool, namespace=nv_ipam).items if nv_ipam else (),
+        cidrpools=api.list(NvCIDRPool, namespace=nv_ipam).items if nv_ipam else (),
     )
 
 
@@ -109,7 +112,7 @@ class Rounds:
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
     leader. `ceding` and `compat` are those of the pools that are made from definitions. `nv_ipam`
-    is the namespace of the IPPools that are podfabric's own.
+    is the namespace of nv-ipam's pools that are podfabric's own.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Rounds:
             api, clock, self._reports, pools_per_namespace, ceding=ceding, compat=compat
         )
         self._nv_pools = NvPools(api, clock, self._reports, nv_ipam)
+        self._nv_prefixes = NvPrefixes(api, clock, self._reports, nv_ipam)
         self._reclaim = Reclaim(api, clock, counts or ReclaimCounts(), margin)
         self._requests = Requests(api, clock)
         self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
@@ -147,6 +151,7 @@ class Rounds:
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, self.steps)
         unusable += self._nv_pools.keep(world.ippools, world.shares, pools, self.steps)
+        unusable += self._nv_prefixes.keep(world.cidrpools, world.nodes, world.shares, self.steps)
         self._bound_pods.begin()
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
         polled = (world.read_at, world.read_until)

@@ -68,7 +68,9 @@ class FollowedPool(NamedTuple):
 class PoolFollower(StepThread):
     """Implements `ipam.nv_ipam.plugin.PoolSource`. Without `start`, `step` does what is due.
 
-    `watch` begins a watch of the shares of a pool. `clock` is CLOCK_BOOTTIME.
+    `watch` begins a watch of the shares of a pool. `clock` is CLOCK_BOOTTIME. Only pools whose keys
+    begin with `serves` are followed. `why_not` says why the store may lack what nv-ipam's daemon
+    gave here: then the node hands out nothing, and its shares stay as they are.
     """
 
     def __init__(
@@ -80,11 +82,16 @@ class PoolFollower(StepThread):
         sources: Sequence[Source],
         watch: Callable[[str], SharesWatch],
         clock: Callable[[], float] = boottime,
+        serves: str = "",
+        why_not: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__()
         self._api = api
         self._files = files
-        self._file = NodeFile(files.directory, node)
+        self._file = NodeFile(files.directory, node, serves)
+        self._serves = serves
+        self._why_not = why_not
+        self._unjoined: str | None = None
         self._node = node
         self._boot = boot
         self._sources = sources
@@ -112,6 +119,7 @@ class PoolFollower(StepThread):
         """Bring file and shares up to date; for how many seconds nothing is due then."""
         with self._working:
             self._file.claim()
+            self._unjoined = self._why_not()
             self._confirm()
             seen = [pools for source in self._sources if (pools := source()) is not None]
             if len(seen) < len(self._sources):
@@ -142,7 +150,8 @@ class PoolFollower(StepThread):
     def _keys(self) -> set[str]:
         """All pools to look at: also gone ones of which this node still has a share."""
         unsettled = self.states.keys() - self._settled
-        return {*self._objects, *self._file.known().pools, *unsettled, *self._shares.pools()}
+        keys = {*self._objects, *self._file.known().pools, *unsettled, *self._shares.pools()}
+        return {key for key in keys if key.startswith(self._serves)}
 
     # --- confirmation ------------------------------------------------------------------------
 
@@ -204,6 +213,8 @@ class PoolFollower(StepThread):
         old = self._file.known().pools.get(key)
         new = self._view(key, old)
         entry = allotted(new) if new is not None else ()
+        if self._unjoined is not None:
+            return self._left_alone(key, new, entry)
         usable = common(entry, _runs(old.usable)) if old is not None else ()
         beside = self._beside(key, old, entry) if new is not None else ()
         now = new and with_lease(replace(new, usable=listed(usable), beside=beside), old)
@@ -224,6 +235,20 @@ class PoolFollower(StepThread):
             self._reports.say(key, "")
         blocked = self._neighbours.blocked(key, entry)
         return FollowedPool(size(entry), size(usable), size(blocked), size(outside), len(beside))
+
+    def _left_alone(
+        self, key: str, new: NodePool | None, entry: Sequence[Interval]
+    ) -> FollowedPool:
+        """Hand out nothing of the entry: pods may have any address of it."""
+        self._settled.discard(key)
+        nothing = {"usable": (), "beside": (), "share": "", "confirmed": 0.0}
+        self._file.write(key, new and replace(new, **nothing))
+        if entry:
+            why = (
+                f"{key}: what nv-ipam's controller gave this node stays as it is: {self._unjoined}"
+            )
+            self._reports.say(key, why)
+        return FollowedPool(size(entry))
 
     def _share(
         self, key: str, now: NodePool | None, entry: Sequence[Interval], wanted: Sequence[Interval]

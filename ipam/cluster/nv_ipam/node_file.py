@@ -10,11 +10,15 @@ from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
 
 
 class NodeFile:
-    """`PoolsFile` of the node of that name. Reading raises CNIError 5, writing OSError."""
+    """`PoolsFile` of the node of that name, for pools whose keys begin with `serves`.
 
-    def __init__(self, directory: Path, node: str) -> None:
+    Reading raises CNIError 5, writing OSError.
+    """
+
+    def __init__(self, directory: Path, node: str, serves: str = "") -> None:
         self._file = PoolsFile(directory)
         self._node = node
+        self._serves = serves
 
     def known(self) -> NodePools:
         """What it says; nothing if it is damaged: it is written again, with what the API server
@@ -27,9 +31,14 @@ class NodeFile:
             return NodePools(is_named=True)
 
     def claim(self) -> None:
-        """Forget what is of another node: the disk was copied."""
-        if self.known().node not in ("", self._node):
+        """Forget what is of another node, as the disk was copied, and pools that are not served."""
+        known = self.known()
+        if known.node not in ("", self._node):
             self._file.write(NodePools(node=self._node, is_named=True))
+            return
+        pools = {key: pool for key, pool in known.pools.items() if key.startswith(self._serves)}
+        if pools != known.pools:
+            self.write_all(pools, is_named=known.is_named)
 
     def write(self, key: str, pool: NodePool | None) -> None:
         """Change one pool."""

@@ -117,17 +117,33 @@ class NvIPPool(Resource, frozen=True, kw_only=True):
         return _network("spec.subnet", self.spec.subnet)
 
 
+class StaticPrefix(msgspec.Struct, frozen=True, kw_only=True, rename={"node": "nodeName"}):
+    """A prefix that is for one node; for none, if `node` is "". Without a gateway it has that of
+    the pool's index."""
+
+    prefix: str
+    node: str = ""
+    gateway: str = ""
+
+
 class NvCIDRPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """As far as a node reads it."""
+    """`cidr` is cut into prefixes of that length. The gateway of each is its address of that index,
+    from 0 at the network address."""
 
     cidr: str
+    per_node_network_prefix: int = 0
+    gateway_index: int | None = None
+    static_allocations: tuple[StaticPrefix, ...] | None = None
+    node_selector: NodeSelector | None = None
     exclusions: tuple[ExcludedRun, ...] | None = None
     per_node_exclusions: tuple[ExcludedIndexes, ...] | None = None
     default_gateway: bool = False
     routes: tuple[PoolRoute, ...] | None = None
 
 
-class NvCIDRPoolEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"node": "nodeName"}):
+class NvCIDRPoolEntry(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"node": "nodeName"}
+):
     """A node's prefix, with the gateway of it."""
 
     node: str

@@ -27,7 +27,7 @@ from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.objects import AddressPool, AddressShare, Holder, Meta, ShareSpec
 from ipam.cluster.pools import Unusable
 from ipam.nv_ipam import importing
-from ipam.nv_ipam.pools import FILE, OWN_FILE, NodePool, NodePools, PoolsFile, domain_of, listed
+from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile, domain_of, listed
 from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 5.0  # seconds, while something is missing
@@ -118,8 +118,6 @@ class PoolOwner(StepThread):
         )
         if new != known:
             self._file.write(new)
-        # What mode follow wrote is over: it must not find that if it comes back.
-        (self._files.directory / FILE).unlink(missing_ok=True)
 
     def _view(self, pool: NvIPPool, former: NodePool | None) -> NodePool | None:
         """What the file says of a pool. Of one that is invalid this node hands out nothing more."""

@@ -5,6 +5,7 @@ While other machines block a part of a pool, there is one of its shares, too.
 
 from pathlib import Path
 
+from cni.spec.errors import CNIError
 from ipam.cluster.api import ClusterApi
 from ipam.cluster.controller.mirror import Mirror
 from ipam.cluster.nv_ipam.follower import PoolFollower
@@ -13,6 +14,7 @@ from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.owner import PoolOwner
 from ipam.cluster.objects import AddressShare
 from ipam.nv_ipam import importing
+from ipam.nv_ipam.pools import ROUTED
 from ipam.store_files import StoreFiles
 
 
@@ -53,11 +55,11 @@ class NvPoolService:
 
 
 class OwnPoolService:
-    """nv-ipam's IPPools in that namespace, whose addresses podfabric leases, for the node `node` in
-    this `boot`.
-    Nothing is asked before `start`."""
+    """nv-ipam's pools in that namespace as podfabric's own, for the node `node` in this `boot`.
 
-    follower: None = None
+    It leases addresses of IPPools, and has a prefix of each CIDRPool: the entries that podfabric's
+    controller gives are followed as those of nv-ipam's. Nothing is asked before `start`.
+    """
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class OwnPoolService:
         self._api = api
         self._namespace = namespace
         self._ippools: Mirror[NvIPPool] | None = None
+        self._cidrpools: Mirror[NvCIDRPool] | None = None
         self.owner = PoolOwner(
             api,
             files,
@@ -79,17 +82,45 @@ class OwnPoolService:
             lambda: self._ippools.items() if self._ippools is not None else None,
             daemon_store,
         )
+        self.follower = PoolFollower(
+            api,
+            files,
+            node,
+            boot,
+            (lambda: _seen(self._cidrpools),),
+            self._watched,
+            serves=ROUTED,
+            why_not=lambda: why_not_joined(daemon_store, files),
+        )
 
     def start(self) -> None:
         """Keep the node's part up to date until `close`, in threads of its own."""
-        self._ippools = Mirror(self._api, NvIPPool, self.owner.wake, namespace=self._namespace)
+        where = self._namespace
+        self._ippools = Mirror(self._api, NvIPPool, self.owner.wake, namespace=where)
+        self._cidrpools = Mirror(self._api, NvCIDRPool, self.follower.wake, namespace=where)
         self.owner.start()
+        self.follower.start()
+
+    def _watched(self, key: str) -> SharesWatch:
+        return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})
 
     def close(self) -> None:
         """Begin nothing more. Waits for what is under way."""
-        if self._ippools is not None:
-            self._ippools.close()
+        for mirror in (self._ippools, self._cidrpools):
+            if mirror is not None:
+                mirror.close()
         self.owner.close()
+        self.follower.close()
+
+
+def why_not_joined(daemon_store: Path, files: StoreFiles) -> str | None:
+    """Why the store may lack what nv-ipam's daemon gave to pods; None if it has that all."""
+    try:
+        with files.transaction() as tables:
+            store = tables.meta.store
+    except CNIError as error:
+        return error.message
+    return importing.why_unfinished(daemon_store, files.directory, store)
 
 
 def _seen(mirror: Mirror[NvIPPool] | Mirror[NvCIDRPool] | None) -> tuple[NvPool, ...] | None:

@@ -14,13 +14,13 @@ from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
 from ipam.nv_ipam import plugin
 from ipam.nv_ipam.own import OwnNvIpam
 from ipam.nv_ipam.plugin import NvIpam
-from ipam.nv_ipam.pools import OWN_FILE, NodePools, PoolsFile
+from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile
 from ipam.plugin import AddressPlugin
 from ipam.scope import AddressSettings, Stores
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import request
-from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NETWORK, put_ippool
+from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NETWORK, put_cidrpool, put_ippool
 from tests.waiting import until
 
 FOLLOW = AddressSettings(scope="cluster", nv_ipam="follow")
@@ -75,7 +75,10 @@ def test_a_process_for_one_call_serves_where_the_file_says_so(tmp_path: Path) ->
 
 def test_pools_that_the_node_owns_come_into_a_file_of_their_own(tmp_path: Path) -> None:
     server, files = FakeApi(), PerCall(tmp_path, report=lambda line: None)
-    PoolsFile(tmp_path).write(NodePools(node="a"))  # of mode follow
+    former = {
+        key: NodePool(key=key, network="10.0.0.0/24") for key in ("ippool/old", "cidrpool/old")
+    }
+    PoolsFile(tmp_path).write(NodePools(node="a", pools=former, is_named=True))  # of mode follow
     with closing(OwnPoolService(server.client("a"), files, "a", "boot-1", NAMESPACE)) as service:
         service.start()
         put_ippool(server, {}, per_node_block_size=8)
@@ -86,7 +89,13 @@ def test_pools_that_the_node_owns_come_into_a_file_of_their_own(tmp_path: Path) 
             return set(known.pools) if known is not None else set()
 
         until(lambda: keys() == {"ippool/pool"}, what="pool in the file")
-        until(lambda: PoolsFile(tmp_path).read() is None, what="end of the other file")
+        put_cidrpool(server, {"a": ("10.8.0.8/29", "10.8.0.9")})
+
+        def followed() -> set[str]:
+            known = PoolsFile(tmp_path).read()
+            return set(known.pools) if known is not None else set()
+
+        until(lambda: followed() == {"cidrpool/routed"}, what="only CIDRPools in the other file")
 
 
 def test_watches_wake_the_follower_and_adds_follow_the_pools(tmp_path: Path) -> None:

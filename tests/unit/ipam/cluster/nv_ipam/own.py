@@ -1,22 +1,25 @@
-"""Nodes whose IPPools of nv-ipam are podfabric's own, and the controller, in one process."""
+"""Nodes whose pools of nv-ipam are podfabric's own, and the controller, in one process."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.rounds import Rounds, Seen, read_world
-from ipam.cluster.nv_ipam.objects import NvIPPool
+from ipam.cluster.nv_ipam.follower import PoolFollower
+from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool
 from ipam.cluster.nv_ipam.own_claims import OwnClaims
 from ipam.cluster.nv_ipam.owner import PoolOwner
+from ipam.cluster.nv_ipam.service import why_not_joined
 from ipam.cluster.objects import AddressPool
 from ipam.nv_ipam.own import OwnNvIpam
+from ipam.nv_ipam.pools import ROUTED
 from ipam.plugin import AddressPlugin
 from ipam.scope import Stores
 from ipam.store import Reservation
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi, Faults
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode
-from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, NodeVerbs
+from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, Looked, NodeVerbs
 
 
 class Controller:
@@ -78,10 +81,22 @@ class OwnNode(NodeVerbs):
             self.daemon_store,
             self.clock,
         )
+        self.follower = PoolFollower(
+            self.api,
+            self.files,
+            self.name,
+            self.boot,
+            (self.cidrpools,),
+            lambda key: Looked(self.server, key),
+            self.clock,
+            ROUTED,
+            lambda: why_not_joined(self.daemon_store, self.files),
+        )
         self.nv_ipam = OwnNvIpam(
             self.directory,
             self.directory / "nv-ipam.conf",
             OwnClaims(self.leases.lessee, self.owner.why_not),
+            self.follower,
             clock=self.clock,
             patience=0.0,
             pool_patience=0.0,
@@ -98,6 +113,11 @@ class OwnNode(NodeVerbs):
             return None
         return self.server.look_at_all(NvIPPool, namespace=NAMESPACE).items
 
+    def cidrpools(self) -> tuple[NvCIDRPool, ...] | None:
+        if self.api.down or self.server.down:
+            return None
+        return self.server.look_at_all(NvCIDRPool, namespace=NAMESPACE).items
+
     @property
     def plugin(self) -> AddressPlugin:
         return AddressPlugin(Stores(self.files), lambda: self.boot, nv_ipam=lambda: self.nv_ipam)
@@ -106,6 +126,7 @@ class OwnNode(NodeVerbs):
         """What the agent does in a while."""
         self.clock.now += seconds
         self.owner.step()
+        self.follower.step()
         self.leases.notice()
         self.leases.lessee.step()
 

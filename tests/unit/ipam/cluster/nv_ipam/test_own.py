@@ -64,7 +64,9 @@ def world(memory_path: Path) -> World:
     return World(memory_path)
 
 
-def daemon_writes(node: OwnNode, *addresses: str, subnet: str = "10.0.0.0/24") -> None:
+def daemon_writes(
+    node: OwnNode, *addresses: str, subnet: str = "10.0.0.0/24", pool: str = "pool"
+) -> None:
     """nv-ipam's daemon had given these to pods of the node."""
     snapshot = json.dumps({"subnet": subnet})
     entries = {
@@ -76,7 +78,7 @@ def daemon_writes(node: OwnNode, *addresses: str, subnet: str = "10.0.0.0/24") -
         }
         for address in addresses
     }
-    pools = {"pool": {"name": "pool", "entries": entries}} if addresses else {}
+    pools = {pool: {"name": pool, "entries": entries}} if addresses else {}
     node.daemon_store.parent.mkdir(exist_ok=True)
     node.daemon_store.write_bytes(checksummed({"version": 1, "checksum": 0, "pools": pools}))
 
@@ -350,11 +352,11 @@ def test_an_invalid_pool_gets_no_address_pool_and_an_event(world: World) -> None
     assert not world.server.look_at_all(AddressPool).items
 
 
-def test_cidrpools_are_refused(world: World) -> None:
+def test_a_network_has_pools_of_one_kind(world: World) -> None:
     a = world.node("a")
     world.settle()
-    with pytest.raises(CNIError, match="has no CIDRPools") as caught:
-        a.add("p", {"poolName": "routed", "poolType": "cidrpool"})
+    with pytest.raises(CNIError, match="either IPPools or CIDRPools") as caught:
+        a.add("p", {"poolName": "pool,cidrpool/routed"})
     assert caught.value.code == Code.INVALID_CONFIG
 
 
