@@ -126,7 +126,8 @@ class OwnNode(NodeVerbs):
         """What the agent does in a while."""
         self.clock.now += seconds
         self.owner.step()
-        self.follower.step()
+        if self.cidrpools():
+            self.follower.step()
         self.leases.notice()
         self.leases.lessee.step()
 
