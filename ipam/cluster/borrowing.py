@@ -23,6 +23,7 @@ from ipam.cluster.wants import Want
 from ipam.ranges import outside
 
 GIVEN_UP = 60.0  # seconds without an ADD that asks: the runtime tries again within less
+UNWANTED = 3.0  # the same of a request that others wait behind; an ADD that waits asks each second
 _AGAIN = 60.0  # seconds until a request is made again, as the controller may have deleted it
 _LOOK_AT_POOL = 1.0  # seconds between two looks for a free block, while an ADD waits
 _MOST_PARTS = 32
@@ -37,6 +38,7 @@ class _Asked(msgspec.Struct):
     looked: float  # when there was no free block
     wanted: float
     made: float
+    exhausted: bool = False  # nothing was to be had: it holds no offer
 
 
 class Borrowing:
@@ -72,13 +74,15 @@ class Borrowing:
         if not _is_ceding(left):
             raise left.error
         if is_new_look and self._take_back(holder, left):
+            self.served(want)
             return ()
         try:
             request = self._api.get(AddressRequest, asked.name)
         except NotFound:
             asked.made = -_AGAIN
             raise _pending(want, asked.name) from None
-        if request.status.exhausted:
+        asked.exhausted = request.status.exhausted
+        if asked.exhausted:
             raise left.error
         leased: list[AddressBlock] = []
         for address in map(parse, request.status.offers[:waiting]):
@@ -95,14 +99,28 @@ class Borrowing:
         self._end(request)
         return leased
 
+    def served(self, want: Want) -> None:
+        """An ADD that waits has got an address of this node: others may have what is offered to it.
+
+        What fails is left to `tend`.
+        """
+        with suppress(ApiError):
+            self._withdraw(_key(want))
+
     def tend(self) -> None:
         """Delete the requests that are over. Raises ApiError."""
         now = self._clock()
         for key, asked in list(self._asked.items()):
-            if now - asked.wanted >= GIVEN_UP:
-                with suppress(NotFound, Conflict):
-                    self._api.delete(self._api.get(AddressRequest, asked.name))
-                del self._asked[key]
+            is_in_the_way = _is_ceding(asked.left) and not asked.exhausted
+            if now - asked.wanted >= (UNWANTED if is_in_the_way else GIVEN_UP):
+                self._withdraw(key)
+
+    def _withdraw(self, key: str) -> None:
+        asked = self._asked.get(key)
+        if asked is not None:
+            with suppress(NotFound, Conflict):
+                self._api.delete(self._api.get(AddressRequest, asked.name))
+            del self._asked[key]
 
     def _end(self, request: AddressRequest) -> None:
         """Delete a request that was served, so that no node cedes more. Else `tend` does."""

@@ -104,7 +104,10 @@ class Empties:
                 kept = [block for block in kept if self._age(block, now) < HOLD]
             for block in empty:
                 small = block.size <= SMALL or bool(block.sticky)
-                if (small or block not in kept) and self._age(block, now) >= _GRACE:
+                age = self._age(block, now)
+                if block.uid in wanted:  # others wait: it is enough that it was not just claimed
+                    age = max(age, now - block.confirmed)
+                if (small or block not in kept) and age >= _GRACE:
                     yield block
 
     def _age(self, block: LeasedBlock, now: float) -> float:

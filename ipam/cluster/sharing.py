@@ -99,6 +99,7 @@ class Sharing:
                 if block is None:
                     return ()
                 self._follow(claimant.holder.instance, block.spec.pool)
+                self._borrowing.served(want)
                 return (block,)
             except NoneLeft as none_left:
                 left = none_left

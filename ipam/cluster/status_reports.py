@@ -12,6 +12,7 @@ from ipam.cluster.block_store import BlockStore, Survey
 from ipam.cluster.objects import AddressBlock, BlockStatus
 
 EVERY = 10.0  # seconds between two writes of one node, and more in a large cluster
+_ABOUT_FULL = 3  # addresses: networks often leave out network address, broadcast address, gateway
 
 
 class _Published(NamedTuple):
@@ -51,15 +52,15 @@ class StatusReports:
         return True
 
     def has_room_again(self, survey: Survey) -> Sequence[LeasedBlock]:
-        """The blocks that were full when they were told last, and are not any more."""
+        """The blocks that were about full when they were told last, and have more room now."""
         return [
             each.block
             for each in survey.blocks
             if each.block.state == "usable"
             and (told := self._told.get(each.block.name)) is not None
             and told.uid == each.block.uid
-            and told.free == 0
-            and _free(each.block, each.used) > 0
+            and told.free <= _ABOUT_FULL
+            and _free(each.block, each.used) > told.free
         ]
 
     def tell_of(self, block: LeasedBlock, seq: int, objects: dict[str, AddressBlock]) -> None:

@@ -92,7 +92,7 @@ class ClusterStore:
                 if waits > _MOST_WAITS and time.monotonic() > pool_deadline + self._patience:
                     raise _still_wanted(view.wants)
                 waits += 1
-                self._wait(view.wants, pool_deadline)
+                self._wait(view, pool_deadline)
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
@@ -143,12 +143,13 @@ class ClusterStore:
         self._local.undo(grant)
         return False
 
-    def _wait(self, wants: Sequence[Want], pool_deadline: float) -> None:
+    def _wait(self, view: LeasedView, pool_deadline: float) -> None:
+        """Until there may be an address of a set: of a new block, or freed here by a DEL."""
         deadline, again = time.monotonic() + self._patience, _AGAIN
         while True:
             interrupts.checkpoint()
             try:
-                return self._claims.claim(wants, deadline)
+                return self._claims.claim(view.wants, deadline)
             except NotReserved as error:
                 self._unreserved.add(error.want.pool)
                 return None
@@ -164,6 +165,13 @@ class ClusterStore:
                     raise
                 time.sleep(again)
                 again = min(2 * again, _LONGEST_AGAIN)
+            if not view.is_passed_over and self._has_one(view):
+                return None
+
+    def _has_one(self, view: LeasedView) -> bool:
+        """Whether each set has an address here by now; else what is wanted now is in the view."""
+        self._local.look(view.narrowed)
+        return not view.wants
 
     # --- what the node's own store does ------------------------------------------------------
 

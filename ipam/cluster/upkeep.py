@@ -17,7 +17,7 @@ from ipam.cluster.status_reports import EVERY, StatusReports
 from ipam.cluster.wants import Want
 
 _LOOK_AT_POOL = 450.0  # seconds; only where an empty block is kept, and no confirmation came
-_ROOM_AGAIN = 2.0  # seconds between two statuses of blocks that were full, where nodes cede
+_ROOM_AGAIN = 2.0  # seconds between two statuses of blocks about full, where nodes cede
 _ROOM = 0.9  # of the blocks of a pool that are leased: from there on nothing is leased ahead
 
 Guarded = Callable[[str, Callable[[], object]], bool]

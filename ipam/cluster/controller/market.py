@@ -44,6 +44,7 @@ class Market:
         self._index = index
         self._standings = standings
         self._given: set[tuple[str, int]] = set()  # by space
+        self._withheld = False  # whether another request has an address that this one could use
 
     def offers(self, request: AddressRequest, pool: AddressPool) -> Offers:
         """What the request may have: ceded already, asked for already, and to be asked for.
@@ -63,6 +64,7 @@ class Market:
         ]
         blocks = list({placed.block.metadata.name: placed for placed in blocks}.values())
         found: list[int] = []
+        self._withheld = False
         cedes = pool.spec.cedes
         if cedes:
             for placed in blocks:
@@ -79,7 +81,7 @@ class Market:
                 if more:
                     found += more
                     wanted.append((placed.block, tuple(more)))
-        return Offers(tuple(found), tuple(wanted), exhausted=not found)
+        return Offers(tuple(found), tuple(wanted), exhausted=not (found or self._withheld))
 
     def _may_cede(self, block: AddressBlock, instance: str) -> bool:
         return (
@@ -97,9 +99,14 @@ class Market:
         return _inside((address for address in ceded if address not in leased), parts)
 
     def _take(self, space: str, addresses: Iterator[int], most: int) -> list[int]:
-        taken = list(
-            islice((each for each in addresses if (space, each) not in self._given), max(0, most))
-        )
+        taken: list[int] = []
+        for address in addresses if most > 0 else ():
+            if (space, address) in self._given:
+                self._withheld = True
+                continue
+            taken.append(address)
+            if len(taken) == most:
+                break
         self._given |= {(space, address) for address in taken}
         return taken
 

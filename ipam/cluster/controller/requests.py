@@ -4,6 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import text
@@ -15,17 +16,27 @@ from ipam.cluster.controller.steps import Steps
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressRequest, RequestStatus
 
 KEPT = 300.0  # seconds: a node that still needs addresses asks again
+TURN = 3.0  # seconds for which an offer is for one node: without an ADD that waits, it takes none
 
 _log = logging.getLogger(__name__)
 
 
+class _Turn(msgspec.Struct):
+    """What a request was offered, since when, and how many offers it left untaken before."""
+
+    offers: tuple[str, ...]
+    since: float
+    missed: int = 0
+
+
 class Requests:
-    """The memory of one leader: since when it has seen each request."""
+    """The memory of one leader: since when it has seen each request, and what it offered."""
 
     def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
         self._since: dict[str, float] = {}  # by uid
+        self._turns: dict[str, _Turn] = {}  # by uid
 
     def collect(
         self,
@@ -69,11 +80,16 @@ class Requests:
         market: Market,
         steps: Steps,
     ) -> None:
-        """Ask holders for addresses, and then tell the nodes that need them."""
+        """Ask holders for addresses, and then tell the nodes that need them.
+
+        The oldest request is first, behind those that have left fewer offers untaken.
+        """
         answers: list[tuple[AddressRequest, Offers]] = []
         wanted: defaultdict[str, list[int]] = defaultdict(list)
         blocks: dict[str, AddressBlock] = {}
-        for request in sorted(requests, key=_age):
+        requests = tuple(requests)
+        self._take_turns(requests)
+        for request in sorted(requests, key=self._place):
             pool = pools.get(request.spec.pool)
             if pool is None or not is_ready(pool):
                 continue
@@ -96,6 +112,24 @@ class Requests:
         named = [(each[0].metadata.name, each) for each in answers]
         steps.each("answers", named, lambda each: self._tell(each[0], each[1], asked))
 
+    def _take_turns(self, requests: Collection[AddressRequest]) -> None:
+        """Count the offers that were left untaken for the time of a turn."""
+        now, former = self._clock(), self._turns
+        self._turns = {}
+        for request in requests:
+            uid, offers = request.metadata.uid, request.status.offers
+            turn = self._turns[uid] = former.get(uid) or _Turn(offers, now)
+            if request.status.exhausted:  # its ADDs have failed
+                turn.missed = max(1, turn.missed)
+            if turn.offers != offers:
+                turn.offers, turn.since = offers, now
+            elif offers and now - turn.since >= TURN:
+                turn.missed, turn.since = turn.missed + 1, now
+
+    def _place(self, request: AddressRequest) -> tuple[int, str, str]:
+        meta = request.metadata
+        return self._turns[meta.uid].missed, meta.creation_timestamp, meta.name
+
     def _ask(self, block: AddressBlock, addresses: Iterable[int]) -> bool:
         """Ask the holder of a block for addresses, once in a round; whether that was written."""
         wanted = (*block.spec.cede_wanted, *map(text, addresses))
@@ -115,10 +149,6 @@ class Requests:
                 self._api.update_status(replace(request, status=status))
             except (Conflict, NotFound, Refused) as error:
                 _log.info("request %s: not answered: %s", request.metadata.name, error)
-
-
-def _age(request: AddressRequest) -> tuple[str, str]:
-    return request.metadata.creation_timestamp, request.metadata.name
 
 
 def _why(

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from ipam.addresses import parse
+from ipam.blocks import LeasedBlock
+from ipam.cluster.block_store import Survey, Surveyed
+from ipam.cluster.borrowing import GIVEN_UP, UNWANTED
 from ipam.cluster.ceding import REVIEW_EVERY
 from ipam.cluster.names import pool_name
 from ipam.cluster.objects import AddressBlock, AddressRequest
+from ipam.cluster.returns import Empties
 from ipam.store import AddressTaken
 from tests.unit.ipam.cluster.audit import audit, audit_settled
 from tests.unit.ipam.cluster.controller.cluster import Cluster
@@ -170,6 +175,7 @@ def test_a_holder_that_needs_it_takes_an_address_back_that_nobody_leases(full: F
     assert full.ceded() == {address}
     assert full.add("c", "own-2") == address
     assert full.ceded() == set()
+    assert full.requests() == []
 
 
 def test_a_node_that_comes_back_keeps_what_it_borrowed_and_what_it_ceded(full: Fabric) -> None:
@@ -237,6 +243,20 @@ def test_an_address_is_had_soon_after_a_pod_ends_elsewhere(
     fabric.work(2, 100.0)
 
 
+def test_an_address_is_had_soon_also_where_the_network_leaves_out_one_of_its_block(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """By the count of its holder a block with the broadcast address has always room."""
+    fabric = Fabric(stack, tmp_path, "a", "b", range_="10.64.0.0/29")  # two blocks, three of each
+    for pod in range(3):
+        for name in fabric.nodes:
+            fabric.add(name, f"{name}-{pod}")
+    fabric.work(8, 3.0)
+    fabric.nodes["a"].delete("a-1")
+    fabric.work(3, 1.0)
+    assert fabric.borrow("b", "late")
+
+
 def test_a_block_that_was_kept_empty_goes_back_when_another_node_asks(
     stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -278,16 +298,66 @@ def test_a_request_is_deleted_when_it_is_served(full: Fabric) -> None:
     assert full.requests() == []
 
 
-def test_a_request_is_deleted_when_no_pod_asks_any_more(
-    full: Fabric, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_deleted_soon_when_no_pod_asks_any_more(full: Fabric) -> None:
+    """What it is offered, no other node gets meanwhile."""
     full.code("a", "one-more")
+    full.work(1, 1.0)
     assert [each.spec.node for each in full.requests()] == ["a"]
-    full.work(2, 3.0)
-    assert [each.spec.node for each in full.requests()] == ["a"]
-    monkeypatch.setattr("ipam.cluster.borrowing.GIVEN_UP", 0.0)
-    full.work(2, 3.0)
+    full.work(2, UNWANTED)
     assert full.requests() == []
+
+
+def test_a_request_in_vain_is_kept_for_the_next_attempt(full: Fabric) -> None:
+    for number in range(2):
+        full.borrow("a", f"last-{number}")
+    full.code("b", "too-many")
+    full.work(2)
+    assert full.code("b", "too-many")[0] == Code.NO_FREE_ADDRESS
+    full.work(3, UNWANTED)
+    assert [each.spec.node for each in full.requests()] == ["b"]
+    full.work(2, GIVEN_UP)
+    assert full.requests() == []
+
+
+def test_a_request_is_deleted_when_the_node_gets_a_whole_block(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    fabric = Fabric(stack, tmp_path, "a", "b")
+    given = {f"b-{number}": address for number, address in enumerate(fabric.fill("b", 14))}
+    fabric.work(4, 3.0)
+    fabric.code("a", "one-more")
+    assert [each.spec.node for each in fabric.requests()] == ["a"]
+    for pod, address in given.items():
+        if address in {f"10.64.0.{last}" for last in range(4, 8)}:
+            fabric.nodes["b"].delete(pod)
+    while len(fabric.blocks()) == 4:  # the pool is exhausted, so an empty block goes back
+        fabric.work(1, 1.0)
+    fabric.add("a", "one-more")
+    assert fabric.sub_blocks() == {}
+    assert fabric.requests() == []
+
+
+def test_a_block_that_others_want_goes_back_at_once_unless_it_was_just_claimed() -> None:
+    """An ADD of its own node takes an address of a fresh block in a moment."""
+    block = LeasedBlock(
+        name="default-10.64.0.4-30",
+        uid="uid",
+        space="default",
+        pool=POOL,
+        domains=("",),
+        first=parse("10.64.0.4"),
+        last=parse("10.64.0.7"),
+        boot="boot",
+        confirmed=100.0,
+    )
+    empty = Survey(1, (Surveyed(block, 0),))
+
+    def given_back(now: float, *wanted: str) -> list[LeasedBlock]:
+        return list(Empties("boot").surplus(empty, now, lambda pool, since: True, wanted))
+
+    assert given_back(101.0, "uid") == []
+    assert given_back(103.0, "uid") == [block]
+    assert given_back(103.0) == []
 
 
 def free_of(fabric: Fabric, name: str) -> list[str]:

@@ -9,7 +9,10 @@ import pytest
 
 from agent.settings import Settings
 from cni.spec.errors import CNIError, Code
+from ipam.addresses import parse
+from ipam.blocks import LeasedBlock
 from ipam.cluster import store
+from ipam.cluster.block_store import BlockStore
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.wants import PATIENCE, POOL_PATIENCE, Claims, NoClaims, PoolPending, Want
 from ipam.resident import Resident
@@ -82,6 +85,51 @@ def test_a_request_that_takes_seconds_does_not_end_the_wait(tmp_path: Path, cloc
     claims = Refusing(clock, CNIError(Code.TRY_AGAIN, "not now"), seconds=3.5)
     waits(tmp_path, claims)
     assert claims.asked >= 3
+
+
+class Ending(NoClaims):
+    """Claims in vain; meanwhile a pod of this node ends."""
+
+    def __init__(self, local: SqliteStore, container: str) -> None:
+        super().__init__()
+        self.asked = 0
+        self._local = local
+        self._container = container
+
+    def claim(self, wants: Sequence[Want], deadline: float) -> None:
+        self.asked += 1
+        if self.asked == 2:
+            self._local.release(owner(self._container).attachment)
+        raise CNIError(Code.TRY_AGAIN, "not now")
+
+
+def test_an_add_that_waits_gets_what_a_del_on_its_own_node_frees(
+    tmp_path: Path, clock: Time
+) -> None:
+    files = PerCall(tmp_path, report=lambda text: None)
+    address = parse("10.0.0.1")
+    BlockStore(files).put(
+        LeasedBlock(
+            name="default-10.0.0.1-32",
+            uid="u",
+            space="default",
+            pool="10.0.0.0-24",
+            domains=(SETS[0].ranges[0].domain,),
+            first=address,
+            last=address,
+            max_offline=1800.0,
+            boot=BOOT,
+            confirmed=10.0,
+        )
+    )
+    local = SqliteStore(files, BOOT)
+    claims = Ending(local, "c1")
+    leased = [(each.domain, each.network) for each in SETS[0].ranges]
+    made = store.ClusterStore(local, claims, leased, clock=lambda: 20.0)
+    held = made.reserve(owner("c1"), SETS)
+    assert made.reserve(owner("c2"), SETS).granted[0].reservation.address == "10.0.0.1"
+    assert held.granted[0].reservation.address == "10.0.0.1"
+    assert claims.asked == 2
 
 
 @pytest.mark.parametrize("code", [Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN])
