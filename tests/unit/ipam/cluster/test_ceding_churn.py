@@ -193,7 +193,7 @@ def test_no_add_fails_for_long_while_an_address_is_free(tmp_path: Path) -> None:
     ("range_", "pods", "exclude"),
     [
         ("10.64.0.0/26", 60, ("10.64.0.1", "10.64.0.2")),
-        pytest.param("10.64.0.0/24", 200, (), marks=pytest.mark.long),
+        ("10.64.0.0/24", 200, ()),
     ],
     ids=["60 addresses, 60 pods", "254 addresses, 200 pods"],
 )
