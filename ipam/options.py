@@ -51,6 +51,8 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 MOST_ADDRESSES = 64  # of one attachment
+PERSISTENT = "allowPersistentIPs"
+"""The key of a network whose pods may name an IPAMClaim. It is not in `ipam`: KubeVirt reads it."""
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
@@ -61,6 +63,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     configuration names; they follow. `gateway` is the common gateway, also for requested addresses
     of a network without ranges. `requested` are the addresses that the configuration asks for, as
     (JSON path, text). `idle` are keys without effect here, `notes` are for the operator.
+    `persistent`: pods that name an IPAMClaim get its addresses.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -78,6 +81,7 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     requested: tuple[tuple[str, str], ...] = ()
     scope: Scope = ""
     sticky: bool = False
+    persistent: bool = False
 
     def domain(self, network: Network) -> str:
         """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
@@ -164,6 +168,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
         log_level=ipam.log_level.lower() or "warning",
         scope=ipam.scope,
         sticky=ipam.sticky,
+        persistent=network.at(PERSISTENT, bool) or False,
         idle=tuple(idle),
         notes=tuple(reader.notes),
         requested=(

@@ -124,6 +124,11 @@ class AddressPlugin:
         return result, grant
 
     def _reserve_of_nv_ipam(self, request: Request, segment: str | None) -> tuple[Result, Grant]:
+        if request.config.at(ipam_options.PERSISTENT, bool):
+            raise invalid_config(
+                f'"{ipam_options.PERSISTENT}": addresses of nv-ipam\'s pools are not kept for an '
+                'IPAMClaim: remove the key, or give the network another "ipam"'
+            )
         result, grant, sets = self._of_nv_ipam().reserve(
             self._store(self._boot()),
             Owner(_attachment(request), _encodable(request.arguments.pod)),

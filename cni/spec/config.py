@@ -38,7 +38,7 @@ _IPAM_KEYS = {
 _TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
 _TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")  # of such a number in `limits.decode`
 
-# Keys of the runtime, libcni and Multus, which the configuration of any plugin may have
+# Keys of the runtime, libcni, Multus and KubeVirt, which the configuration of any plugin may have
 # (SPEC.md section 1).
 RUNTIME_KEYS = frozenset(
     (
@@ -53,6 +53,7 @@ RUNTIME_KEYS = frozenset(
         "ipam",
         "dns",
         "ipMasq",
+        "allowPersistentIPs",
         "disableCheck",
         "disableGC",
         "deviceID",

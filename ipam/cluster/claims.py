@@ -19,7 +19,12 @@ from ipam.blocks import LeasedBlock
 from ipam.cluster import geometry
 from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, NotFound, Unavailable
 from ipam.cluster.candidates import Candidates
-from ipam.cluster.claim_errors import ClaimErrors, is_kept_out, is_reserved
+from ipam.cluster.claim_errors import (
+    ClaimErrors,
+    is_kept_out,
+    is_reserved,
+    is_taken_of_claim,
+)
 from ipam.cluster.geometry import Geometry
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, BlockSpec, Meta, StickySpec
@@ -33,7 +38,7 @@ from ipam.cluster.pools import (
 )
 from ipam.cluster.rails import Rails
 from ipam.cluster.rows import row_of
-from ipam.cluster.sticky_claims import StickyClaims
+from ipam.cluster.sticky_claims import StickyClaims, pinned
 from ipam.cluster.wants import Want
 from ipam.cluster.whereabouts import placeholders
 from ipam.ranges import is_within, merged, outside
@@ -89,6 +94,7 @@ class Claimant:
             )
         tried: set[str] = set()
         listed = False
+        asked = want
         while True:
             blocks = require_usable(pool)
             sought = _rails(pool).sought(want)
@@ -105,6 +111,9 @@ class Claimant:
                 used = self._sticky.use(reserved.block, pool, want)
                 self.claims += used is not None
                 return used
+            if sticky is not None:
+                want = pinned(want, pool)
+                sought = sought._replace(range=want.range)  # such a pool has no rails
             foreign = self._pools.foreign(pool)
             if pool.spec.compat == "Coexist":
                 placeholders.require_whole(self._api, pool)
@@ -132,6 +141,8 @@ class Claimant:
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     error = self._errors.none_left(pool, blocks, want, sought, holes, others)
+                    if want.claim is not None and want.range.parts != asked.range.parts:
+                        raise is_taken_of_claim(want, want.claim)
                     if sticky is not None:  # what others cede goes back to them
                         raise error
                     raise NoneLeft(error, pool, blocks, sought)
@@ -212,8 +223,8 @@ class Claimant:
             self._give_up(stored)
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node reserves an address of {want.range} for the same pod: nothing was "
-                "reserved; the runtime tries again",
+                f"another node reserves an address of {want.range} for the same pod or claim: "
+                "nothing was reserved; the runtime tries again",
             )
         row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))

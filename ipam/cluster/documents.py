@@ -250,7 +250,9 @@ def event(
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
     """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
-    where = f"/apis/{kind.API}/namespaces/{namespace}" if namespace else f"/apis/{kind.API}"
+    where = f"/apis/{kind.API}" if "/" in kind.API else f"/api/{kind.API}"
+    if namespace:
+        where = f"{where}/namespaces/{namespace}"
     return "/".join(filter(None, (where, kind.PLURAL, name, subresource)))
 
 

@@ -21,6 +21,7 @@ from ipam.cluster.duplicates import Duplicates
 from ipam.cluster.events import PendingEvents
 from ipam.cluster.failures import LoggedFailures
 from ipam.cluster.identity import identified
+from ipam.cluster.ipam_claims import ClaimRefused, IpamClaims
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
@@ -31,6 +32,7 @@ from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
     PATIENCE,
+    Claim,
     LeasesNothing,
     Occupancy,
     PoolPending,
@@ -97,6 +99,7 @@ class Lessee:
         self._pools = Pools(api, clock, compat=compat)
         self._events = PendingEvents(api)
         self._duplicates = Duplicates(self._events, node)
+        self._ipam_claims = IpamClaims(api)
         departures = Departures(files.directory)
         self._takeover = Takeover(self._api, self._pools, departures) if compat else None
         self._announcements = Announcements(self._api, self._store, self._pools) if compat else None
@@ -222,6 +225,14 @@ class Lessee:
         """See Claims.kept. The calling thread asks the API server."""
         return self._takeover.kept(owner, ranges) if self._takeover else {}
 
+    def claimed(self, owner: Owner) -> Claim | None:
+        """See Claims.claimed. The calling thread asks the API server."""
+        return self._ipam_claims.of(owner)
+
+    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+        """See Claims.fill. The calling thread does it."""
+        self._ipam_claims.fill(claim, owner, grant)
+
     def announce(self, owner: Owner, grant: Grant) -> bool:
         """See Claims.announce. The calling thread does it."""
         return self._announcements is None or self._announcements.announce(owner, grant)
@@ -237,6 +248,8 @@ class Lessee:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
         elif isinstance(error, ReservationRefused):
             self._events.of_pod("AddressReservationRefused", error.message, owner.pod)
+        elif isinstance(error, ClaimRefused):
+            self._events.of_pod("IPAMClaimRefused", error.message, owner.pod)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
         """See Claims.unable."""

@@ -278,7 +278,8 @@ class AddressRequest(Resource, frozen=True, kw_only=True):
 
 
 class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod by name, or the pods of a StatefulSet: `kind` is "Pod" or "StatefulSet"."""
+    """A pod by name, or the pods of a StatefulSet or of an IPAMClaim: `kind` is "Pod",
+    "StatefulSet" or "IPAMClaim"."""
 
     kind: str
     name: str

@@ -5,8 +5,12 @@ block of its own, of which one address is handed out. The block outlives the pod
 holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
 over with the next epoch. No node takes it from one that has not let go: the controller sets it
 Draining when that node is proved dead.
+
+For an IPAMClaim the agent makes the reservation, with a link to the claim, so that it ends with the
+claim. Its block says the uid of the claim in place of a pod's name.
 """
 
+import hashlib
 import re
 
 from msgspec.structs import replace
@@ -21,12 +25,16 @@ from ipam.cluster.objects import (
     AddressReservation,
     BlockSpec,
     BlockStatus,
+    Meta,
+    OwnerReference,
+    ReservationSpec,
     StickySpec,
 )
 from ipam.cluster.pools import kept_out
-from ipam.cluster.wants import PodInterface
+from ipam.cluster.wants import CLAIM_PREFIX, Claim, PodInterface
 from ipam.ranges import merged, outside
 
+CLAIM_KIND = "IPAMClaim"
 _ORDINAL = re.compile(r"-[0-9]+")
 
 
@@ -59,6 +67,29 @@ def name_of(reservation: AddressReservation) -> str:
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
+def of_claim(claim: Claim, pool: str) -> AddressReservation:
+    """What an agent makes for a claim that gets an address of the pool. The name has the claim's
+    uid in it, so that another claim of the name has another one."""
+    digest = hashlib.sha256(f"{claim.uid}\n{pool}".encode()).hexdigest()[:16]
+    link = {
+        "apiVersion": "k8s.cni.cncf.io/v1alpha1",
+        "kind": CLAIM_KIND,
+        "name": claim.name,
+        "uid": claim.uid,
+    }
+    meta = Meta(name=f"ipamclaim-{digest}", namespace=claim.namespace, owner_references=(link,))
+    owner = OwnerReference(kind=CLAIM_KIND, name=claim.name)
+    return AddressReservation(metadata=meta, spec=ReservationSpec(pool=pool, owner=owner))
+
+
+def claim_uid(reservation: AddressReservation) -> str:
+    """The uid of the IPAMClaim that the reservation is for; "" if it is for none."""
+    if reservation.spec.owner.kind != CLAIM_KIND:
+        return ""
+    links = reservation.metadata.owner_references
+    return next((str(each.get("uid", "")) for each in links if each.get("kind") == CLAIM_KIND), "")
+
+
 def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
     """Whether the reservation is for addresses that the pod has of the pool."""
     spec, owner = reservation.spec, reservation.spec.owner
@@ -68,6 +99,10 @@ def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool
         return False
     if owner.kind == "Pod":
         return owner.name == pod.pod
+    if owner.kind == CLAIM_KIND:
+        return pod.pod.startswith(CLAIM_PREFIX) and pod.pod == (
+            f"{CLAIM_PREFIX}{claim_uid(reservation)}"
+        )
     return pod.pod.startswith(owner.name) and bool(
         _ORDINAL.fullmatch(pod.pod.removeprefix(owner.name))
     )

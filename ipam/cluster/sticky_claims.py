@@ -5,14 +5,15 @@ A pod without a block yet gets one by a claim as any other (`claims`), which say
 
 import math
 import uuid
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import parse, text
+from ipam.addresses import Interval, parse, text
 from ipam.blocks import LeasedBlock
-from ipam.cluster.api import Conflict, NotFound, Unavailable
+from ipam.cluster.api import AlreadyExists, Conflict, NotFound, Unavailable
 from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, StickySpec
 from ipam.cluster.pools import Unusable, kept_out, max_offline
@@ -21,11 +22,12 @@ from ipam.cluster.sticky import (
     ReservationRefused,
     is_of,
     name_of,
+    of_claim,
     pod_of,
     preference,
     why_refused,
 )
-from ipam.cluster.wants import NotReserved, PodInterface, Want
+from ipam.cluster.wants import Claim, NotReserved, PodInterface, Want
 from ipam.ranges import is_within
 
 
@@ -52,6 +54,8 @@ class StickyClaims:
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
             return None
+        if want.claim is not None:
+            return self._of_claim(pool, want.claim, pod)
         listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
         fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
         if not fitting:
@@ -65,6 +69,24 @@ class StickyClaims:
             return Reserved(block.spec.sticky, block)
         spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
         return Reserved(spec, None)
+
+    def _of_claim(self, pool: AddressPool, claim: Claim, pod: PodInterface) -> Reserved:
+        """The same for an IPAMClaim, whose reservation is made here. ReservationRefused, ApiError.
+
+        It comes before the block, so that what a call that dies leaves ends with the claim, too.
+        """
+        reservation = of_claim(claim, pool.metadata.name)
+        name = name_of(reservation)
+        refusal = why_refused(pool)
+        if refusal is not None:
+            raise ReservationRefused(name, refusal)
+        with suppress(AlreadyExists):
+            self._api.create(reservation)
+        found = self._of_pod(name, pool.metadata.name, pod)
+        block = min(found, key=preference, default=None)
+        if block is not None:
+            return Reserved(block.spec.sticky, block)
+        return Reserved(StickySpec(reservation=name, pod=pod.pod, ifname=pod.ifname), None)
 
     def is_alone(self, stored: AddressBlock) -> bool:
         """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""
@@ -91,7 +113,7 @@ class StickyClaims:
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
-                self._require_free(row, found.spec.sticky)
+                self._require_free(row, found.spec.sticky, want)
                 return None
             if row.state == "lost":
                 raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
@@ -106,16 +128,24 @@ class StickyClaims:
                 Code.NO_FREE_ADDRESS,
                 f"{want.range.where}: {text(address)} is reserved for the pod, and {want.range} or "
                 f"AddressPool {pool.metadata.name} excludes it: nothing was reserved; delete "
-                f"AddressReservation {found.spec.sticky.reservation}, or exclude less",
+                f"{_reserver(want, found.spec.sticky)}, or exclude less",
             )
         stored, row = self._taken_over(found, pool, want)
         self._store.put(row)
         return stored
 
-    def _require_free(self, row: LeasedBlock, sticky: StickySpec) -> None:
+    def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
         """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first."""
         held = self._store.holders(row.name).values()
-        if any(each.boot == self._holder.boot for each in held):
+        holder = next((each for each in held if each.boot == self._holder.boot), None)
+        if holder is not None and want.claim is not None:
+            raise CNIError(
+                Code.TRY_AGAIN,
+                f"{sticky.address} is that of IPAMClaim {want.claim}, and pod {holder.pod_name} on "
+                "this node has it: a claim serves one pod at a time: nothing was reserved; the "
+                "runtime tries again, and succeeds once that pod is gone",
+            )
+        if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{sticky.address} is reserved for pod {sticky.pod}, and its former sandbox on "
@@ -136,10 +166,11 @@ class StickyClaims:
         if former.instance != self._holder.instance and spec.state != "Draining":
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still has it "
-                f"(AddressBlock {found.metadata.name}): nothing was reserved; the runtime tries "
-                "again. It is free when the pod is gone there, or that node is proved dead: if its "
-                f"machine is off, `podfabric ipam reclaim --node {node} --powered-off` says so",
+                f"{address} is reserved for {_whose(want, spec.sticky)}, and node {node} still "
+                f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
+                "tries again. It is free when the pod is gone there, or that node is proved dead: "
+                f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
+                "so",
             )
         changed = replace(
             spec,
@@ -161,6 +192,41 @@ class StickyClaims:
                     f"{error}",
                 ) from None
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
+
+
+def pinned(want: Want, pool: AddressPool) -> Want:
+    """The want with the address alone that its IPAMClaim names, if it names one of the range.
+
+    CNIError 110 if that is excluded.
+    """
+    if want.claim is None:
+        return want
+    named = [
+        Interval(each, each)
+        for each in want.claim.addresses
+        if want.range.first <= each <= want.range.last
+    ]
+    if not named:
+        return want
+    narrower = want.range.restricted(named)
+    if not narrower.parts or is_within(named[0].first, kept_out(pool)):
+        raise CNIError(
+            Code.NO_FREE_ADDRESS,
+            f"{want.range.where}: IPAMClaim {want.claim} names {text(named[0].first)}, and "
+            f"{want.range} or AddressPool {pool.metadata.name} excludes it: nothing was reserved; "
+            "make another claim, or exclude less",
+        )
+    return want._replace(range=narrower)
+
+
+def _whose(want: Want, sticky: StickySpec) -> str:
+    return f"pod {sticky.pod}" if want.claim is None else f"IPAMClaim {want.claim}"
+
+
+def _reserver(want: Want, sticky: StickySpec) -> str:
+    if want.claim is None:
+        return f"AddressReservation {sticky.reservation}"
+    return f"IPAMClaim {want.claim}"
 
 
 def _rank(each: AddressReservation) -> tuple[bool, bool, str]:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from base import interrupts
 from cni.spec.attachment import Attachment
-from cni.spec.errors import CNIError, Code
+from cni.spec.errors import CNIError, Code, invalid_config
 from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
     POOL_PATIENCE,
+    Claim,
     Claims,
     LeasesNothing,
     NotReserved,
@@ -40,7 +41,7 @@ class ClusterStore:
     `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
     range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
     many seconds an ADD waits for a block and for a pool. `sticky`: pods whose names have reserved
-    addresses get these.
+    addresses get these. `persistent`: pods that name an IPAMClaim get its addresses.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ClusterStore:
         patience: float = PATIENCE,
         pool_patience: float = POOL_PATIENCE,
         sticky: bool = False,
+        persistent: bool = False,
     ) -> None:
         self._local = local
         self._claims = claims
@@ -61,6 +63,7 @@ class ClusterStore:
         self._patience = patience
         self._pool_patience = pool_patience
         self._sticky = sticky
+        self._persistent = persistent
         self._unreserved: set[PoolRange] = set()
 
     def reserve(
@@ -75,8 +78,11 @@ class ClusterStore:
         pool_deadline = time.monotonic() + self._pool_patience
         in_vain = waits = 0
         try:
+            claim = self._claims.claimed(owner) if self._persistent else None
+            if claim is not None:
+                _require_free_choice(claim, sets)
             while True:
-                view = self._view(owner, sets, self._claims.kept(owner, self._leased))
+                view = self._view(owner, sets, self._claims.kept(owner, self._leased), claim)
                 grant = self._attempt(view, segment, alone)
                 if grant is not None and self._is_announced(owner, grant):
                     break
@@ -93,6 +99,8 @@ class ClusterStore:
                     raise _still_wanted(view.wants)
                 waits += 1
                 self._wait(view, pool_deadline)
+            if claim is not None:
+                self._fill(claim, owner, grant)
         except CNIError as error:
             self._claims.failed(owner, error)
             raise
@@ -111,12 +119,17 @@ class ClusterStore:
         owner: Owner | None,
         sets: Sequence[RangeSet],
         kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
+        claim: Claim | None = None,
     ) -> LeasedView:
         pod = None
-        if self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
+        if claim is not None and owner is not None:
+            pod = claim.interface(owner.attachment.ifname)
+        elif self._sticky and owner is not None and owner.pod.namespace and owner.pod.name:
             pod = PodInterface(owner.pod.namespace, owner.pod.name, owner.attachment.ifname)
         boot = self._local.boot
-        return LeasedView(owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved)
+        return LeasedView(
+            owner, sets, self._leased, boot, self._clock, kept, pod, self._unreserved, claim
+        )
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
         """A grant, or None if the node lacks a block."""
@@ -131,6 +144,14 @@ class ClusterStore:
                 raise
             return None
         return None if view.wants else grant
+
+    def _fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+        """Write the grant into the claim; else undo it."""
+        try:
+            self._claims.fill(claim, owner, grant)
+        except CNIError:
+            self._local.undo(grant)
+            raise
 
     def _is_announced(self, owner: Owner, grant: Grant) -> bool:
         """Whether whereabouts, where it still runs, leaves us the grant; else undo it."""
@@ -206,6 +227,15 @@ class ClusterStore:
     def load(self, reservations: Sequence[Reservation]) -> None:
         """See Store.load."""
         self._local.load(reservations)
+
+
+def _require_free_choice(claim: Claim, sets: Sequence[RangeSet]) -> None:
+    """CNIError 7 if an address is asked for by name: those of the claim come from the ranges."""
+    if any(each.fixed for each in sets):
+        raise invalid_config(
+            f"the pod names IPAMClaim {claim}, and the network or the pod names addresses, too: "
+            "leave one of them out; a claim asks for addresses by spec.ipRequests"
+        )
 
 
 def _given_away(grant: Grant) -> CNIError:

@@ -10,7 +10,7 @@ from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
-from ipam.cluster.wants import Occupancy, PodInterface, PoolRange, Want
+from ipam.cluster.wants import Claim, Occupancy, PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet, merged, outside
 from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
@@ -38,7 +38,7 @@ class LeasedView:
     request has its addresses. Both are of the last call of `narrowed`. `is_passed_over`: the blocks
     have some, and none may be used on this link. `kept` is what the pod has of each pool from
     whereabouts, in any block. Only the address that is reserved for the name of the pod
-    in `sticky` will do, but from the pools in `unreserved`.
+    in `sticky` will do, but from the pools in `unreserved`. It may stand for an IPAMClaim, `claim`.
     """
 
     def __init__(
@@ -51,9 +51,11 @@ class LeasedView:
         kept: Mapping[PoolRange, int],
         sticky: PodInterface | None = None,
         unreserved: Collection[PoolRange] = (),
+        claim: Claim | None = None,
     ) -> None:
         self.owner = owner
         self._sticky = sticky
+        self._claim = claim
         self._unreserved = unreserved
         self._sets = sets
         self._leased = leased
@@ -105,7 +107,8 @@ class LeasedView:
                 return RangeSet((kept,), range_set.fixed)
             is_any = range_set.fixed or pool in self._unreserved
             sticky = None if is_any else self._sticky
-            want = Want(range_, pool, range_set.fixed, sticky)
+            claim = None if sticky is None else self._claim
+            want = Want(range_, pool, range_set.fixed, sticky, claim)
             blocks = [
                 block
                 for block in tables.blocks_in(range_.domain, Interval(range_.first, range_.last))

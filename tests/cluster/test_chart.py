@@ -262,7 +262,8 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     values = yaml.safe_load((CHART / "values.yaml").read_text())["ipam"]
     assert values["scope"] == "cluster"
-    for key in ("ceding", "nv_ipam", "nv_ipam_namespace"):  # the controller's; and not followed
+    # The controller's, a matter of rights, and what is not followed.
+    for key in ("ceding", "ipamClaims", "nv_ipam", "nv_ipam_namespace"):
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
     assert written == {**config, "ipam": values}
@@ -302,6 +303,39 @@ def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_a
     assert rights["None"] == set()
     assert rights["Read"] == {"get", "list", "patch", "delete"}
     assert rights["Coexist"] == {*rights["Read"], "create"}
+
+
+def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:
+    def rights(role: str, *sets: str) -> set[tuple[str, str]]:
+        rules = _objects(*sets)["ClusterRole", role]["rules"]
+        return {
+            (resource, verb)
+            for rule in rules
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    on = ("--set", "ipam.ipamClaims=true")
+    assert rights("podfabric-agent", *on) - rights("podfabric-agent") == {
+        ("addressreservations", "create"),
+        ("pods", "get"),
+        ("ipamclaims", "get"),
+        ("ipamclaims/status", "update"),
+    }
+    assert rights("podfabric-controller", *on) - rights("podfabric-controller") == {
+        ("addressreservations", "delete"),
+        ("ipamclaims", "list"),
+    }
+    objects = _objects(*on)
+    name = "podfabric-claimed-reservations"
+    assert objects.keys() - _objects().keys() == {
+        ("ValidatingAdmissionPolicy", name),
+        ("ValidatingAdmissionPolicyBinding", name),
+    }
+    spec = objects["ValidatingAdmissionPolicy", name]["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    binding = objects["ValidatingAdmissionPolicyBinding", name]["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny", "Audit"]}
 
 
 def test_custodian_is_the_agent_with_another_argument() -> None:

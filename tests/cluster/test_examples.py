@@ -1,12 +1,15 @@
 """Every file of the examples, applied to the API server: its pod runs, or we say why it cannot."""
 
+import json
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes.dynamic.exceptions import NotFoundError, ResourceNotFoundError
 
+from tests import ipam_claims
 from tests.api import nv_ipam
 from tests.cluster import images
 from tests.cluster.cluster import (
@@ -25,6 +28,7 @@ from tests.cluster.installation import (
 )
 from tests.runtime import CHECKOUT
 from tests.waiting import until
+from tools import manifests
 
 EXAMPLES = CHECKOUT / "netattach-examples"
 IPOIB = {
@@ -48,8 +52,9 @@ CANNOT = {
 }
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 OF_VFS = [file.stem for file in FILES if file.stem.startswith("sriov-")]
-OF_RAILS, OF_STICKY, OF_NV_IPAM = "rails-same-index", "sticky", "nv-ipam"
-OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, OF_NV_IPAM)]
+OF_RAILS, OF_STICKY = "rails-same-index", "sticky"
+OF_NV_IPAM, OF_CLAIM = OF_NONE_ELSE = "nv-ipam", "ipam-claim"
+OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *OF_NONE_ELSE)]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -76,7 +81,9 @@ def pods_of(objects: list[dict[str, Any]]) -> dict[str, list[str]]:
             names = [f"{name}-{number}" for number in range(each["spec"]["replicas"])]
         else:
             continue
-        found |= dict.fromkeys(names, annotations[NETWORKS_ANNOTATION].split(","))
+        written = annotations[NETWORKS_ANNOTATION]
+        asked = [json.dumps(element) for element in json.loads(written)] if "[" in written else []
+        found |= dict.fromkeys(names, asked or written.split(","))
     return found
 
 
@@ -164,6 +171,32 @@ def test_a_pod_of_the_example_of_sticky_addresses_keeps_its_address(
     )
     namespace.running(*names)
     assert {name: namespace.address(name) for name in names} == given
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("hcas")
+def test_the_pod_of_the_example_of_a_claim_has_its_address(
+    cluster: Cluster, namespace: Namespace
+) -> None:
+    role = ("--no-hooks", "-s", "templates/cluster-addresses/agent.yaml")
+    rights = manifests.template("--set", "ipam.ipamClaims=true", *role)
+    for each in (ipam_claims.KIND, *filter(None, yaml.safe_load_all(rights))):
+        cluster.apply(each)
+    kind = {"api_version": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim"}
+    until(lambda: _is_served(cluster, kind), PATIENCE, "kind IPAMClaim")
+    apply(namespace, OF_CLAIM)
+    require_running(namespace, OF_CLAIM)
+    claim = cluster.objects.resources.get(**kind).get(name="worker", namespace=namespace.name)
+    assert list(claim.status.ips) == [f"{namespace.address('claimed-worker')}/24"]
+    assert claim.status.ownerPod == "claimed-worker"
+
+
+def _is_served(cluster: Cluster, kind: dict[str, str]) -> bool:
+    try:
+        cluster.objects.resources.get(**kind).get()
+    except (ResourceNotFoundError, NotFoundError):
+        return False
+    return True
 
 
 @pytest.mark.long

@@ -21,12 +21,15 @@ from tests.plugins.service import Service, install_launchers
 from tests.runtime import CHECKOUT, Definition, Runtime, definitions, pods
 
 # Those of `sriov` need hardware of many kinds: tests/unit/sriov/test_examples.py reads them.
-# That of nv-ipam needs its pools: tests/unit/ipam/cluster/test_examples.py has some.
+# That of nv-ipam needs its pools, and that of a claim an API server:
+# tests/unit/ipam/cluster/test_examples.py has them.
 FILES = [
     file
     for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
     if any(
-        definition.config["type"] == "ipoib" and definition.config["ipam"]["type"] != "nv-ipam"
+        definition.config["type"] == "ipoib"
+        and definition.config["ipam"]["type"] != "nv-ipam"
+        and not definition.config.get("allowPersistentIPs")
         for definition in definitions(file)
     )
 ]

@@ -26,6 +26,7 @@ from ipam.cluster.api import (
 from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex
 from ipam.cluster.controller.bound_pods import BoundPods
+from ipam.cluster.controller.claim_ends import ClaimEnds
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_pools import NvPools
@@ -143,6 +144,7 @@ class Rounds:
         self._requests = Requests(api, clock)
         self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
+        self._claim_ends = ClaimEnds(api, clock)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
@@ -156,6 +158,7 @@ class Rounds:
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
+        self._claim_ends.step(world.reservations, self.steps)
         reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
         self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)
