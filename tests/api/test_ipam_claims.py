@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.cluster.api import Refused
@@ -13,20 +14,29 @@ from ipam.cluster.controller.reservations import reserve
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.ipam_claims import ANNOTATION, IPAMClaim
 from ipam.cluster.kubernetes_api import KubernetesApi
-from ipam.cluster.objects import AddressBlock, AddressReservation
+from ipam.cluster.names import pool_name
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    Meta,
+    PoolSpec,
+    PoolStatus,
+)
 from ipam.cluster.sticky import of_claim
 from ipam.cluster.wants import Claim
 from tests.api.server import ApiServer, name
 from tests.api.test_nodes import RealNode
-from tests.api.whereabouts import ready_pool
 from tests.ipam_claims import KIND, claim, delete, selection
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.contract import reservation
+from tests.unit.ipam.cluster.nodes import READY
 from tests.waiting import until
 from tools import manifests
 
 RANGE = "10.79.0.0/26"
 IPAM: dict[str, object] = {"range": RANGE, "network_name": "claimed"}
+POOL = pool_name("claimed", RANGE)
 PERSISTENT = {"allowPersistentIPs": True}
 CLAIMS = "/apis/k8s.cni.cncf.io/v1alpha1/ipamclaims"
 PODS = "/api/v1/namespaces/ns/pods"
@@ -70,6 +80,19 @@ def kind(server: ApiServer) -> Iterator[None]:
     server.kubectl("delete", "crd", "ipamclaims.k8s.cni.cncf.io")
 
 
+@pytest.fixture
+def pool(server: ApiServer) -> Iterator[AddressPool]:
+    """A pool of blocks of one address, as the controller leaves it."""
+    spec = PoolSpec(range=RANGE, network_name="claimed", block_size=1)
+    made = server.admin.create(AddressPool(metadata=Meta(name=POOL), spec=spec))
+    ready = replace(READY, last_transition_time="2026-01-01T00:00:00Z")
+    status = PoolStatus(space="claimed", block_size=1, conditions=(ready,))
+    yield server.admin.update_status(replace(made, status=status))
+    for block in server.admin.list(AddressBlock, {"spec.pool": POOL}).items:
+        server.admin.delete(block)
+    server.admin.delete(server.admin.get(AddressPool, POOL))
+
+
 def put_pod(server: ApiServer, pod: str) -> None:
     """A pod that names the claim "vm"."""
     annotations = {ANNOTATION: selection(**{"ipam-claim-reference": "vm"})}
@@ -77,7 +100,7 @@ def put_pod(server: ApiServer, pod: str) -> None:
     server.make(PODS, {"metadata": {"name": pod, "annotations": annotations}, "spec": spec})
 
 
-@pytest.mark.usefixtures("rights", "kind")
+@pytest.mark.usefixtures("rights", "kind", "pool")
 def test_pods_of_a_claim_have_its_address_until_it_is_deleted(
     server: ApiServer, tmp_path: Path
 ) -> None:
@@ -86,43 +109,42 @@ def test_pods_of_a_claim_have_its_address_until_it_is_deleted(
     server.admin.create(claim())
     one, two = (RealNode(server, tmp_path / each, each) for each in (name("one"), name("two")))
     add = partial(RealNode.add, ipam=IPAM, ifname="net1", config=PERSISTENT)
-    with ready_pool(server, RANGE, 1, "None", "claimed") as pool:
-        given = add(one, "vm-a")
-        status = server.admin.get(IPAMClaim, "vm", "ns").status
-        assert (status.ips, status.owner_pod) == ((f"{given[0]}/26",), "vm-a")
-        refused = error_of(lambda: add(two, "vm-b"))
-        assert refused.code == Code.TRY_AGAIN
-        assert f"IPAMClaim ns/vm, and node {one.name} still has it" in refused.message
-        delete(one, "vm-a")
-        one.steps(3, 3.0)
-        assert add(two, "vm-b") == given
-        assert server.admin.get(IPAMClaim, "vm", "ns").status.owner_pod == "vm-b"
-        delete(two, "vm-b")
-        two.steps(3, 3.0)
+    given = add(one, "vm-a")
+    status = server.admin.get(IPAMClaim, "vm", "ns").status
+    assert (status.ips, status.owner_pod) == ((f"{given[0]}/26",), "vm-a")
+    refused = error_of(lambda: add(two, "vm-b"))
+    assert refused.code == Code.TRY_AGAIN
+    assert f"IPAMClaim ns/vm, and node {one.name} still has it" in refused.message
+    delete(one, "vm-a")
+    one.steps(3, 3.0)
+    assert add(two, "vm-b") == given
+    assert server.admin.get(IPAMClaim, "vm", "ns").status.owner_pod == "vm-b"
+    delete(two, "vm-b")
+    two.steps(3, 3.0)
 
-        now = [0.0]
-        ends = ClaimEnds(server.admin, lambda: now[0])
+    now = [0.0]
+    ends = ClaimEnds(server.admin, lambda: now[0])
 
-        def collect() -> None:
-            now[0] += LOOK_EVERY
-            steps = Steps()
-            ends.step(server.admin.list(AddressReservation, namespace="ns").items, steps)
-            blocks = server.admin.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
-            reserve(
-                server.admin,
-                server.admin.list(AddressReservation, namespace="ns").items,
-                blocks,
-                steps,
-            )
-            assert steps.taken_errors() == []
+    def collect() -> None:
+        now[0] += LOOK_EVERY
+        steps = Steps()
+        ends.step(server.admin.list(AddressReservation, namespace="ns").items, steps)
+        blocks = server.admin.list(AddressBlock, {"spec.pool": POOL}).items
+        reserve(
+            server.admin,
+            server.admin.list(AddressReservation, namespace="ns").items,
+            blocks,
+            steps,
+        )
+        assert steps.taken_errors() == []
 
-        collect()
-        (kept,) = server.admin.list(AddressReservation, namespace="ns").items
-        assert kept.status.addresses == (given[0],)
-        server.admin.delete(server.admin.get(IPAMClaim, "vm", "ns"))
-        collect()
-        assert server.admin.list(AddressReservation, namespace="ns").items == ()
-        assert server.admin.list(AddressBlock, {"spec.pool": pool.metadata.name}).items == ()
+    collect()
+    (kept,) = server.admin.list(AddressReservation, namespace="ns").items
+    assert kept.status.addresses == (given[0],)
+    server.admin.delete(server.admin.get(IPAMClaim, "vm", "ns"))
+    collect()
+    assert server.admin.list(AddressReservation, namespace="ns").items == ()
+    assert server.admin.list(AddressBlock, {"spec.pool": POOL}).items == ()
     for pod in ("vm-a", "vm-b"):
         server.send("DELETE", f"{PODS}/{pod}?gracePeriodSeconds=0")
 
