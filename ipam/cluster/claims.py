@@ -108,10 +108,13 @@ class Claimant:
             reserved = self._sticky.reserved(pool, want)
             sticky = None if reserved is None else reserved.spec
             if reserved is not None and reserved.block is not None:
+                if reserved.block.metadata.name not in self._store.blocks():
+                    self._require_few(pool, self._store.blocks().values())
                 used = self._sticky.use(reserved.block, pool, want)
                 self.claims += used is not None
                 return used
             if sticky is not None:
+                self._sticky.require_room(pool, sticky)
                 want = pinned(want, pool)
                 sought = sought._replace(range=want.range)  # such a pool has no rails
             foreign = self._pools.foreign(pool)

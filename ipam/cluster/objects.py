@@ -72,6 +72,12 @@ class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_offline: str = "30m"
 
 
+class StickyLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many addresses of the pool may be reserved; 0 sets no limit."""
+
+    max_addresses: int = 0
+
+
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One range of one network name. `network_name`, `range`, `shared` and `rails` are immutable.
 
@@ -88,6 +94,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     exclude: tuple[str, ...] = ()
     block_size: int = 0
     max_blocks_per_node: int = 0
+    sticky: StickyLimits = StickyLimits()
     claim_from: Literal["Low", "High"] = "Low"
     ceding: bool = False
     compat: Compat = "None"

@@ -62,6 +62,14 @@ def why_refused(pool: AddressPool) -> str | None:
     return None
 
 
+def limit_reached(pool: str, count: int, most: int) -> str:
+    """Why a pool reserves no further address, and what to do."""
+    return (
+        f"AddressPool {pool} has {count} reserved addresses, and its spec.sticky.maxAddresses is "
+        f"{most}: raise that, or delete reservations that no pod needs"
+    )
+
+
 def name_of(reservation: AddressReservation) -> str:
     """How a block names its reservation."""
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"

@@ -21,6 +21,7 @@ from ipam.cluster.rows import row_of
 from ipam.cluster.sticky import (
     ReservationRefused,
     is_of,
+    limit_reached,
     name_of,
     of_claim,
     pod_of,
@@ -87,6 +88,19 @@ class StickyClaims:
         if block is not None:
             return Reserved(block.spec.sticky, block)
         return Reserved(StickySpec(reservation=name, pod=pod.pod, ifname=pod.ifname), None)
+
+    def require_room(self, pool: AddressPool, reserved: StickySpec) -> None:
+        """ReservationRefused if the pool lets no further address be reserved. ApiError.
+
+        Nodes that ask at the same moment may pass the limit, by an address each.
+        """
+        most, name = pool.spec.sticky.max_addresses, pool.metadata.name
+        if not most:
+            return
+        listed = self._api.list(AddressBlock, {"spec.pool": name}).items
+        count = sum(bool(block.spec.sticky.reservation) for block in listed)
+        if count >= most:
+            raise ReservationRefused(reserved.reservation, limit_reached(name, count, most))
 
     def is_alone(self, stored: AddressBlock) -> bool:
         """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""

@@ -46,11 +46,13 @@ def conflict(conflicts: Sequence[str]) -> Condition:
     )
 
 
-def reservations_refused(reservations: Sequence[str]) -> tuple[Condition, ...]:
-    """That the pool cannot keep some reservations, a sentence for each; nothing if it can."""
-    if not reservations:
+def reservations_refused(reservations: Sequence[str], full: str = "") -> tuple[Condition, ...]:
+    """That the pool cannot keep some reservations, a sentence for each, or no further address, as
+    `full` says; nothing if it can."""
+    if not reservations and not full:
         return ()
-    reason, message = "PoolHasNone", _listed(reservations)
+    reason = "PoolHasNone" if reservations else "LimitReached"
+    message = _listed(reservations) if reservations else full
     return (Condition(type="ReservationsRefused", status="True", reason=reason, message=message),)
 
 

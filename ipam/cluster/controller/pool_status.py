@@ -30,6 +30,7 @@ def status(
     conflicts: Sequence[str],
     now: str,
     refused: Sequence[str] = (),
+    full: str = "",
 ) -> PoolStatus:
     """The status that the pool should have.
 
@@ -41,12 +42,13 @@ def status(
         conflicts: what contradicts itself among the pool's blocks, a sentence each.
         now: the time, for people.
         refused: the reservations that the pool cannot keep, a sentence each.
+        full: why it reserves no further address, "" if it does.
     """
     if not plan.block_size:
         conditions = [
             pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
             pool_conditions.conflict(conflicts),
-            *pool_conditions.reservations_refused(refused),
+            *pool_conditions.reservations_refused(refused, full),
         ]
         return PoolStatus(
             space=plan.space,
@@ -87,7 +89,7 @@ def status(
                 pool_conditions.ready(plan.reason, plan.message, is_true=plan.ready),
                 pool_conditions.exhausted(free),
                 pool_conditions.conflict(conflicts),
-                *pool_conditions.reservations_refused(refused),
+                *pool_conditions.reservations_refused(refused, full),
             ],
             now,
         ),

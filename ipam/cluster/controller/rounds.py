@@ -51,7 +51,7 @@ from ipam.cluster.objects import (
     Compat,
     PoolStatus,
 )
-from ipam.cluster.sticky import is_let_go, name_of
+from ipam.cluster.sticky import is_let_go, limit_reached, name_of
 
 QUIET_AFTER = 120.0  # seconds after which no claim of a pool that is not Ready is under way
 USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
@@ -173,7 +173,8 @@ class Rounds:
         for reservation, why in refused(world.reservations, pools):
             refusals[reservation.spec.pool].append(f"{name_of(reservation)}: {why}")
             self._reports.reservation("AddressReservationRefused", why, reservation)
-        self._write_statuses(pools, index, machines.count, quarantined, conflicts, refusals)
+        full = self._full(world.blocks, pools)
+        self._write_statuses(pools, index, machines.count, quarantined, conflicts, refusals, full)
         over_limit = self._watch_limits(world.blocks, pools)
         return Seen(
             pools=tuple(pools.values()),
@@ -193,6 +194,7 @@ class Rounds:
         quarantined: Collection[str],
         conflicts: Mapping[str, list[str]],
         refusals: defaultdict[str, list[str]],
+        full: Mapping[str, str],
     ) -> None:
         """Bring the statuses of `pools` up to date, on the API server and there."""
         quiet = self._quiet(pools.values())
@@ -215,7 +217,14 @@ class Rounds:
             name, plan = item
             texts = conflicts.get(name, [])
             wanted = status(
-                pools[name], plan, index, quarantined, texts, self._now(), sorted(refusals[name])
+                pools[name],
+                plan,
+                index,
+                quarantined,
+                texts,
+                self._now(),
+                sorted(refusals[name]),
+                full.get(name, ""),
             )
             pools[name] = self._write(pools[name], wanted)
 
@@ -247,6 +256,19 @@ class Rounds:
             for uid, pool in paused.items()
             if now - self._paused_since[uid] >= QUIET_AFTER
         }
+
+    def _full(
+        self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
+    ) -> Mapping[str, str]:
+        """The pools that reserve no further address, which is reported, and why."""
+        reserved = Counter(block.spec.pool for block in blocks if block.spec.sticky.reservation)
+        full: dict[str, str] = {}
+        for name, pool in pools.items():
+            most = pool.spec.sticky.max_addresses
+            if most and reserved[name] >= most:
+                full[name] = limit_reached(name, reserved[name], most)
+                self._reports.pool("ReservationLimitReached", full[name], pool, once=str(most))
+        return full
 
     def _watch_limits(
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.objects import (
     AddressBlock,
+    AddressPool,
     AddressReservation,
     Meta,
     OwnerReference,
     ReservationSpec,
+    StickyLimits,
 )
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
@@ -220,6 +222,45 @@ def test_a_pool_that_cannot_keep_a_reservation_says_so(
     assert (event.reason, event.message) == ("AddressReservationRefused", error.message)
     assert (event.regarding["kind"], event.regarding["name"]) == ("Pod", "web-0")
     assert add(node, "db-0")
+
+
+def test_a_pool_reserves_no_more_addresses_than_its_limit(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, _ = nodes
+    pool = server.look(AddressPool, POOL)
+    server.put(replace(pool, spec=replace(pool.spec, sticky=StickyLimits(max_addresses=2))))
+    given = [add(a, "web-0"), add(b, "web-1")]
+    error = error_of(lambda: add(b, "web-2"))
+    assert error.code == Code.TRY_AGAIN
+    assert "has 2 reserved addresses, and its spec.sticky.maxAddresses is 2" in error.message
+    b.steps(2)
+    assert [event.reason for event in server.events] == ["AddressReservationRefused"]
+    assert len(bound(server)) == 2
+    assert add(b, "db-0"), "an address that is not reserved"
+    a.delete("web-0")
+    let_go(a)
+    assert add(b, "web-0") == given[0], "one that has a reserved address keeps it"
+
+
+def test_a_node_takes_over_no_more_blocks_than_the_pool_allows(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    a, b, c = nodes
+    given = add(a, "web-0")
+    add(b, "web-1")
+    a.delete("web-0")
+    let_go(a)
+    pool = server.look(AddressPool, POOL)
+    server.put(replace(pool, spec=replace(pool.spec, max_blocks_per_node=1)))
+    b.steps(1, 500.0)
+    error = error_of(lambda: add(b, "web-0"))
+    assert error.code == Code.NO_FREE_ADDRESS
+    assert "maxBlocksPerNode" in error.message
+    assert bound(server)["web-0"] == ("node-a", "Draining")
+    assert add(c, "web-0") == given
+    c.delete("web-0")
+    assert add(c, "web-0") == given, "the node has the block"
 
 
 def test_a_new_pod_of_the_name_waits_for_the_del_of_the_former_one(

@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from cni.spec.errors import Code
 from ipam.cluster.ipam_claims import IPAMClaim
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, Meta, ReclaimSpec
+from ipam.cluster.objects import (
+    AddressBlock,
+    AddressPool,
+    AddressReservation,
+    Meta,
+    ReclaimSpec,
+    StickyLimits,
+)
 from tests import ipam_claims
 from tests.fake_api import Fault
 from tests.ipam_claims import delete
@@ -227,6 +234,28 @@ def test_without_a_list_of_the_claims_no_reservation_ends(memory_path: Path, fau
     cluster.run(200, every=20)
     assert [*cluster.blocks().values()] == ["Draining"]
     assert len(cluster.api.look_at_all(AddressReservation).items) == 1
+
+
+def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> None:
+    cluster = Cluster()
+    put_small_pool(cluster)
+    reservation = reserve(cluster.api)
+    a = ClusterNode(cluster.api, memory_path / "a", clock=cluster.clock)
+    pool = cluster.api.look(AddressPool, POOL)
+    cluster.api.put(replace(pool, spec=replace(pool.spec, sticky=StickyLimits(max_addresses=1))))
+    cluster.run(5)
+    assert cluster.api.events == []
+    add(a, "web-0")
+    cluster.run(5)
+    assert cluster.condition("ReservationsRefused", POOL) == ("True", "LimitReached")
+    (event,) = cluster.api.events
+    assert (event.reason, event.regarding["name"]) == ("ReservationLimitReached", POOL)
+    cluster.api.remove(AddressReservation, reservation.metadata.name, "ns")
+    a.delete("web-0")
+    let_go(a)
+    cluster.run(5)
+    types = {each.type for each in cluster.api.look(AddressPool, POOL).status.conditions}
+    assert "ReservationsRefused" not in types
 
 
 def test_claims_are_not_listed_where_no_reservation_is_for_one(memory_path: Path) -> None:
