@@ -11,7 +11,7 @@ from ipam.cluster.geometry import Geometry
 from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder
 from ipam.cluster.pools import kept_out
-from ipam.cluster.wants import Claim, Want
+from ipam.cluster.wants import NamedClaim, Want
 from ipam.ranges import is_within, outside
 from ipam.store import AddressTaken
 
@@ -100,12 +100,12 @@ def is_reserved(want: Want) -> AddressTaken:
     )
 
 
-def is_taken_of_claim(want: Want, claim: Claim) -> AddressTaken:
+def is_taken_of_claim(want: Want, claim: NamedClaim) -> AddressTaken:
     """The address that an IPAMClaim names is in a block that a node has leased."""
-    (address,) = {part.first for part in want.range.parts}
+    named = ", ".join(text(part.first) for part in want.range.parts)
     return AddressTaken(
-        f"{want.range.where}: IPAMClaim {claim} names {text(address)}, which is in a block that a "
-        "node has leased: nothing was reserved; make another claim",
+        f"{want.range.where}: IPAMClaim {claim} names {named}, which is in a block that a node "
+        "has leased: nothing was reserved; make another claim",
         "see kubectl get ablock",
     )
 

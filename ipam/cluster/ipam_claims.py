@@ -15,7 +15,7 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse_interface
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, NotFound, Refused
 from ipam.cluster.objects import Condition, Resource
-from ipam.cluster.wants import Claim
+from ipam.cluster.wants import NamedClaim
 from ipam.store import Grant, Owner
 
 ANNOTATION = "k8s.v1.cni.cncf.io/networks"
@@ -81,7 +81,7 @@ class IpamClaims:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
 
-    def of(self, owner: Owner) -> Claim | None:
+    def of(self, owner: Owner) -> NamedClaim | None:
         """The claim that the pod names for this interface; None if it names none. ClaimRefused."""
         pod, attachment = owner.pod, owner.attachment
         if not (pod.namespace and pod.name):
@@ -106,9 +106,9 @@ class IpamClaims:
                 f"IPAMClaim {pod.namespace}/{name}: {error}: nothing was reserved; correct its "
                 "status.ips or spec.ipRequests"
             ) from None
-        return Claim(pod.namespace, name, claim.metadata.uid, addresses)
+        return NamedClaim(pod.namespace, name, claim.metadata.uid, addresses)
 
-    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         """Write what the pod got into the claim's status, unless it is there. ClaimRefused."""
         ips = tuple(
             f"{each.reservation.address}/{each.range.network.family_prefix}"
@@ -122,7 +122,7 @@ class IpamClaims:
             if wanted == found.status:
                 return
             try:
-                self._api.update_status(replace(found, status=wanted))
+                self._write(found, wanted)
             except (Conflict, NotFound):
                 continue
             except ApiError as error:
@@ -131,6 +131,16 @@ class IpamClaims:
                 ) from None
             return
         raise ClaimRefused(f"IPAMClaim {claim} changes all the time: {_LATER}")
+
+    def _write(self, found: IPAMClaim, wanted: IPAMClaimStatus) -> None:
+        """Write the status; the addresses alone where the kind is of a version that has no
+        ownerPod. ApiError."""
+        try:
+            self._api.update_status(replace(found, status=wanted))
+        except Refused as error:
+            if "ownerPod" not in str(error):
+                raise
+            self._api.update_status(replace(found, status=replace(wanted, owner_pod="")))
 
     def _read(self, kind: type[Any], name: str, pod: Pod) -> Any:  # noqa: ANN401 - of that kind
         try:

@@ -32,8 +32,8 @@ from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
 from ipam.cluster.wants import (
     PATIENCE,
-    Claim,
     LeasesNothing,
+    NamedClaim,
     Occupancy,
     PoolPending,
     PoolRange,
@@ -225,11 +225,11 @@ class Lessee:
         """See Claims.kept. The calling thread asks the API server."""
         return self._takeover.kept(owner, ranges) if self._takeover else {}
 
-    def claimed(self, owner: Owner) -> Claim | None:
+    def claimed(self, owner: Owner) -> NamedClaim | None:
         """See Claims.claimed. The calling thread asks the API server."""
         return self._ipam_claims.of(owner)
 
-    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         """See Claims.fill. The calling thread does it."""
         self._ipam_claims.fill(claim, owner, grant)
 

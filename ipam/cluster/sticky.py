@@ -31,7 +31,7 @@ from ipam.cluster.objects import (
     StickySpec,
 )
 from ipam.cluster.pools import kept_out
-from ipam.cluster.wants import CLAIM_PREFIX, Claim, PodInterface
+from ipam.cluster.wants import CLAIM_PREFIX, NamedClaim, PodInterface
 from ipam.ranges import merged, outside
 
 CLAIM_KIND = "IPAMClaim"
@@ -75,7 +75,7 @@ def name_of(reservation: AddressReservation) -> str:
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
-def of_claim(claim: Claim, pool: str) -> AddressReservation:
+def of_claim(claim: NamedClaim, pool: str) -> AddressReservation:
     """What an agent makes for a claim that gets an address of the pool. The name has the claim's
     uid in it, so that another claim of the name has another one."""
     digest = hashlib.sha256(f"{claim.uid}\n{pool}".encode()).hexdigest()[:16]

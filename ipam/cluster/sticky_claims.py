@@ -28,7 +28,7 @@ from ipam.cluster.sticky import (
     preference,
     why_refused,
 )
-from ipam.cluster.wants import Claim, NotReserved, PodInterface, Want
+from ipam.cluster.wants import NamedClaim, NotReserved, PodInterface, Want
 from ipam.ranges import is_within
 
 
@@ -71,7 +71,7 @@ class StickyClaims:
         spec = StickySpec(reservation=fitting[0], pod=pod.pod, ifname=pod.ifname)
         return Reserved(spec, None)
 
-    def _of_claim(self, pool: AddressPool, claim: Claim, pod: PodInterface) -> Reserved:
+    def _of_claim(self, pool: AddressPool, claim: NamedClaim, pod: PodInterface) -> Reserved:
         """The same for an IPAMClaim, whose reservation is made here. ReservationRefused, ApiError.
 
         It comes before the block, so that what a call that dies leaves ends with the claim, too.

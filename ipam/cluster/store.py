@@ -14,9 +14,9 @@ from ipam.cluster.view import LeasedView
 from ipam.cluster.wants import (
     PATIENCE,
     POOL_PATIENCE,
-    Claim,
     Claims,
     LeasesNothing,
+    NamedClaim,
     NotReserved,
     PodInterface,
     PoolPending,
@@ -119,7 +119,7 @@ class ClusterStore:
         owner: Owner | None,
         sets: Sequence[RangeSet],
         kept: Mapping[PoolRange, int] = _NOTHING_KEPT,
-        claim: Claim | None = None,
+        claim: NamedClaim | None = None,
     ) -> LeasedView:
         pod = None
         if claim is not None and owner is not None:
@@ -145,7 +145,7 @@ class ClusterStore:
             return None
         return None if view.wants else grant
 
-    def _fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def _fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         """Write the grant into the claim; else undo it."""
         try:
             self._claims.fill(claim, owner, grant)
@@ -229,7 +229,7 @@ class ClusterStore:
         self._local.load(reservations)
 
 
-def _require_free_choice(claim: Claim, sets: Sequence[RangeSet]) -> None:
+def _require_free_choice(claim: NamedClaim, sets: Sequence[RangeSet]) -> None:
     """CNIError 7 if an address is asked for by name: those of the claim come from the ranges."""
     if any(each.fixed for each in sets):
         raise invalid_config(

@@ -10,7 +10,7 @@ from ipam.block_tables import taken_on
 from ipam.blocks import LeasedBlock
 from ipam.cluster.block_store import Survey
 from ipam.cluster.sticky import is_for
-from ipam.cluster.wants import Claim, Occupancy, PodInterface, PoolRange, Want
+from ipam.cluster.wants import NamedClaim, Occupancy, PodInterface, PoolRange, Want
 from ipam.ranges import Range, RangeSet, merged, outside
 from ipam.store import AddressTaken, Owner
 from ipam.tables import Tables
@@ -51,7 +51,7 @@ class LeasedView:
         kept: Mapping[PoolRange, int],
         sticky: PodInterface | None = None,
         unreserved: Collection[PoolRange] = (),
-        claim: Claim | None = None,
+        claim: NamedClaim | None = None,
     ) -> None:
         self.owner = owner
         self._sticky = sticky

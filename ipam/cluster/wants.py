@@ -38,7 +38,7 @@ class PodInterface(NamedTuple):
     ifname: str
 
 
-class Claim(NamedTuple):
+class NamedClaim(NamedTuple):
     """An IPAMClaim, for which addresses are reserved. `addresses` are those that it names."""
 
     namespace: str
@@ -66,7 +66,7 @@ class Want(NamedTuple):
     pool: PoolRange
     fixed: bool = False
     sticky: PodInterface | None = None
-    claim: Claim | None = None
+    claim: NamedClaim | None = None
 
     @property
     def parts(self) -> tuple[Interval, ...]:
@@ -111,11 +111,11 @@ class Claims(Protocol):
         """Addresses of these ranges that the pod has kept from whereabouts, which set it up: they
         are the attachment's. CNIError 11 if that cannot be seen now."""
 
-    def claimed(self, owner: Owner) -> Claim | None:
+    def claimed(self, owner: Owner) -> NamedClaim | None:
         """The IPAMClaim that the pod names for this interface, if it names one. CNIError 11 if it
         cannot be used, or cannot be seen now."""
 
-    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         """Write into the claim what the pod got. CNIError 11: the grant is to be undone."""
 
     def announce(self, owner: Owner, grant: Grant) -> bool:
@@ -146,13 +146,13 @@ class NoClaims:
     def kept(self, owner: Owner, ranges: Collection[PoolRange]) -> Mapping[PoolRange, int]:
         return {}
 
-    def claimed(self, owner: Owner) -> Claim | None:
+    def claimed(self, owner: Owner) -> NamedClaim | None:
         raise LeasesNothing(
             '"allowPersistentIPs": only podfabric\'s agent can read the IPAMClaim of a pod: '
             "nothing was reserved; see that the agent of this node runs"
         )
 
-    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         pass
 
     def announce(self, owner: Owner, grant: Grant) -> bool:

@@ -24,7 +24,7 @@ from ipam.cluster.objects import (
     PoolStatus,
 )
 from ipam.cluster.sticky import of_claim
-from ipam.cluster.wants import Claim
+from ipam.cluster.wants import NamedClaim
 from tests.api.server import ApiServer, name
 from tests.api.test_nodes import RealNode
 from tests.ipam_claims import KIND, claim, delete, selection
@@ -164,9 +164,9 @@ def test_without_the_kind_the_error_says_so(server: ApiServer, tmp_path: Path) -
 
 @pytest.mark.usefixtures("rights")
 def test_an_agent_reserves_for_a_claim_only(node_a: KubernetesApi) -> None:
-    made = of_claim(Claim("default", "vm", "uid-1"), "pool")
+    made = of_claim(NamedClaim("default", "vm", "uid-1"), "pool")
     with pytest.raises(Refused, match="for an IPAMClaim only"):
         node_a.create(reservation())
     node_a.create(made)
     with pytest.raises(Refused, match="cannot delete"):
-        node_a.delete(node_a.create(of_claim(Claim("default", "vm", "uid-2"), "pool")))
+        node_a.delete(node_a.create(of_claim(NamedClaim("default", "vm", "uid-2"), "pool")))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cni.spec.errors import CNIError
-from ipam.cluster.wants import Claim, Claims, Occupancy, PoolPending, PoolRange, Want
+from ipam.cluster.wants import Claims, NamedClaim, Occupancy, PoolPending, PoolRange, Want
 from ipam.store import Grant, Owner
 
 
@@ -26,11 +26,11 @@ class OwnClaims:
         """See Claims.kept: whereabouts knows nothing of these pools."""
         return {}
 
-    def claimed(self, owner: Owner) -> Claim | None:
+    def claimed(self, owner: Owner) -> NamedClaim | None:
         """See Claims.claimed. Definitions of nv-ipam have no claims."""
         return None
 
-    def fill(self, claim: Claim, owner: Owner, grant: Grant) -> None:
+    def fill(self, claim: NamedClaim, owner: Owner, grant: Grant) -> None:
         """See Claims.fill."""
 
     def announce(self, owner: Owner, grant: Grant) -> bool:

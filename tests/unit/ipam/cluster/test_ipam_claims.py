@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
+from ipam.cluster.api import Refused
 from ipam.cluster.ipam_claims import IPAMClaim, IPAMClaimStatus, PodObject
 from ipam.cluster.objects import AddressBlock, AddressReservation, Condition
 from ipam.cluster.wants import NoClaims
@@ -309,6 +310,23 @@ def test_an_address_that_cannot_be_written_into_the_claim_is_not_given(
     a.api.faults = None
     assert len(add(a, "vm-a")) == 1
     assert len(blocks(server)) == 1
+
+
+def test_a_kind_without_owner_pod_gets_the_addresses_alone(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """As OpenShift 4.19 has it: the server refuses what it does not know."""
+    a = nodes[0]
+    refused: list[str] = []
+
+    def once(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("update_status", "IPAMClaim") and not refused:
+            refused.append(name)
+            raise Refused('update status of IPAMClaim vm: 400 unknown field "status.ownerPod"')
+
+    a.api.faults = once
+    given = add(a, "vm-a")
+    assert status(server) == IPAMClaimStatus(ips=(f"{given[0]}/24",))
 
 
 def test_addresses_by_name_and_a_claim_contradict_each_other(nodes: list[ClusterNode]) -> None:
