@@ -135,12 +135,16 @@ class BlockStore:
                     for block in changed:
                         tables.put_block(block)
 
-    def serve(self, space: str, domain: str) -> bool:
-        """Let the blocks of a space hand out addresses of one more domain; whether that is new."""
+    def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
+        """Let the blocks of a space hand out addresses of one more domain: None if that is new.
+
+        Else nothing is changed, and these are all rows by name.
+        """
         with self._files.transaction() as tables:
+            blocks = {block.name: block for block in tables.blocks()}
             others = [
                 block
-                for block in tables.blocks()
+                for block in blocks.values()
                 if block.space == space and domain not in block.domains
             ]
             if others:
@@ -148,7 +152,7 @@ class BlockStore:
                     for block in others:
                         domains = (*block.domains, domain)
                         tables.put_block(msgspec.structs.replace(block, domains=domains))
-            return bool(others)
+            return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
         """Hand out nothing more of a block; False if something of it is held, or ceded."""

@@ -103,7 +103,8 @@ class Claimant:
                     f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
                     'the network another "network_name"'
                 )
-            if self._store.serve(pool.status.space, want.range.domain):
+            mine = self._store.serve(pool.status.space, want.range.domain)
+            if mine is None:
                 return None
             reserved = self._sticky.reserved(pool, want)
             sticky = None if reserved is None else reserved.spec
@@ -121,7 +122,6 @@ class Claimant:
             if pool.spec.compat == "Coexist":
                 placeholders.require_whole(self._api, pool)
             holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
-            mine = self._store.blocks()
             if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
