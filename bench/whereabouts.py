@@ -2,7 +2,8 @@
 
 Both sides are started as a runtime starts them, a process for each ADD and DEL. Ours ask agents,
 each of which is a node of its own with its own store; theirs ask the API server. The numbers are
-those of a machine with few CPUs, on which etcd and the API server run too: read the ratios.
+those of a machine with few CPUs, on which etcd and the API server run too: read the ratios. The
+floor of a process for each call is the same number of processes that do nothing.
 
 Needs `make cni`, and the sources of whereabouts where `tests.cluster.programs` looks for them.
 """
@@ -116,9 +117,14 @@ def _rates(sides: Sequence[Contender], seconds: float) -> None:
     print(
         f"{'ADD and DEL in turns':28}{'seconds':>10}{'rate':>11}{'p50':>12}{'p99':>12}{'failed':>8}"
     )
+    floor = Contender("the processes alone", Path("/bin/true"), b"", [{}], str)
     for clients in (1, 16, 64):
-        rates = [_rate(side, clients, seconds) for side in sides]
-        print(f"{'':4}{clients} clients: {rates[0] / max(rates[1], 0.01):.0f} times", flush=True)
+        ours, theirs, most = (_rate(side, clients, seconds) for side in (*sides, floor))
+        print(
+            f"{'':4}{clients} clients: {ours / max(theirs, 0.01):.0f} times; calls that do nothing "
+            f"would be {most / max(theirs, 0.01):.0f} times",
+            flush=True,
+        )
 
 
 def _rate(side: Contender, clients: int, seconds: float) -> float:
