@@ -83,11 +83,11 @@ class Claimant:
         Raises Unusable, Late, ApiError; NoneLeft if other nodes have all such blocks; CNIError 110
         or AddressTaken if no block could help.
         """
-        pool = asked = self._pools.recent(pool_of(want))
-        if asked.status.rail_of:
-            pool = self._pools.recent(asked.status.rail_of)
+        pool = own = self._pools.recent(pool_of(want))
+        if own.status.rail_of:
+            pool = self._pools.recent(own.status.rail_of)
         name = pool.metadata.name
-        if {asked.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != asked):
+        if {own.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != own):
             raise Unusable(
                 f"AddressPool {name} has rails, which whereabouts cannot share: set spec.compat to "
                 "None, of this pool and of all that overlap it"
