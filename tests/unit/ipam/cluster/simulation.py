@@ -7,6 +7,7 @@ plain Python: which sandboxes live is the truth that addresses are compared with
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,9 @@ class Troubled:
             self._next, self._fault = [], None
 
     def __getattr__(self, verb: str) -> Any:  # noqa: ANN401 - each verb of ClusterApi
-        return lambda *args: self._call(verb, getattr(self._client, verb), *args)
+        return lambda *args, **more: self._call(
+            verb, partial(getattr(self._client, verb), **more), *args
+        )
 
     def _call(self, verb: str, call: Callable[..., object], *args: object) -> object:
         trouble = self._next.pop(0) if self._next else None

@@ -40,22 +40,22 @@ class World:
         self.nodes[name] = OwnNode(self.server, self.directory, name, clock=self.clock)
         return self.nodes[name]
 
-    def settle(self, rounds: int = 3) -> None:
+    def settle(self, rounds: int = 3, seconds: float = 5.0) -> None:
         """What controller and agents do in a while."""
         for _ in range(rounds):
             self.controller.round()
             for node in self.nodes.values():
-                node.step()
+                node.step(seconds)
 
     def add(self, node: OwnNode, pod: str) -> list[str]:
-        """ADD, as a runtime repeats it."""
-        for _ in range(5):
+        """ADD, which asks each second while it waits."""
+        for _ in range(10):
             try:
                 return node.add(pod)
             except CNIError as error:
                 if error.code != Code.TRY_AGAIN:
                     raise
-            self.settle(1)
+            self.settle(1, 1.0)
         return node.add(pod)
 
 
