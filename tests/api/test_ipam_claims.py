@@ -51,6 +51,7 @@ def rights(server: ApiServer, node_a: KubernetesApi) -> Iterator[None]:
     server.kubectl("apply", "-f", "-", stdin=with_claims)
     until(lambda: _is_in_force(server, node_a), what=f"policy {POLICY}", pause=0.2)
     yield
+    server.kubectl("delete", "addressreservations", "--all", "--all-namespaces")
     for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
         server.kubectl("delete", kind, POLICY)
     server.kubectl("apply", "-f", "-", stdin=manifests.template(*role))

@@ -373,6 +373,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "mirror": False,
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
+        "sticky": {"maxAddresses": 0},
     }
 
 

@@ -40,11 +40,19 @@ def entries(server: ApiServer, pool: str) -> list[dict[str, str]]:
     return list(found.get("status", {}).get("allocations") or [])
 
 
+def selecting(nodes: list[OwnApiNode]) -> dict[str, object]:
+    """What selects these nodes: Kubernetes takes one value of a field."""
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node.name]}]}
+        for node in nodes
+    ]
+    return {"nodeSelectorTerms": terms}
+
+
 def specs(nodes: list[OwnApiNode]) -> dict[str, dict[str, object]]:
     """Pools of these nodes, by their names."""
-    a, b = (node.name for node in nodes)
-    selects = {"key": "metadata.name", "operator": "In", "values": [a, b]}
-    selector = {"nodeSelectorTerms": [{"matchFields": [selects]}]}
+    b = nodes[1].name
+    selector = selecting(nodes)
     return {
         name(each): spec | {"nodeSelector": selector}
         for each, spec in {
@@ -79,16 +87,22 @@ def round_of(server: ApiServer, rounds: Rounds) -> None:
 
 def added(node: OwnApiNode, pod: str, ipam: dict[str, object], **how: Any) -> dict[str, Any]:  # noqa: ANN401
     found: list[dict[str, Any]] = []
+    refused = ""
 
     def tried() -> bool:
+        nonlocal refused
         try:
             found.append(encoded(node.result(pod, ipam, **how)))
         except CNIError as error:
             assert error.code == Code.TRY_AGAIN, error
+            refused = error.message
             return False
         return True
 
-    until(tried, what=f"address for {pod}", pause=0.2)
+    try:
+        until(tried, what=f"address for {pod}", pause=0.2)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {refused}") from None
     return found[0]
 
 
@@ -158,7 +172,6 @@ def test_nodes_have_prefixes_with_the_rights_of_the_chart(
 ) -> None:
     a, b = nodes
     pool = name("given")
-    selects = {"key": "metadata.name", "operator": "In", "values": [a.name, b.name]}
     put_pool(
         kinds,
         "cidrpools",
@@ -167,7 +180,7 @@ def test_nodes_have_prefixes_with_the_rights_of_the_chart(
             "cidr": "10.25.0.0/24",
             "perNodeNetworkPrefix": 29,
             "gatewayIndex": 1,
-            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [selects]}]},
+            "nodeSelector": selecting(nodes),
         },
     )
     ipam: dict[str, object] = {"poolName": pool, "poolType": "cidrpool"}

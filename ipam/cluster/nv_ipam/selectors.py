@@ -38,7 +38,11 @@ def _meets(term: SelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
     if not expressions and not fields:
         return False
     return all(_is_met(each, labels) for each in expressions) and all(
-        _is_met(each, {"metadata.name": name}) for each in fields
+        # Kubernetes takes no other operator of a field, and one value.
+        each.operator in ("In", "NotIn")
+        and len(each.values or ()) == 1
+        and _is_met(each, {"metadata.name": name})
+        for each in fields
     )
 
 

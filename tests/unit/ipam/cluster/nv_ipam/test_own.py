@@ -224,6 +224,8 @@ def test_a_term_without_requirements_selects_no_node_and_a_field_names_one() -> 
     named = SelectorTerm(match_fields=(Requirement("metadata.name", "In", ("n",)),))
     assert selects(NodeSelector(node_selector_terms=(named,)), "n", {})
     assert not selects(NodeSelector(node_selector_terms=(named,)), "m", {})
+    both = SelectorTerm(match_fields=(Requirement("metadata.name", "In", ("n", "m")),))
+    assert not selects(NodeSelector(node_selector_terms=(both,)), "n", {})  # an error in Kubernetes
 
 
 def test_entries_of_nodes_that_have_not_joined_are_left_alone(world: World) -> None:
