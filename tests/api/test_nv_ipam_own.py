@@ -1,7 +1,7 @@
 """nv-ipam's IPPools as podfabric's own on a real API server, with tokens and rights of agents."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,9 +25,18 @@ from tests.waiting import until
 
 
 class OwnApiNode(NodeVerbs):
-    """A node whose pools are followed by threads of their own, and whose lessee has its token."""
+    """A node whose pools are followed by threads of their own, and whose lessee has its token.
 
-    def __init__(self, server: ApiServer, directory: Path, node: str) -> None:
+    `clock` is that of its ADDs, if not the lessee's.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        directory: Path,
+        node: str,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.leases = RealNode(server, directory / node, node)
         self.name, self.boot = node, self.leases.boot
         assert isinstance(self.leases.files, PerCall)
@@ -42,7 +51,13 @@ class OwnApiNode(NodeVerbs):
         )
         claims = OwnClaims(self.leases.lessee, self.service.owner.why_not)
         conf = directory / "nv-ipam.conf"
-        self.nv_ipam = OwnNvIpam(directory / node, conf, claims, clock=self.leases.clock)
+        self.nv_ipam = OwnNvIpam(
+            directory / node,
+            conf,
+            claims,
+            self.service.follower,
+            clock=clock or self.leases.clock,
+        )
         self.service.start()
 
     @property

@@ -10,6 +10,7 @@ import pytest
 
 from cni.spec.errors import CNIError, Code
 from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.confirmed import boottime
 from tests.api import nv_ipam
 from tests.api.nv_ipam import NAMESPACE, put_entries, put_pool
 from tests.api.server import ApiServer, name
@@ -27,7 +28,7 @@ def nodes(kinds: ApiServer, tmp_path: Path) -> Iterator[list[OwnApiNode]]:
         made = []
         for each in ("a", "b"):
             (tmp_path / each).mkdir(exist_ok=True)
-            node = OwnApiNode(kinds, tmp_path, name(each))
+            node = OwnApiNode(kinds, tmp_path, name(each), boottime)
             stack.callback(kinds.kubectl, "delete", "node", node.name, "--ignore-not-found")
             stack.callback(node.service.close)
             made.append(node)
@@ -158,9 +159,14 @@ def test_prefixes_and_results_are_those_of_nv_ipams_own_programs(
         assert entries(kinds, pool) == theirs[pool], pool
         for number, wish in enumerate(wishes):
             code, answer = answers[pool, number]
-            assert code == 0, answer
-            kind = {"poolName": pool, "poolType": "cidrpool"}
-            ours = added(a, f"c{number}", dict(kind), config={"args": {"cni": wish}})
+            ipam: dict[str, object] = {"poolName": pool, "poolType": "cidrpool"}
+            how = {"config": {"args": {"cni": wish}}}
+            if code:  # the index is the gateway's
+                with pytest.raises(CNIError) as refused:
+                    a.result(f"c{number}", ipam, **how)
+                assert refused.value.code != Code.TRY_AGAIN, answer
+                continue
+            ours = added(a, f"c{number}", ipam, **how)
             assert compared(ours) == compared(answer), (pool, wish)
             if wish:
                 assert ours["ips"] == answer["ips"], (pool, wish)
