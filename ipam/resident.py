@@ -101,8 +101,8 @@ class Resident:
         if self._tables is not None and self._status() != self._files:
             self._close()
         if self._tables is None:
+            self._process = os.getpid()  # first: other threads look at both without a lock
             self._tables = open_store(self.directory, self._report, kept=True)
-            self._process = os.getpid()
             self._files = self._status()
         try:
             self._tables.look()

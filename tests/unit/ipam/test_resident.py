@@ -324,6 +324,23 @@ def test_a_forked_child_cannot_use_the_parents_files(kept: Resident, store: Sqli
     assert fsck.check(store.directory, print)
 
 
+def test_a_call_beside_the_one_that_opens_the_files_is_of_this_process(
+    kept: Resident, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, seen = os.getpid(), list[bool]()
+
+    def getpid() -> int:
+        """Called while the files are opened: another thread looks just then."""
+        monkeypatch.setattr(os, "getpid", lambda: process)
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(kept._is_own).result())
+        return process
+
+    monkeypatch.setattr(os, "getpid", getpid)
+    store.reserve(owner("c1"), SETS)
+    assert seen == [True]
+
+
 def test_a_child_forked_while_nothing_is_open_has_files_of_its_own(store: SqliteStore) -> None:
     in_child(lambda: store.reserve(owner("child"), SETS))
     store.reserve(owner("c2"), SETS)

@@ -121,6 +121,7 @@ def test_a_pods_address_is_its_own_and_stays(seed: int, memory_path: Path) -> No
             walk.step()
         for sandbox in list(walk.living):
             walk.delete(sandbox)
+        walk.failing = 0.0
         walk.settle()
         blocks = walk.cluster.api.look_at_all(AddressBlock).items
         named = [block.spec.sticky.pod for block in blocks if block.spec.sticky.pod]
