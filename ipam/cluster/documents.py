@@ -1,11 +1,12 @@
 """The API server's JSON documents: our objects to and from them, and what is read of others."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ipam.cluster.api import Lease, NetworkDefinition, Node
+from ipam.cluster.api import Lease, NetworkDefinition, Node, NotFound
 from ipam.cluster.objects import Resource
 
 JSON = "application/json"
@@ -22,6 +23,7 @@ _SENT = frozenset(
         *("labels", "annotations", "finalizers", "ownerReferences"),
     )
 )
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 
 AnyType = TypeVar("AnyType")
@@ -249,7 +251,14 @@ def event(
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Where an object is, or all of a kind (`name` is ""), or all in a namespace."""
+    """Where an object is, or all of a kind (`name` is ""), or all in a namespace.
+
+    NotFound if no object can have that name: a pod's annotation may name "../../other/...", and a
+    client takes that out of a path.
+    """
+    for each in filter(None, (namespace, name)):
+        if not _NAME.fullmatch(each):
+            raise NotFound(f"{kind.KIND} {each!r}: no object can have that name")
     where = f"/apis/{kind.API}" if "/" in kind.API else f"/api/{kind.API}"
     if namespace:
         where = f"{where}/namespaces/{namespace}"

@@ -30,10 +30,12 @@ from ipam.cluster.api import (
     WatchExpired,
 )
 from ipam.cluster.documents import document
+from ipam.cluster.ipam_claims import IPAMClaim
 from ipam.cluster.kubernetes_api import KubernetesApi
 from ipam.cluster.objects import AddressBlock, Meta
 from ipam.cluster.pace import Pace
 from ipam.cluster.rest_api import Body, Lines, Query, Response, RestApi
+from tests.ipam_claims import claim
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE
 
@@ -198,6 +200,20 @@ def test_requests_are_those_of_the_protocol(server: Server, api: KubernetesApi) 
         "resourceVersion": "7",
     }
     assert delete.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+
+
+@pytest.mark.parametrize("name", ["../../theirs/ipamclaims/vm", "..", "vm/status", "vm?a=b", "vm#"])
+def test_a_name_that_leads_elsewhere_is_not_asked_for(
+    server: Server, api: KubernetesApi, name: str
+) -> None:
+    """A pod's annotation names the IPAMClaim, and may name one of another namespace in this way."""
+    theirs = replace(claim(), metadata=Meta(name="vm", namespace="theirs", uid="u"))
+    server.replies = [Reply(200, document(theirs))]
+    with pytest.raises(NotFound, match="no object can have that name"):
+        api.get(IPAMClaim, name, "ns")
+    with pytest.raises(NotFound, match="no object can have that name"):
+        api.get(IPAMClaim, "vm", name)
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
