@@ -4,6 +4,7 @@ While other machines block a part of a pool, there is one of its shares, too.
 """
 
 from pathlib import Path
+from typing import cast
 
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ClusterApi
@@ -13,6 +14,7 @@ from ipam.cluster.nv_ipam.neighbours import SharesWatch
 from ipam.cluster.nv_ipam.objects import NvCIDRPool, NvIPPool, NvPool
 from ipam.cluster.nv_ipam.owner import PoolOwner
 from ipam.cluster.objects import AddressShare
+from ipam.cluster.until_closed import UntilClosed
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import ROUTED
 from ipam.store_files import StoreFiles
@@ -33,21 +35,25 @@ class NvPoolService:
         self._namespace = namespace
         self._ippools: Mirror[NvIPPool] | None = None
         self._cidrpools: Mirror[NvCIDRPool] | None = None
+        self._calls = UntilClosed(api)
+        calls = cast(ClusterApi, self._calls)
         sources = (lambda: _seen(self._ippools), lambda: _seen(self._cidrpools))
-        self.follower = PoolFollower(api, files, node, boot, sources, self._watched)
+        self.follower = PoolFollower(calls, files, node, boot, sources, self._watched)
 
     def start(self) -> None:
         """Follow until `close`, in threads of its own."""
         wake, where = self.follower.wake, self._namespace
         self._ippools = Mirror(self._api, NvIPPool, wake, namespace=where)
         self._cidrpools = Mirror(self._api, NvCIDRPool, wake, namespace=where)
-        self.follower.start()
+        self.follower.start(self._calls)
 
     def _watched(self, key: str) -> SharesWatch:
         return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})
 
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way."""
+        """Begin nothing more, no call either. Waits for a change that is under way, for a while. No
+        answer to a read is waited for, as none may come for long."""
+        self._calls.close()
         for mirror in (self._ippools, self._cidrpools):
             if mirror is not None:
                 mirror.close()
@@ -74,8 +80,10 @@ class OwnPoolService:
         self._namespace = namespace
         self._ippools: Mirror[NvIPPool] | None = None
         self._cidrpools: Mirror[NvCIDRPool] | None = None
+        self._calls = UntilClosed(api)
+        calls = cast(ClusterApi, self._calls)
         self.owner = PoolOwner(
-            api,
+            calls,
             files,
             node,
             boot,
@@ -83,7 +91,7 @@ class OwnPoolService:
             daemon_store,
         )
         self.follower = PoolFollower(
-            api,
+            calls,
             files,
             node,
             boot,
@@ -98,14 +106,16 @@ class OwnPoolService:
         where = self._namespace
         self._ippools = Mirror(self._api, NvIPPool, self.owner.wake, namespace=where)
         self._cidrpools = Mirror(self._api, NvCIDRPool, self.follower.wake, namespace=where)
-        self.owner.start()
-        self.follower.start()
+        self.owner.start(self._calls)
+        self.follower.start(self._calls)
 
     def _watched(self, key: str) -> SharesWatch:
         return Mirror(self._api, AddressShare, self.follower.wake, fields={"spec.pool": key})
 
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way."""
+        """Begin nothing more, no call either. Waits for a change that is under way, for a while. No
+        answer to a read is waited for, as none may come for long."""
+        self._calls.close()
         for mirror in (self._ippools, self._cidrpools):
             if mirror is not None:
                 mirror.close()

@@ -4,6 +4,8 @@ import logging
 import threading
 from abc import abstractmethod
 
+from ipam.cluster.until_closed import UntilClosed
+
 _JOIN = 15.0  # seconds; a call to the API server takes about 10
 _AFTER_DEFECT = 5.0  # seconds
 
@@ -17,13 +19,16 @@ class StepThread:
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._calls: UntilClosed | None = None
 
     @abstractmethod
     def step(self) -> float:
         """Do what is due; for how many seconds nothing is due then."""
 
-    def start(self) -> None:
-        """Work in a thread of its own until `close`."""
+    def start(self, calls: UntilClosed | None = None) -> None:
+        """Work in a thread of its own until `close`. `calls` are those that `step` makes; who
+        closes them, before this, need not wait for an answer to a read."""
+        self._calls = calls
         self._thread = threading.Thread(target=self._run, name="nv-ipam", daemon=True)
         self._thread.start()
 
@@ -32,11 +37,12 @@ class StepThread:
         self._wake.set()
 
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way."""
+        """Begin nothing more. Waits for what is under way, but for a read that fails as it ends."""
         self._closed = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN)
+        if self._thread is None or (self._calls and self._calls.is_read_by(self._thread)):
+            return
+        self._thread.join(_JOIN)
 
     def _run(self) -> None:
         while not self._closed:
