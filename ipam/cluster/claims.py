@@ -8,7 +8,7 @@ first, and looks for blocks then.
 
 import math
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -83,37 +83,20 @@ class Claimant:
         Raises Unusable, Late, ApiError; NoneLeft if other nodes have all such blocks; CNIError 110
         or AddressTaken if no block could help.
         """
-        pool = own = self._pools.recent(pool_of(want))
-        if own.status.rail_of:
-            pool = self._pools.recent(own.status.rail_of)
+        pool = self._leasing(want)
         name = pool.metadata.name
-        if {own.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != own):
-            raise Unusable(
-                f"AddressPool {name} has rails, which whereabouts cannot share: set spec.compat to "
-                "None, of this pool and of all that overlap it"
-            )
         tried: set[str] = set()
         listed = False
         asked = want
         while True:
-            blocks = require_usable(pool)
-            sought = _rails(pool).sought(want)
-            if sought is None:
-                raise Unusable(
-                    f"AddressPool {name} is of {pool.spec.range}, and not of {want.pool[1]}: give "
-                    'the network another "network_name"'
-                )
+            blocks, sought = require_usable(pool), _sought(pool, want)
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
                 return None
             reserved = self._sticky.reserved(pool, want)
             sticky = None if reserved is None else reserved.spec
             if reserved is not None and reserved.block is not None:
-                if reserved.block.metadata.name not in self._store.blocks():
-                    self._require_few(pool, self._store.blocks().values())
-                used = self._sticky.use(reserved.block, pool, want)
-                self.claims += used is not None
-                return used
+                return self._take_over(reserved.block, pool, want, mine)
             if sticky is not None:
                 self._sticky.require_room(pool, sticky)
                 want = pinned(want, pool)
@@ -145,7 +128,7 @@ class Claimant:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     error = self._errors.none_left(pool, blocks, want, sought, holes, others)
                     if want.claim is not None and want.range.parts != asked.range.parts:
-                        raise is_taken_of_claim(want, want.claim)
+                        error = is_taken_of_claim(want, want.claim)
                     if sticky is not None:  # what others cede goes back to them
                         raise error
                     raise NoneLeft(error, pool, blocks, sought)
@@ -153,6 +136,31 @@ class Claimant:
             former, pool = pool, self._pools.read(name)
             if losses and pool.status.free_map == former.status.free_map:
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # it is old
+
+    def _leasing(self, want: Want) -> AddressPool:
+        """The pool that blocks for the want are of: one that has its range, or has it as a rail.
+
+        Unusable, ApiError.
+        """
+        pool = own = self._pools.recent(pool_of(want))
+        if own.status.rail_of:
+            pool = self._pools.recent(own.status.rail_of)
+        if {own.spec.compat, pool.spec.compat} != {"None"} and (pool.spec.rails or pool != own):
+            raise Unusable(
+                f"AddressPool {pool.metadata.name} has rails, which whereabouts cannot share: set "
+                "spec.compat to None, of this pool and of all that overlap it"
+            )
+        return pool
+
+    def _take_over(
+        self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
+    ) -> AddressBlock | None:
+        """The block for the pod's name as this node's; None if it is here already. See `claim`."""
+        if found.metadata.name not in mine:
+            self._require_few(pool, mine.values())
+        used = self._sticky.use(found, pool, want)
+        self.claims += used is not None
+        return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, sought: Want) -> bool:
         """Whether a block with a fixed address was leased meanwhile, for another want.
@@ -309,6 +317,17 @@ def post(
         mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
         return (found if mine and found.spec.state == new.spec.state else None), at
     return None, 0.0
+
+
+def _sought(pool: AddressPool, want: Want) -> Want:
+    """The want as the pool names its addresses. Unusable: it has none of them."""
+    sought = _rails(pool).sought(want)
+    if sought is None:
+        raise Unusable(
+            f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
+            f'{want.pool[1]}: give the network another "network_name"'
+        )
+    return sought
 
 
 def _rails(pool: AddressPool) -> Rails:

@@ -19,6 +19,7 @@ from ipam.cluster.wants import NamedClaim
 from ipam.store import Grant, Owner
 
 ANNOTATION = "k8s.v1.cni.cncf.io/networks"
+_MIRROR = "kubernetes.io/config.mirror"
 _WRITES = 3  # of a status that others change
 _RIGHT = "set ipam.ipamClaims to true in the values of podfabric's chart"
 _LATER = "nothing was reserved; the runtime tries again"
@@ -156,7 +157,9 @@ class IpamClaims:
         except ApiError as error:
             what = f"the IPAMClaim of pod {pod} cannot be read"
             raise ClaimRefused(f"{what}: {error}: {_hint(error)}") from None
-        if kind is PodObject and pod.uid and found.metadata.uid != pod.uid:
+        # The object of a static pod is a copy with a uid of its own.
+        is_copy = _MIRROR in found.metadata.annotations
+        if kind is PodObject and pod.uid and found.metadata.uid != pod.uid and not is_copy:
             raise ClaimRefused(f"pod {pod} was deleted and made again: {_LATER}")
         return found
 

@@ -26,7 +26,6 @@ from ipam.cluster.leasing import Leasing
 from ipam.cluster.objects import AddressBlock, Holder
 from ipam.cluster.pools import NotReadyYet, Pools, Unusable
 from ipam.cluster.sharing import Sharing
-from ipam.cluster.sticky import ReservationRefused
 from ipam.cluster.until_closed import UntilClosed
 from ipam.cluster.upkeep import Upkeep
 from ipam.cluster.view import may_have
@@ -37,6 +36,7 @@ from ipam.cluster.wants import (
     Occupancy,
     PoolPending,
     PoolRange,
+    ReservationRefused,
     Want,
 )
 from ipam.cluster.whereabouts.announcements import Announcements

@@ -15,7 +15,6 @@ import re
 
 from msgspec.structs import replace
 
-from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
 from ipam.blocks import LeasedBlock
 from ipam.cluster.api import ClusterApi
@@ -36,17 +35,6 @@ from ipam.ranges import merged, outside
 
 CLAIM_KIND = "IPAMClaim"
 _ORDINAL = re.compile(r"-[0-9]+")
-
-
-class ReservationRefused(CNIError):
-    """The pool cannot keep the addresses of a reservation."""
-
-    def __init__(self, reservation: str, why: str) -> None:
-        super().__init__(
-            Code.TRY_AGAIN,
-            f"AddressReservation {reservation} cannot be kept: {why}: nothing was reserved; or "
-            "delete the reservation, and the pod gets any address",
-        )
 
 
 def why_refused(pool: AddressPool) -> str | None:

@@ -19,7 +19,6 @@ from ipam.cluster.objects import AddressBlock, AddressPool, AddressReservation, 
 from ipam.cluster.pools import Unusable, kept_out, max_offline
 from ipam.cluster.rows import row_of
 from ipam.cluster.sticky import (
-    ReservationRefused,
     is_of,
     limit_reached,
     name_of,
@@ -28,7 +27,7 @@ from ipam.cluster.sticky import (
     preference,
     why_refused,
 )
-from ipam.cluster.wants import NamedClaim, NotReserved, PodInterface, Want
+from ipam.cluster.wants import NamedClaim, NotReserved, PodInterface, ReservationRefused, Want
 from ipam.ranges import is_within
 
 
@@ -75,14 +74,21 @@ class StickyClaims:
         """The same for an IPAMClaim, whose reservation is made here. ReservationRefused, ApiError.
 
         It comes before the block, so that what a call that dies leaves ends with the claim, too.
+        One that is there is not made again: a namespace without quota refuses that.
         """
         reservation = of_claim(claim, pool.metadata.name)
         name = name_of(reservation)
         refusal = why_refused(pool)
         if refusal is not None:
             raise ReservationRefused(name, refusal)
-        with suppress(AlreadyExists):
-            self._api.create(reservation)
+        of_pool = {"spec.pool": pool.metadata.name}
+        listed = self._api.list(AddressReservation, of_pool, claim.namespace).items
+        last = next((each for each in listed if name_of(each) == name), None)
+        if last is None:
+            with suppress(AlreadyExists):
+                self._api.create(reservation)
+        elif not is_of(last, pool.metadata.name, pod):
+            raise ReservationRefused(name, f"it is not for IPAMClaim {claim}: delete it")
         found = self._of_pod(name, pool.metadata.name, pod)
         block = min(found, key=preference, default=None)
         if block is not None:

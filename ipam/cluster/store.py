@@ -21,6 +21,7 @@ from ipam.cluster.wants import (
     PodInterface,
     PoolPending,
     PoolRange,
+    ReservationRefused,
     Want,
 )
 from ipam.confirmed import boottime
@@ -179,8 +180,8 @@ class ClusterStore:
                     raise
                 time.sleep(_POOL_AGAIN)
                 deadline = time.monotonic() + self._patience
-            except LeasesNothing:
-                raise
+            except (LeasesNothing, ReservationRefused):
+                raise  # each further attempt lists the blocks of the pool
             except CNIError as error:
                 if error.code != Code.TRY_AGAIN or time.monotonic() + again > deadline:
                     raise

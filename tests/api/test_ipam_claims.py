@@ -94,9 +94,9 @@ def pool(server: ApiServer) -> Iterator[AddressPool]:
     server.admin.delete(server.admin.get(AddressPool, POOL))
 
 
-def put_pod(server: ApiServer, pod: str) -> None:
-    """A pod that names the claim "vm"."""
-    annotations = {ANNOTATION: selection(**{"ipam-claim-reference": "vm"})}
+def put_pod(server: ApiServer, pod: str, named: str = "vm") -> None:
+    """A pod that names the claim."""
+    annotations = {ANNOTATION: selection(**{"ipam-claim-reference": named})}
     spec = {"containers": [{"name": "vm", "image": "vm"}]}
     server.make(PODS, {"metadata": {"name": pod, "annotations": annotations}, "spec": spec})
 
@@ -150,6 +150,58 @@ def test_pods_of_a_claim_have_its_address_until_it_is_deleted(
         server.send("DELETE", f"{PODS}/{pod}?gracePeriodSeconds=0")
 
 
+@pytest.mark.usefixtures("rights", "kind", "pool")
+def test_a_pod_cannot_name_a_claim_of_another_namespace(server: ApiServer, tmp_path: Path) -> None:
+    server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "theirs"}})
+    theirs = claim()
+    theirs = server.admin.create(
+        replace(theirs, metadata=replace(theirs.metadata, namespace="theirs"))
+    )
+    put_pod(server, "thief", "../../theirs/ipamclaims/vm")
+    node = RealNode(server, tmp_path / "thief", name("thief"))
+    error = error_of(lambda: node.add("thief", IPAM, ifname="net1", config=PERSISTENT))
+    assert error.code == Code.TRY_AGAIN
+    assert "no object can have that name" in error.message
+    assert server.admin.get(IPAMClaim, "vm", "theirs") == theirs
+    server.send("DELETE", f"{PODS}/thief?gracePeriodSeconds=0")
+    server.kubectl("delete", "ipamclaim", "-n", "theirs", "vm")
+
+
+@pytest.mark.usefixtures("rights", "kind", "pool")
+def test_a_full_quota_keeps_no_pod_from_the_address_of_its_claim(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The server looks at the quota first, and then whether the object is there."""
+    server.admin.create(claim("full"))
+    for pod in ("vm-q", "vm-r"):
+        put_pod(server, pod, "full")
+    one, two = (RealNode(server, tmp_path / each, each) for each in (name("one"), name("two")))
+    add = partial(RealNode.add, ipam=IPAM, ifname="net1", config=PERSISTENT)
+    given = add(one, "vm-q")
+    delete(one, "vm-q")
+    one.steps(3, 3.0)
+    quotas = "/api/v1/namespaces/ns/resourcequotas"
+    hard = {"count/addressreservations.ipam.podfabric.io": "1"}
+    made = server.make(quotas, {"metadata": {"name": "full"}, "spec": {"hard": hard}})
+    made["status"] = {"hard": hard, "used": hard}  # there is no controller that counts
+    assert server.send("PUT", f"{quotas}/full/status", made)[0] == 200
+    other = reservation()
+    other = replace(other, metadata=replace(other.metadata, namespace="ns"))
+    until(lambda: _is_over_quota(server, other), what="the quota", pause=0.2)
+    assert add(two, "vm-r") == given
+    server.send("DELETE", f"{quotas}/full")
+    for pod in ("vm-q", "vm-r"):
+        server.send("DELETE", f"{PODS}/{pod}?gracePeriodSeconds=0")
+
+
+def _is_over_quota(server: ApiServer, new: AddressReservation) -> bool:
+    try:
+        server.admin.delete(server.admin.create(new))
+    except Refused as error:
+        return "exceeded quota" in str(error)
+    return False
+
+
 @pytest.mark.usefixtures("rights")
 def test_without_the_kind_the_error_says_so(server: ApiServer, tmp_path: Path) -> None:
     server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
@@ -169,5 +221,13 @@ def test_an_agent_reserves_for_a_claim_only(node_a: KubernetesApi) -> None:
     with pytest.raises(Refused, match="for an IPAMClaim only"):
         node_a.create(reservation())
     node_a.create(made)
+    (link,) = made.metadata.owner_references
+    for wrong in (
+        replace(made.metadata, name="trainer"),  # a name that a user may want
+        replace(made.metadata, finalizers=("example.com/never",)),
+        replace(made.metadata, owner_references=({**link, "blockOwnerDeletion": True},)),
+    ):
+        with pytest.raises(Refused, match="for an IPAMClaim only"):
+            node_a.create(replace(made, metadata=wrong))
     with pytest.raises(Refused, match="cannot delete"):
         node_a.delete(node_a.create(of_claim(NamedClaim("default", "vm", "uid-2"), "pool")))

@@ -87,6 +87,8 @@ def alias(server: FakeApi) -> AddressPool:
 class ClusterNode:
     """A node: its store, its lessee without a thread, and the verbs of the plugin."""
 
+    patience = 0.0  # seconds that an ADD waits for a block
+
     def __init__(
         self,
         server: FakeApi,
@@ -148,7 +150,7 @@ class ClusterNode:
             self.lessee,
             lambda: self.compat,
             clock=self.clock,
-            patience=0.0,
+            patience=self.patience,
             pool_patience=0.0,
         )
         return AddressPlugin(stores, lambda: self.boot)

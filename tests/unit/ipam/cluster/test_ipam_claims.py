@@ -348,6 +348,46 @@ def test_a_definition_of_nv_ipam_keeps_no_claim(nodes: list[ClusterNode]) -> Non
     assert '"allowPersistentIPs"' in error.message
 
 
+def test_a_full_quota_keeps_no_pod_from_the_address_of_its_claim(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """Kubernetes counts what a namespace has before it looks whether the object is there."""
+    a, b = nodes
+    given = add(a, "vm-a")
+    delete(a, "vm-a")
+    let_go(a)
+
+    def over_quota(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("create", "AddressReservation"):
+            raise Refused(f"create {kind} {name}: 403 exceeded quota")
+
+    b.api.faults = over_quota
+    assert add(b, "vm-b") == given
+
+
+def test_a_reservation_of_another_that_has_the_name_serves_no_claim(
+    server: FakeApi, nodes: list[ClusterNode]
+) -> None:
+    """The controller would free the address, as that reservation does not name the claim."""
+    add(nodes[0], "vm-a")
+    (made,) = server.look_at_all(AddressReservation).items
+    delete(nodes[0], "vm-a")
+    let_go(nodes[0])
+    owner = replace(made.spec.owner, kind="StatefulSet", name="web")
+    server.put(replace(made, spec=replace(made.spec, owner=owner)))
+    error = error_of(lambda: add(nodes[1], "vm-b"))
+    assert error.code == Code.TRY_AGAIN
+    assert "it is not for IPAMClaim ns/vm: delete it" in error.message
+
+
+def test_a_static_pod_is_known_by_its_copy(server: FakeApi, nodes: list[ClusterNode]) -> None:
+    """Its object on the API server has a uid of its own."""
+    plain = pod("static", "n1")
+    annotations = plain.metadata.annotations | {"kubernetes.io/config.mirror": "hash"}
+    server.put(replace(plain, metadata=replace(plain.metadata, annotations=annotations)))
+    assert add(nodes[0], "static", uid="of-the-file")
+
+
 def test_the_fallback_says_that_it_cannot_read_the_claim(nodes: list[ClusterNode]) -> None:
     a = nodes[0]
     asked = request("ADD", IPAM, "c", ifname="net1", pod="vm-a", config=PERSISTENT)

@@ -18,6 +18,7 @@ from ipam.cluster.objects import (
     ReservationSpec,
     StickyLimits,
 )
+from ipam.cluster.wants import PATIENCE
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
 from tests.unit.ipam.cluster.audit import audit, audit_settled
@@ -231,9 +232,14 @@ def test_a_pool_reserves_no_more_addresses_than_its_limit(
     pool = server.look(AddressPool, POOL)
     server.put(replace(pool, spec=replace(pool.spec, sticky=StickyLimits(max_addresses=2))))
     given = [add(a, "web-0"), add(b, "web-1")]
+    b.api.calls.clear()
+    b.patience = PATIENCE
     error = error_of(lambda: add(b, "web-2"))
+    b.patience = 0.0
     assert error.code == Code.TRY_AGAIN
     assert "has 2 reserved addresses, and its spec.sticky.maxAddresses is 2" in error.message
+    # Those of the pod, and those of the pool, which may be many: an ADD lists them once.
+    assert b.api.calls["list", "AddressBlock"] <= 2
     b.steps(2)
     assert [event.reason for event in server.events] == ["AddressReservationRefused"]
     assert len(bound(server)) == 2
