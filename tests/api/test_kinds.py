@@ -127,6 +127,8 @@ STICKY = {"reservation": "a/web", "pod": "web-0", "ifname": "net1", "address": "
         (POOL, {"spec.rails": [f"10.{8 + rail}.0.0/16" for rail in range(32)]}),
         (POOL, pool("2001:db8:7::1:0/112", rails=["2001:db8:7::2:0/112"])),
         (POOL, {"spec.reclaim": {"nodeGoneAfter": "1h30m", "maxOffline": "1.5s"}}),
+        (POOL, {"spec.sticky": {"ownerGoneAfter": "168h"}}),
+        (POOL, {"spec.sticky": {"ownerGoneAfter": "1m0.5s", "maxAddresses": 7}}),
         (BLOCK, {}),
         (BLOCK, block("10.7.0.0", 24)),
         (BLOCK, block("10.7.0.1", 32)),
@@ -229,6 +231,8 @@ SUB_BLOCK = "a sub-block is one address of the block that cover names"
         (POOL, {"spec.state": "Paused"}, "spec.state: Unsupported value"),
         (POOL, {"spec.reclaim": {"maxOffline": "30 minutes"}}, "spec.reclaim.maxOffline"),
         (POOL, {"spec.reclaim": {"nodeGoneAfter": "-1m"}}, "spec.reclaim.nodeGoneAfter"),
+        (POOL, {"spec.sticky": {"ownerGoneAfter": "7d"}}, "spec.sticky.ownerGoneAfter"),
+        (POOL, {"spec.sticky": {"ownerGoneAfter": "59s"}}, "must be a minute or longer, or empty"),
         (POOL, {"spec.maxBlocksPerNode": -1}, "spec.maxBlocksPerNode"),
         (POOL, {"spec.lanes": []}, 'unknown field "spec.lanes"'),
         (BLOCK, {"metadata.name": "kinds.10.7.0.64-28"}, NAMED),
@@ -373,7 +377,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
         "mirror": False,
         "state": "Active",
         "reclaim": {"nodeGoneAfter": "10m", "maxOffline": "30m"},
-        "sticky": {"maxAddresses": 0},
+        "sticky": {"maxAddresses": 0, "ownerGoneAfter": ""},
     }
 
 

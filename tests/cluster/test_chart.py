@@ -323,7 +323,6 @@ def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None
         ("ipamclaims/status", "update"),
     }
     assert rights("podfabric-controller", *on) - rights("podfabric-controller") == {
-        ("addressreservations", "delete"),
         ("ipamclaims", "list"),
     }
     objects = _objects(*on)

@@ -69,17 +69,19 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
     }
     assert rights == {
         "network-attachment-definitions: list watch",
-        "addresspools: list watch create",
+        "addresspools: get list watch create",
         "addresspools/status: update",
         "addressblocks: get list watch update delete",
         "addressblocks/status: update",
         "addressrequests: list watch delete",
         "addressrequests/status: update",
-        "addressreservations: get list watch",
+        "addressreservations: get list watch delete",
         "addressreservations/status: update",
         "addressshares: list watch update delete",
         "nodes: list",
         "pods: list",
+        "pods: get",
+        "statefulsets: get",
         "events: create",
     }
     own = objects["Role", "podfabric-controller"]["rules"]

@@ -74,7 +74,7 @@ def reserve(
     changed = []
     for each in reservations:
         name = name_of(each)
-        wanted = _status(of[name])
+        wanted = _status(each.status, of[name])
         if each.status != wanted:
             changed.append((name, replace(each, status=wanted)))
     steps.each("reservations", changed, tell)
@@ -109,10 +109,9 @@ def _is_needed(
         return True
 
 
-def _status(blocks: Iterable[AddressBlock]) -> ReservationStatus:
+def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
+    """The status with what the blocks say. What it says of the owner is `owner_ends`'."""
     blocks = list(blocks)
     addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
     nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})
-    return ReservationStatus(
-        addresses=tuple(addresses[:_MOST]), bound_to=", ".join(nodes)[:_LONGEST]
-    )
+    return replace(last, addresses=tuple(addresses[:_MOST]), bound_to=", ".join(nodes)[:_LONGEST])

@@ -31,6 +31,7 @@ from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.market import Market
 from ipam.cluster.controller.nv_pools import NvPools
 from ipam.cluster.controller.nv_prefixes import NvPrefixes
+from ipam.cluster.controller.owner_ends import OwnerEnds
 from ipam.cluster.controller.plans import plans
 from ipam.cluster.controller.pool_conditions import is_ready
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE, PoolMaker
@@ -145,6 +146,7 @@ class Rounds:
         self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
         self._claim_ends = ClaimEnds(api, clock)
+        self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
 
@@ -159,6 +161,7 @@ class Rounds:
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
         self._claim_ends.step(world.reservations, self.steps)
+        self._owner_ends.step(world.reservations, world.blocks, pools, self.steps)
         reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)
         self._reclaim_shares.step(world.shares, {}, machines, polled, self.steps)

@@ -11,7 +11,7 @@ from ipam.addresses import parse
 from ipam.cluster.api import ApiError, NetworkDefinition, Node
 from ipam.cluster.controller.pool_maker import POOLS_PER_NAMESPACE
 from ipam.cluster.controller.reclaim import ReclaimCounts
-from ipam.cluster.controller.rounds import Rounds, Seen, read_world
+from ipam.cluster.controller.rounds import Rounds, Seen, World, read_world
 from ipam.cluster.names import block_name
 from ipam.cluster.objects import (
     AddressBlock,
@@ -63,8 +63,12 @@ class Cluster:
         )
         return self.rounds
 
+    def world(self) -> World:
+        """What the API server has now."""
+        return read_world(self.client, lambda: self.now)
+
     def round(self) -> Seen:
-        self.seen = self.rounds.round(read_world(self.client, lambda: self.now))
+        self.seen = self.rounds.round(self.world())
         self.errors = self.rounds.steps.taken_errors()
         return self.seen
 
