@@ -5,10 +5,13 @@ docs/cluster-protocol.md has the numbers.
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from ipam.cluster.borrowing import UNWANTED
+from ipam.cluster.ceding import REVIEW_EVERY
 from ipam.cluster.objects import AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.plugin import AddressPlugin
@@ -16,6 +19,7 @@ from ipam.scope import Stores
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import Json, request
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
+from tests.unit.ipam.cluster.test_ceding import Fabric, full_fabric
 from tests.waiting import PATIENCE, until
 
 CONFIRMED = Counter({("get", "Node"): 1, ("list", "AddressBlock"): 1})
@@ -247,3 +251,56 @@ def test_a_block_that_was_just_claimed_costs_no_look_at_its_pool(
     assert ("get", "AddressPool") not in node.api.calls
     node.steps(3, 1.0)
     assert node.api.calls["get", "AddressPool"] == 1
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Fabric]:
+    with ExitStack() as stack:
+        yield full_fabric(stack, tmp_path)
+
+
+def asked(calls: Counter[tuple[str, str]]) -> dict[str, int]:
+    """What was done with AddressRequests, by verb."""
+    return {verb: count for (verb, kind), count in calls.items() if kind == "AddressRequest"}
+
+
+def test_a_request_for_addresses_that_is_withdrawn_costs_its_node_four_requests(
+    full: Fabric,
+) -> None:
+    """Beside one for each further attempt: a pod that is gone is a GET and a DELETE."""
+    calls = full.nodes["a"].api.calls
+    calls.clear()
+    full.code("a", "late")
+    first = calls.total()
+    for _ in range(5):  # the runtime tries again in the same second
+        full.code("a", "late")
+    assert calls.total() == first + 5
+    assert asked(calls) == {"create": 1, "get": 6}
+    calls.clear()
+    full.work(8, UNWANTED)
+    assert full.requests() == []
+    assert asked(calls) == {"get": 1, "delete": 1}
+
+
+def test_a_request_for_addresses_that_is_withdrawn_costs_the_others_eleven_requests(
+    full: Fabric,
+) -> None:
+    """The controller asks the holder and tells the node; the holder cedes, and takes back."""
+    full.code("a", "late")
+    others = {name: node.api for name, node in full.nodes.items() if name != "a"}
+    for client in (full.cluster.client, *others.values()):
+        client.calls.clear()
+    full.work(8, UNWANTED)
+    full.work(1, 2 * REVIEW_EVERY)
+    assert full.ceded() == set()
+    reads = {("get", "Node"), ("list", "AddressPool"), ("list", "AddressBlock")}  # confirmations
+    costs = {
+        name: sum(count for call, count in client.calls.items() if call not in reads)
+        for name, client in others.items()
+    }
+    assert costs["b"] == costs["d"] == 0
+    assert costs["c"] <= 7
+    kinds = ("AddressBlock", "AddressRequest")
+    calls = full.cluster.client.calls.items()
+    writes = [count for (verb, kind), count in calls if verb != "list" and kind in kinds]
+    assert sum(writes) <= 4
