@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -60,7 +61,7 @@ def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
         compat = strictest(pool, listed_pools)
         mine = [each for each in blocks if each.spec.pool == pool.metadata.name]
         if compat != "None":  # nodes go by it for blocks whose own pool is gone
-            mine += [each for each in orphans if has(pool, each)]
+            mine += [each for each in orphans if _has(pool, each)]
         pools.append(_foreign(api, pool, compat, mine))
     if arguments.output == "json":
         output.document({"pools": pools}, "json")
@@ -108,6 +109,13 @@ def _foreign(
         if block.spec.compat != compat or (pool.spec.mirror and not _is_mirrored(block, found))
     }
     return ForeignPool(pool=name, compat=compat, held=pods, behind=behind)
+
+
+def _has(pool: AddressPool, block: AddressBlock) -> bool:
+    """Whether the addresses of a block are the pool's."""
+    with suppress(ValueError):
+        return has(pool, block.spec.space, geometry.interval(block).first)
+    return False
 
 
 def _is_mirrored(block: AddressBlock, found: Mapping[int, Held]) -> bool:

@@ -120,9 +120,9 @@ def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
 
 
 def _foreign_too(pool: AddressPool, holes: Sequence[Interval]) -> str:
-    """How much of the pool whereabouts' objects hold."""
+    """How much of the pool whereabouts' objects hold, and how much it gives to other nodes."""
     held = sum(map(_size, holes)) - sum(map(_size, kept_out(pool)))
-    return f", and whereabouts' pods hold {held} addresses" if held else ""
+    return f", and whereabouts has {held} addresses for its pods and other nodes" if held else ""
 
 
 def _size(interval: Interval) -> int:

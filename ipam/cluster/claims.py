@@ -40,7 +40,7 @@ from ipam.cluster.rails import Rails
 from ipam.cluster.rows import row_of
 from ipam.cluster.sticky_claims import StickyClaims, pinned
 from ipam.cluster.wants import Want
-from ipam.cluster.whereabouts import placeholders
+from ipam.cluster.whereabouts import placeholders, slices
 from ipam.ranges import is_within, merged, outside
 
 _LOSSES = 8  # claims that others won, before the pool is read again
@@ -102,9 +102,12 @@ class Claimant:
                 want = pinned(want, pool)
                 sought = sought._replace(range=want.range)  # such a pool has no rails
             foreign = self._pools.foreign(pool)
+            theirs: Sequence[Interval] = ()
             if pool.spec.compat == "Coexist":
-                placeholders.require_whole(self._api, pool)
-            holes = merged((*kept_out(pool), *(Interval(each, each) for each in foreign)))
+                node = self.holder.node
+                theirs = slices.left_alone(self._api, pool, blocks.block_size, node)
+            held = (Interval(each, each) for each in foreign)
+            holes = merged((*kept_out(pool), *theirs, *held))
             if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
@@ -246,7 +249,7 @@ class Claimant:
         """The block with its placeholders. ApiError: the next confirmation goes on from there."""
         interval = geometry.interval(pending)
         block = placeholders.Block(interval, pending.metadata.uid)
-        held, _ = placeholders.put(self._api, pool, block)
+        held, _ = placeholders.put(self._api, self._pools.beside(pool), pool, block)
         spec = replace(
             pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
         )

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, parse_interval, text
+from ipam.addresses import Interval, parse, parse_interface, parse_interval, text
+from ipam.blocks import LeasedBlock
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound, Refused
 from ipam.cluster.geometry import Geometry
@@ -121,6 +122,7 @@ class Pools:
         self._compat = compat
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
         self._sharing: Mapping[str, AddressPool] = {}  # all pools with a compat, by uid
+        self._all_pools: Sequence[AddressPool] = ()  # while one has a compat
         self._compats: dict[tuple[str, Compat], Compat] = {}  # by uid and their own
         self._foreign: dict[str, Mapping[int, Held]] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
@@ -181,6 +183,7 @@ class Pools:
         self._sharing = {
             pool.metadata.uid: pool for pool in found.values() if pool.spec.compat != "None"
         }
+        self._all_pools = tuple(found.values()) if self._sharing else ()
         self._compats = {}  # after that: what a thread adds there goes by these
         return found
 
@@ -203,10 +206,32 @@ class Pools:
     def of_block(self, block: AddressBlock) -> AddressPool | None:
         """The pool of a block, as it is known; if it is gone, one that has the block's addresses
         and shares them with whereabouts."""
-        known = self.known(block.spec.pool)
-        if known is not None:
-            return known
-        return next((each for each in self._sharing.values() if has(each, block)), None)
+        spec = block.spec
+        return self.known(spec.pool) or self._standing_in(spec.space, parse(spec.first))
+
+    def of_row(self, row: LeasedBlock) -> AddressPool | None:
+        """The same of a block in the store. What is not known is read. ApiError."""
+        found = self.known(row.pool) or self._standing_in(row.space, row.first)
+        if found is None:
+            with suppress(NotReadyYet):
+                return self.read(row.pool)
+            found = self._standing_in(row.space, row.first)
+        return found
+
+    def _standing_in(self, space: str, first: int) -> AddressPool | None:
+        found = (each for each in self._sharing.values() if has(each, space, first))
+        return next(map(self._used, found), None)
+
+    def beside(self, pool: AddressPool) -> Sequence[AddressPool]:
+        """The pools of its network name that have addresses of a pool, and itself, as they were
+        read last where one shares with whereabouts."""
+        network = parse_interface(pool.spec.range)[1]
+        return [
+            each
+            for each in self._all_pools
+            if each.spec.network_name == pool.spec.network_name
+            and held.meets(each.spec.range, network)
+        ]
 
     def leasing(self, want: Want) -> AddressPool | None:
         """The pool that leases what is wanted, as it is known: another one for a rail."""

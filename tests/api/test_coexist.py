@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -51,15 +51,24 @@ SECONDS = 40.0
 
 
 class Theirs:
-    """Nodes of whereabouts: processes of its plugin, as a runtime starts them."""
+    """Nodes of whereabouts: processes of its plugin, as a runtime starts them. It cares which node
+    it is on, `node`, where a range is cut into slices."""
 
-    def __init__(self, executable: Path, kubeconfig: Path, directory: Path) -> None:
+    def __init__(
+        self,
+        executable: Path,
+        kubeconfig: Path,
+        directory: Path,
+        ipam: Mapping[str, str] = IPAM,
+        node: str = "",
+    ) -> None:
         self._executable = executable
+        self._node = node
         flat = directory / "whereabouts.conf"
         settings = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": str(kubeconfig)}}
         flat.write_text(json.dumps(settings))
-        ipam = {"type": "whereabouts", **IPAM, **settings, "configuration_path": str(flat)}
-        document = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan", "ipam": ipam}
+        whole = {"type": "whereabouts", **ipam, **settings, "configuration_path": str(flat)}
+        document = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan", "ipam": whole}
         self._config = json.dumps(document).encode()
 
     def call(self, command: str, pod: str) -> dict[str, object] | None:
@@ -72,6 +81,7 @@ class Theirs:
             "CNI_NETNS": "/none",
             "CNI_PATH": str(self._executable.parent),
             "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=theirs;K8S_POD_NAME={pod}",
+            "NODENAME": self._node,
         }
         done = subprocess.run(
             [str(self._executable)],

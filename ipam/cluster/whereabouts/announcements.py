@@ -95,8 +95,9 @@ class Announcements:
             address = parse(reservation.address)
             for row in rows:
                 if row.first <= address <= row.last and reservation.domain in row.domains:
-                    pool = self._pools.known(row.pool) or self._pools.read(row.pool)
-                    if pool.spec.compat == "Coexist" and is_shared_domain(reservation.domain):
+                    pool = self._pools.of_row(row)
+                    coexists = pool is not None and pool.spec.compat == "Coexist"
+                    if coexists and is_shared_domain(reservation.domain):
                         found[reservation.domain, reservation.address] = row
         return found
 

@@ -83,10 +83,13 @@ def is_shared(pool: AddressPool) -> bool:
 
 
 def pools_of(
-    api: ClusterApi, pool: AddressPool, all_pools: Sequence[IPPool] | None = None
+    api: ClusterApi,
+    pool: AddressPool,
+    all_pools: Sequence[IPPool] | None = None,
+    slices: Sequence[NodeSlicePool] | None = None,
 ) -> list[IPPool]:
     """The IPPools that have addresses of an AddressPool: of a private one only its very own. They
-    are among `all_pools`, if these were read already."""
+    are among `all_pools`, if these were read already, as `slices` were."""
     network = parse_interface(pool.spec.range)[1]
     candidates = [
         (found, node)
@@ -97,7 +100,8 @@ def pools_of(
     ]
     if all(not node for _, node in candidates):
         return [found for found, _ in candidates]
-    sliced = [each.spec.range for each in listed(api, NodeSlicePool)]
+    slices = listed(api, NodeSlicePool) if slices is None else slices
+    sliced = [each.spec.range for each in slices]
     return [
         found
         for found, node in candidates

@@ -93,7 +93,8 @@ class Looks:
             geometry.interval(found), found.metadata.uid, holders.keys(), mirrored
         )
         seen = self._seen.pop(name, None)
-        held, self._seen[name] = placeholders.put(self._api, pool, block, seen)
+        beside = self._pools.beside(pool)
+        held, self._seen[name] = placeholders.put(self._api, beside, pool, block, seen)
         if mirrored:
             self._pools.foreign(pool)  # a new sandbox of the pod finds the entry
         if any(is_shared_domain(holder.domain) for holder in holders.values()):

@@ -151,6 +151,11 @@ def ippool_name(network_name: str, range_: str) -> str:
     return f"{network_name}-{part}" if network_name else part
 
 
+def slice_name(network_name: str, node: str, range_: str) -> str:
+    """The name of the IPPool of a node's slice."""
+    return ippool_name(network_name, f"{node}-{_normalised(range_)}")
+
+
 def reservation_name(network_name: str, address: int) -> str:
     """The name of an address' reservation: "[<network_name>-]<address>"."""
     part = text(address).replace(":", "-")

@@ -8,8 +8,7 @@ node decides that alone, by what the API server says of the pools: no controller
 from collections.abc import Iterable, Sequence
 
 from ipam.addresses import Network
-from ipam.cluster import geometry
-from ipam.cluster.objects import AddressBlock, AddressPool, Compat
+from ipam.cluster.objects import AddressPool, Compat
 from ipam.cluster.rails import Rails
 
 _STRICTER: Sequence[Compat] = ("None", "Read", "Coexist")
@@ -33,15 +32,9 @@ def strictest(pool: AddressPool, others: Iterable[AddressPool]) -> Compat:
     )
 
 
-def has(pool: AddressPool, block: AddressBlock) -> bool:
-    """Whether the addresses of a block are the pool's."""
-    if pool.status.space != block.spec.space:
-        return False
-    try:
-        first = geometry.interval(block).first
-    except ValueError:
-        return False
-    return any(first in network for network in _networks(pool))
+def has(pool: AddressPool, space: str, first: int) -> bool:
+    """Whether the addresses of a block are the pool's: its space, and its first address there."""
+    return pool.status.space == space and any(first in network for network in _networks(pool))
 
 
 def _networks(pool: AddressPool) -> Sequence[Network]:

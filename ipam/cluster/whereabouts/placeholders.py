@@ -26,8 +26,11 @@ from ipam.cluster.whereabouts.objects import (
     PoolEntry,
     entries,
     ippool_name,
+    node_of,
     tests_of,
 )
+from ipam.cluster.whereabouts.slices import GivenSlice
+from ipam.cluster.whereabouts.slices import given as slices_given
 
 _ATTEMPTS = 20
 _PAUSE = 0.05  # seconds
@@ -35,10 +38,13 @@ _MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operation
 
 
 class PoolReading(NamedTuple):
-    """A look at a pool: its IPPool, those of ranges that overlap it, and who holds what."""
+    """A look at a pool: its IPPool, those of ranges that overlap it, those of slices, by name, and
+    who holds what. `given` are the slices that nodes have."""
 
     own: IPPool
     others: Sequence[IPPool]
+    sliced: Mapping[str, IPPool]
+    given: Sequence[GivenSlice]
     taken: Mapping[int, Held]
 
 
@@ -53,19 +59,35 @@ class Block(NamedTuple):
 
 
 def put(
-    api: ClusterApi, pool: AddressPool, block: Block, seen: PoolReading | None = None
+    api: ClusterApi,
+    beside: Sequence[AddressPool],
+    pool: AddressPool,
+    block: Block,
+    seen: PoolReading | None = None,
 ) -> tuple[Mapping[int, Held], PoolReading]:
     """Put placeholders on all addresses of a block that no pod of whereabouts holds; who holds the
     others, and all that was read. What was `seen` a moment ago is not read again.
 
-    Those of ranges that overlap get some, too: whereabouts' DEL after an ADD that found our
-    reservation deletes it. Raises ApiError, and Unusable where nodes of whereabouts have slices of
-    the range.
+    IPPools of ranges that overlap get some, too: whereabouts' DEL after an ADD that found our
+    reservation deletes it. Those of the pools `beside` are made for that, before whereabouts makes
+    them without placeholders. Those of slices get some as well, and what is `mirrored`: whereabouts
+    looks nowhere else. Without slices that is in the IPPool of the range. ApiError, Unusable.
     """
     for attempt in range(_ATTEMPTS):
         if seen is None:
-            seen = _look(api, pool)
-        patches = [(each, _missing(block, each, seen)) for each in (seen.own, *seen.others)]
+            seen = _look(api, beside, pool)
+        slices = [each for each in seen.given if _meet(each.interval, block.interval)]
+        unmade = [each for each in slices if each.ippool not in seen.sliced]
+        if unmade:
+            for each in unmade:
+                _made(api, each.ippool, each.range, (seen.own,))
+            seen = None
+            continue
+        sliced = {each.ippool: seen.sliced[each.ippool] for each in slices}
+        bare = block._replace(mirrored={})
+        patches = [(each, _missing(block, each, seen)) for each in sliced.values()]
+        patches.append((seen.own, _missing(bare if sliced else block, seen.own, seen)))
+        patches += [(each, _missing(bare, each, seen)) for each in seen.others]
         if not any(operations for _, operations in patches):
             # Beside a placeholder of ours a reservation is most likely ours too.
             known = {entry.address for entry in entries(seen.own)}
@@ -85,26 +107,45 @@ def put(
     raise Conflict(f"patch IPPool of {pool.metadata.name}: others change it all the time")
 
 
-def _look(api: ClusterApi, pool: AddressPool) -> PoolReading:
-    require_whole(api, pool)
+def _look(api: ClusterApi, beside: Sequence[AddressPool], pool: AddressPool) -> PoolReading:
+    slices = held.listed(api, NodeSlicePool)
+    given = tuple(slices_given(pool, slices))
     listed = held.listed(api, IPPool)
-    own = _own(api, pool, listed)
-    pools = held.pools_of(api, pool, listed)
-    others = [each for each in pools if each.metadata.name != own.metadata.name]
-    return PoolReading(own, others, held.read(api, pool, (own, *others)))
+    own = _made(api, _name(pool), pool.spec.range, listed)
+    shared = {_name(each): each for each in (pool, *beside) if held.is_shared(each)}
+    private = {_name(each) for each in beside} - shared.keys()
+    found = {each.metadata.name: each for each in listed} | {own.metadata.name: own}
+    if held.is_shared(pool):
+        for name in shared.keys() - found.keys():
+            found[name] = _made(api, name, shared[name].spec.range, (own,))
+    pools = held.pools_of(api, pool, tuple(found.values()), slices)
+    names = {each.ippool for each in given}
+    others = [
+        each
+        for each in pools
+        # A private range has blocks of its own, whose placeholders these are.
+        if each.metadata.name not in {_name(pool), *names, *private}
+        and not node_of(each, pool.spec.network_name)
+    ]
+    sliced = {name: found[name] for name in names & found.keys()}
+    return PoolReading(own, others, sliced, given, held.read(api, pool, pools))
+
+
+def _name(pool: AddressPool) -> str:
+    """The name of the IPPool that whereabouts has of a pool's range."""
+    return ippool_name(pool.spec.network_name, pool.spec.range)
 
 
 def _missing(block: Block, there: IPPool, seen: PoolReading) -> Sequence[Mapping[str, object]]:
     """What a patch does that puts what is missing; each part tests what is there now."""
     known = {entry.address: entry for entry in entries(there)}
-    mirrored = block.mirrored if there is seen.own else {}
     placeholder = IPAllocation(id=f"{PLACEHOLDER}{block.uid}")
     base, network = parse_interface(there.spec.range)
     first = max(block.interval.first, base)
     operations: list[Mapping[str, object]] = []
     for address in range(first, min(block.interval.last, network.last) + 1):
         entry, taken = known.get(address), seen.taken.get(address)
-        ours = mirrored.get(address, placeholder)
+        ours = block.mirrored.get(address, placeholder)
         is_ours = address in block.own and taken is not None and taken.place is None
         path = f"/spec/allocations/{address - base}"
         if entry is None and (is_ours or taken is None):
@@ -157,38 +198,25 @@ def uid_of(entry: PoolEntry) -> str:
     return allocation.id.removeprefix(PLACEHOLDER) if allocation.is_placeholder else ""
 
 
-def require_whole(api: ClusterApi, pool: AddressPool) -> None:
-    """Unusable if the range is cut into slices, from which nodes of whereabouts take addresses."""
-    network = parse_interface(pool.spec.range)[1]
-    for found in held.listed(api, NodeSlicePool):
-        if held.meets(found.spec.range, network):
-            raise Unusable(
-                f"AddressPool {pool.metadata.name}: NodeSlicePool {found.metadata.name} gives "
-                "slices of its range to nodes: run whereabouts on no node, set spec.compat to Read"
-            )
-
-
-def _own(api: ClusterApi, pool: AddressPool, listed: Sequence[IPPool]) -> IPPool:
+def _made(api: ClusterApi, name: str, range_: str, listed: Sequence[IPPool]) -> IPPool:
     """The IPPool of the very range, which is made if it is missing. whereabouts finds it by its
     name. ApiError; Unusable if what is written there would not be what whereabouts reads."""
-    spec = pool.spec
-    name = ippool_name(spec.network_name, spec.range)
     namespace = _only_namespace(listed)
     found = next((each for each in listed if each.metadata.name == name), None)
     if found is None:
         meta = Meta(name=name, namespace=namespace)
-        new = IPPool(metadata=meta, spec=IPPoolSpec(range=spec.range, allocations={}))
+        new = IPPool(metadata=meta, spec=IPPoolSpec(range=range_, allocations={}))
         try:
             found = api.create(new)
         except AlreadyExists:
             found = api.get(IPPool, name, namespace)
-    network = parse_interface(spec.range)[1]
+    network = parse_interface(range_)[1]
     with suppress(ValueError):
         if parse_interface(found.spec.range) == (network.address, network):
             return found
     raise Unusable(
-        f"IPPool {name} has the spec.range {found.spec.range!r}, and not {spec.range}: no "
-        "placeholder can be put there: see who wrote that, and mend it"
+        f"IPPool {name} has the spec.range {found.spec.range!r}, and not {range_}: no placeholder "
+        "can be put there: see who wrote that, and mend it"
     )
 
 
@@ -201,6 +229,10 @@ def _only_namespace(listed: Sequence[IPPool]) -> str:
             "them (that of its kubeconfig's context): delete the others, once no pod has an entry"
         )
     return found[0]
+
+
+def _meet(one: Interval, other: Interval) -> bool:
+    return one.first <= other.last and other.first <= one.last
 
 
 def _document(allocation: IPAllocation) -> dict[str, str]:

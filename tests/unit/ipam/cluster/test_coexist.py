@@ -11,10 +11,8 @@ from ipam.cluster.objects import AddressBlock, AddressPool, Meta
 from ipam.cluster.whereabouts.objects import (
     IPPool,
     IPPoolSpec,
-    NodeSlicePool,
     OverlappingRangeIPReservation,
     OverlappingReservationSpec,
-    SliceSpec,
 )
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
@@ -193,18 +191,6 @@ def test_placeholders_of_a_block_that_is_gone_are_taken_over(
     assert {offsets(server)[key] for key in placeholders(server)} == {
         f"podfabric/{block.metadata.uid}"
     }
-
-
-def test_a_range_that_is_cut_into_slices_is_refused(server: FakeApi, node: ClusterNode) -> None:
-    server.put(
-        NodeSlicePool(
-            metadata=Meta(name="nad", namespace=NAMESPACE), spec=SliceSpec(range="10.0.0.0/16")
-        )
-    )
-    refused = error_of(lambda: node.add("p0"))
-    assert refused.code == Code.TRY_AGAIN
-    assert "NodeSlicePool nad" in str(refused)
-    assert blocks_of(server) == []
 
 
 def test_a_pool_that_is_switched_to_read_gives_its_placeholders_up(

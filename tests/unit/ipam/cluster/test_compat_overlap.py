@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from cni.spec.errors import Code
 from ipam.addresses import parse
 from ipam.blocks import LeasedBlock
+from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.pools import AT_ONCE
 from ipam.cluster.whereabouts.objects import OverlappingRangeIPReservation
@@ -121,6 +122,77 @@ def test_blocks_of_a_pool_that_is_gone_go_by_one_that_has_their_addresses(
     assert node.add("p1")[0] > "10.0.0.127"  # not of the block of before
     (kept_out,) = {row.kept_out for row in rows(node) if row.pool == narrow.metadata.name}
     assert [each.last - each.first for each in kept_out] == [0, 15]  # its exclude, and the block
+
+
+@pytest.mark.parametrize("compat", ["Read", "Coexist"])
+def test_addresses_of_a_block_whose_pool_is_gone_are_handed_out_as_the_others_say(
+    memory_path: Path, compat: Compat
+) -> None:
+    server = FakeApi()
+    put_pool(server, compat="Read")
+    put_pool(server, "10.0.0.0/23", compat=compat)
+    narrow = put_pool(server, NARROW)
+    node = ClusterNode(server, memory_path / "a", compat=compat)
+    (first,) = node.add("p0", OURS)
+    server.remove(AddressPool, narrow.metadata.name)
+    node.steps(1, 460.0)
+    assert {block.spec.compat for block in server.look_at_all(AddressBlock).items} == {compat}
+    (second,) = node.add("p1")
+    assert len(server.look_at_all(AddressBlock).items) == 1
+    found = server.look_at_all(OverlappingRangeIPReservation).items
+    expected = {first, second} if compat == "Coexist" else set()
+    assert {each.metadata.name for each in found} == expected
+
+
+def test_whereabouts_finds_placeholders_in_an_ippool_that_it_did_not_need_before(
+    memory_path: Path,
+) -> None:
+    """Else its ADD and DEL might come between ours, and remove our reservation."""
+    server = FakeApi()
+    put_pool(server, compat="Coexist")
+    put_pool(server, "10.0.0.128/25")
+    node = ClusterNode(server, memory_path / "a", compat="Coexist")
+    node.add("p0")
+    assert set(offsets(server, "10.0.0.128-25")) == set(range(112, 128))
+    node.delete("p0")
+    node.lessee.leaving = True
+    node.steps(8)
+    assert not offsets(server, "10.0.0.128-25")
+
+
+def test_blocks_of_a_private_range_keep_their_placeholders_beside_a_shared_range(
+    memory_path: Path,
+) -> None:
+    """Both have blocks of the same addresses, and each its own IPPool."""
+    server = FakeApi()
+    put_pool(server, compat="Coexist")
+    put_pool(server, "10.0.0.128/25", compat="Coexist", shared=False)
+    private = {"range": "10.0.0.128/25", "enable_overlapping_ranges": False}
+    node = ClusterNode(server, memory_path / "a", compat="Coexist")
+    node.add("p0", private)
+    told = offsets(server, "10.0.0.128-25")
+    assert len(told) == 16
+    node.add("q0")
+    assert offsets(server, "10.0.0.128-25") == told
+    node.steps(4)
+    node.api.calls.clear()
+    node.steps(3, FOREIGN_EVERY + 1)
+    assert node.api.calls["patch", "IPPool"] == 0
+    assert offsets(server, "10.0.0.128-25") == told
+    assert set(offsets(server)) == set(range(240, 256))
+
+
+def test_addresses_of_which_whereabouts_takes_no_notice_are_left_alone(memory_path: Path) -> None:
+    server = FakeApi()
+    put_pool(server, "fd00::/60", compat="Coexist")
+    node = ClusterNode(server, memory_path / "a", compat="Coexist")
+    node.add("p0", {"range": "fd00::/60"})
+    for start in ("fd00::8000:0:0:0", "fd00:0:0:1::"):
+        refused = error_of(lambda: node.add("p1", {"range": "fd00::/60", "range_start": start}))  # noqa: B023
+        assert refused.code == Code.NO_FREE_ADDRESS
+        assert "whereabouts" in str(refused)
+    (only,) = server.look_at_all(AddressBlock).items
+    assert parse(only.spec.first) - parse("fd00::") < 1 << 63
 
 
 def rows(node: ClusterNode) -> list[LeasedBlock]:
