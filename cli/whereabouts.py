@@ -62,7 +62,7 @@ def _compat(arguments: argparse.Namespace, api: ClusterApi) -> int:
         mine = [each for each in blocks if each.spec.pool == pool.metadata.name]
         if compat != "None":  # nodes go by it for blocks whose own pool is gone
             mine += [each for each in orphans if _has(pool, each)]
-        pools.append(_foreign(api, pool, compat, mine))
+        pools.append(_foreign(api, pool, compat, mine, listed_pools))
     if arguments.output == "json":
         output.document({"pools": pools}, "json")
     else:
@@ -92,10 +92,14 @@ def _clear(api: ClusterApi) -> None:
 
 
 def _foreign(
-    api: ClusterApi, pool: AddressPool, compat: Compat, blocks: Sequence[AddressBlock]
+    api: ClusterApi,
+    pool: AddressPool,
+    compat: Compat,
+    blocks: Sequence[AddressBlock],
+    all_pools: Sequence[AddressPool],
 ) -> ForeignPool:
     name = pool.metadata.name
-    found = held.read(api, pool)
+    found = held.read(api, pool, all_pools)
     ours = {key for block in blocks for key in _published(block)}
     pods = {
         text(each): there.allocation.podref

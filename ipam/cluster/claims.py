@@ -249,7 +249,7 @@ class Claimant:
         """The block with its placeholders. ApiError: the next confirmation goes on from there."""
         interval = geometry.interval(pending)
         block = placeholders.Block(interval, pending.metadata.uid)
-        held, _ = placeholders.put(self._api, self._pools.beside(pool), pool, block)
+        held, _ = placeholders.put(self._api, self._pools.all_pools, pool, block)
         spec = replace(
             pending.spec, state="Active", compat="Coexist", foreign=foreign_within(held, interval)
         )

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ipam.addresses import Interval, parse, parse_interface, parse_interval, text
+from ipam.addresses import Interval, parse, parse_interval, text
 from ipam.blocks import LeasedBlock
 from ipam.cluster import durations, geometry
 from ipam.cluster.api import ClusterApi, NotFound, Refused
@@ -122,7 +122,7 @@ class Pools:
         self._compat = compat
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
         self._sharing: Mapping[str, AddressPool] = {}  # all pools with a compat, by uid
-        self._all_pools: Sequence[AddressPool] = ()  # while one has a compat
+        self.all_pools: Sequence[AddressPool] = ()  # as read last, while one has a compat
         self._compats: dict[tuple[str, Compat], Compat] = {}  # by uid and their own
         self._foreign: dict[str, Mapping[int, Held]] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
@@ -183,7 +183,7 @@ class Pools:
         self._sharing = {
             pool.metadata.uid: pool for pool in found.values() if pool.spec.compat != "None"
         }
-        self._all_pools = tuple(found.values()) if self._sharing else ()
+        self.all_pools = tuple(found.values()) if self._sharing else ()
         self._compats = {}  # after that: what a thread adds there goes by these
         return found
 
@@ -221,17 +221,6 @@ class Pools:
     def _standing_in(self, space: str, first: int) -> AddressPool | None:
         found = (each for each in self._sharing.values() if has(each, space, first))
         return next(map(self._used, found), None)
-
-    def beside(self, pool: AddressPool) -> Sequence[AddressPool]:
-        """The pools of its network name that have addresses of a pool, and itself, as they were
-        read last where one shares with whereabouts."""
-        network = parse_interface(pool.spec.range)[1]
-        return [
-            each
-            for each in self._all_pools
-            if each.spec.network_name == pool.spec.network_name
-            and held.meets(each.spec.range, network)
-        ]
 
     def leasing(self, want: Want) -> AddressPool | None:
         """The pool that leases what is wanted, as it is known: another one for a rail."""
@@ -273,7 +262,7 @@ class Pools:
                 '"ipam.compat" in config.yaml of this node is None: set it too (ipam.compat of '
                 "the chart)"
             )
-        self._foreign[pool.metadata.name] = found = held.read(self._api, pool)
+        self._foreign[pool.metadata.name] = found = held.read(self._api, pool, self.all_pools)
         return found
 
     def may_hand_out(self, pool: AddressPool) -> bool:

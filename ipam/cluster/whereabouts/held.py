@@ -5,7 +5,7 @@ own, and one of the reservations, which hold what an IPPool has lost. Both only 
 `compat` is not None.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipam.addresses import Network, parse_interface
@@ -43,15 +43,18 @@ class Held(NamedTuple):
 
 
 def read(
-    api: ClusterApi, pool: AddressPool, pools: Sequence[IPPool] | None = None
+    api: ClusterApi,
+    pool: AddressPool,
+    all_pools: Iterable[AddressPool],
+    ippools: Sequence[IPPool] | None = None,
 ) -> Mapping[int, Held]:
     """What whereabouts holds of an AddressPool, by address. No placeholders. ApiError.
 
-    `pools` are its IPPools, if they were read already.
+    `all_pools` are all AddressPools, `ippools` are its IPPools, if they were read already.
     """
     network = parse_interface(pool.spec.range)[1]
     held: dict[int, Held] = {}
-    for found in pools_of(api, pool) if pools is None else pools:
+    for found in pools_of(api, pool, all_pools) if ippools is None else ippools:
         for each in entries(found):
             if each.address in network and not each.allocation.is_placeholder:
                 place = Place(found.metadata, each.offset)
@@ -85,28 +88,33 @@ def is_shared(pool: AddressPool) -> bool:
 def pools_of(
     api: ClusterApi,
     pool: AddressPool,
-    all_pools: Sequence[IPPool] | None = None,
+    all_pools: Iterable[AddressPool],
+    ippools: Sequence[IPPool] | None = None,
     slices: Sequence[NodeSlicePool] | None = None,
 ) -> list[IPPool]:
-    """The IPPools that have addresses of an AddressPool: of a private one only its very own. They
-    are among `all_pools`, if these were read already, as `slices` were."""
-    network = parse_interface(pool.spec.range)[1]
-    candidates = [
-        (found, node)
-        for found in (listed(api, IPPool) if all_pools is None else all_pools)
-        if (node := node_of(found, pool.spec.network_name)) is not None
-        and meets(found.spec.range, network)
-        and (is_shared(pool) or node or parse_interface(found.spec.range)[1] == network)
-    ]
-    if all(not node for _, node in candidates):
-        return [found for found, _ in candidates]
-    slices = listed(api, NodeSlicePool) if slices is None else slices
-    sliced = [each.spec.range for each in slices]
-    return [
-        found
-        for found, node in candidates
-        if not node or any(_is_within(found.spec.range, range_) for range_ in sliced)
-    ]
+    """The IPPools that have addresses of an AddressPool: of a private one only its very own, and
+    those of slices. They are among `ippools`, if these were read already, as `slices` were.
+
+    The name of an IPPool does not tell the node of a slice from a part of a network name. So one
+    that may be a slice counts, also without a NodeSlicePool, which may be gone while pods of its
+    slices run. Where an AddressPool has that network name, it counts within a NodeSlicePool only.
+    """
+    network, name = parse_interface(pool.spec.range)[1], pool.spec.network_name
+    names = {each.spec.network_name for each in all_pools}
+    sure, doubtful = [], []
+    for each in listed(api, IPPool) if ippools is None else ippools:
+        node = node_of(each, name)
+        if node is None or not meets(each.spec.range, network):
+            continue
+        if node and (f"{name}-{node}" if name else node) in names:
+            doubtful.append(each)
+        elif is_shared(pool) or node or parse_interface(each.spec.range)[1] == network:
+            sure.append(each)
+    if doubtful and slices is None:
+        slices = listed(api, NodeSlicePool)
+    sliced = [each.spec.range for each in slices or ()]
+    within = (each for each in doubtful if any(_is_within(each.spec.range, cut) for cut in sliced))
+    return [*sure, *within]
 
 
 def namespaces(api: ClusterApi) -> list[str]:

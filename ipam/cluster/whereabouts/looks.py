@@ -93,8 +93,8 @@ class Looks:
             geometry.interval(found), found.metadata.uid, holders.keys(), mirrored
         )
         seen = self._seen.pop(name, None)
-        beside = self._pools.beside(pool)
-        held, self._seen[name] = placeholders.put(self._api, beside, pool, block, seen)
+        all_pools = self._pools.all_pools
+        held, self._seen[name] = placeholders.put(self._api, all_pools, pool, block, seen)
         if mirrored:
             self._pools.foreign(pool)  # a new sandbox of the pod finds the entry
         if any(is_shared_domain(holder.domain) for holder in holders.values()):

@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
 def put(
     api: ClusterApi,
-    beside: Sequence[AddressPool],
+    all_pools: Sequence[AddressPool],
     pool: AddressPool,
     block: Block,
     seen: PoolReading | None = None,
@@ -69,13 +69,14 @@ def put(
     others, and all that was read. What was `seen` a moment ago is not read again.
 
     IPPools of ranges that overlap get some, too: whereabouts' DEL after an ADD that found our
-    reservation deletes it. Those of the pools `beside` are made for that, before whereabouts makes
-    them without placeholders. Those of slices get some as well, and what is `mirrored`: whereabouts
-    looks nowhere else. Without slices that is in the IPPool of the range. ApiError, Unusable.
+    reservation deletes it. For each of `all_pools` that overlaps one is made, before whereabouts
+    makes it without placeholders. Those of slices get some as well, and what is `mirrored`, since
+    whereabouts looks nowhere else; without slices that is in the IPPool of the range.
+    Raises ApiError, Unusable.
     """
     for attempt in range(_ATTEMPTS):
         if seen is None:
-            seen = _look(api, beside, pool)
+            seen = _look(api, all_pools, pool)
         slices = [each for each in seen.given if _meet(each.interval, block.interval)]
         unmade = [each for each in slices if each.ippool not in seen.sliced]
         if unmade:
@@ -107,18 +108,19 @@ def put(
     raise Conflict(f"patch IPPool of {pool.metadata.name}: others change it all the time")
 
 
-def _look(api: ClusterApi, beside: Sequence[AddressPool], pool: AddressPool) -> PoolReading:
+def _look(api: ClusterApi, all_pools: Sequence[AddressPool], pool: AddressPool) -> PoolReading:
     slices = held.listed(api, NodeSlicePool)
     given = tuple(slices_given(pool, slices))
     listed = held.listed(api, IPPool)
     own = _made(api, _name(pool), pool.spec.range, listed)
+    beside = _beside(pool, all_pools)
     shared = {_name(each): each for each in (pool, *beside) if held.is_shared(each)}
     private = {_name(each) for each in beside} - shared.keys()
     found = {each.metadata.name: each for each in listed} | {own.metadata.name: own}
     if held.is_shared(pool):
         for name in shared.keys() - found.keys():
             found[name] = _made(api, name, shared[name].spec.range, (own,))
-    pools = held.pools_of(api, pool, tuple(found.values()), slices)
+    pools = held.pools_of(api, pool, all_pools, tuple(found.values()), slices)
     names = {each.ippool for each in given}
     others = [
         each
@@ -128,7 +130,17 @@ def _look(api: ClusterApi, beside: Sequence[AddressPool], pool: AddressPool) -> 
         and not node_of(each, pool.spec.network_name)
     ]
     sliced = {name: found[name] for name in names & found.keys()}
-    return PoolReading(own, others, sliced, given, held.read(api, pool, pools))
+    return PoolReading(own, others, sliced, given, held.read(api, pool, all_pools, pools))
+
+
+def _beside(pool: AddressPool, all_pools: Sequence[AddressPool]) -> list[AddressPool]:
+    """The pools of its network name that have addresses of a pool."""
+    network = parse_interface(pool.spec.range)[1]
+    return [
+        each
+        for each in all_pools
+        if each.spec.network_name == pool.spec.network_name and held.meets(each.spec.range, network)
+    ]
 
 
 def _name(pool: AddressPool) -> str:

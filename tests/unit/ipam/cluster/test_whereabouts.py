@@ -141,7 +141,25 @@ def test_a_slice_of_a_node_and_an_overlapping_range_count_too(
     assert node.add("p0") in (["10.0.0.126"], ["10.0.0.127"])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_entries_of_slices_count_when_the_node_slice_pool_is_gone(
+    server: FakeApi, memory_path: Path, shared: bool
+) -> None:
+    """It is linked to a definition, with which Kubernetes deletes it. The pods run on."""
+    put_pool(server, compat="Read", shared=shared)
+    held = {number: allocation(f"old{number}") for number in range(128)}
+    put_ippool(server, held, "10.0.0.0/25", "gpu-1-10.0.0.0-25")
+    put_ippool(server, dict(list(held.items())[:126]), "10.0.0.128/25", "gpu-2-10.0.0.128-25")
+    for found in reserved(server):
+        server.remove(OverlappingRangeIPReservation, found, NAMESPACE)
+    node = ClusterNode(server, memory_path / "a", compat="Read")
+    ipam = {"range": RANGE, "enable_overlapping_ranges": shared}
+    assert node.add("p0", ipam) == ["10.0.0.254"]
+    assert error_of(lambda: node.add("p1", ipam)).code == Code.NO_FREE_ADDRESS
+
+
 def test_another_network_name_is_another_space(server: FakeApi, node: ClusterNode) -> None:
+    put_pool(server, name="blue")
     put_ippool(server, {n: allocation(f"b{n}") for n in range(256)}, name="blue-10.0.0.0-24")
     for found in reserved(server):
         server.remove(OverlappingRangeIPReservation, found, NAMESPACE)
