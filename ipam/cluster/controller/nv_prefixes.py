@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from cni.spec.errors import CNIError
 from ipam.cluster.api import ApiError, ClusterApi, Conflict, Node, NotFound
+from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import Invalid, NvCIDRPool, NvCIDRPoolStatus
@@ -34,6 +35,7 @@ class NvPrefixes:
         self._namespace = namespace
         self._labels: Mapping[str, Mapping[str, str]] = {}  # by the Node's name
         self._labels_at: float | None = None
+        self._off: frozenset[str] = frozenset()  # nodes whose machines are off
 
     def keep(
         self,
@@ -49,6 +51,8 @@ class NvPrefixes:
         if not self._namespace or not pools:
             return 0
         present = frozenset(node.name for node in nodes)
+        off = (node for node in nodes if OUT_OF_SERVICE in node.taints and not node.ready)
+        self._off = frozenset(node.name for node in off)
         if any(pool.spec.node_selector is not None for pool in pools):
             try:
                 self._read_labels(present)
@@ -76,14 +80,14 @@ class NvPrefixes:
         self, pool: NvCIDRPool, present: Collection[str], shares: Sequence[AddressShare]
     ) -> Cut:
         selector = pool.spec.node_selector
-        selected = present
+        selected = frozenset(present)
         if selector is not None:
             # A Node whose labels were not read yet is left as it is.
             known = {node for node in present if node in self._labels}
             had = {each.node for each in pool.status.allocations or ()}
-            selected = {node for node in known if selects(selector, node, self._labels[node])}
-            selected |= {node for node in present if node not in known and node in had}
-        return cut(pool, present, selected, shares)
+            matching = (node for node in known if selects(selector, node, self._labels[node]))
+            selected = frozenset((*matching, *(had & (selected - known))))
+        return cut(pool, present, selected - self._off, shares)
 
     def _read_labels(self, present: Collection[str]) -> None:
         """Raises ApiError."""

@@ -50,19 +50,23 @@ def cut(
             by_node[share.spec.node].append(share)
     used = {node: merged(_runs(own)) for node, own in by_node.items()}
     entries: dict[str, NvCIDRPoolEntry] = {}
-    moving = []
+    joined, moving = [], []
     for entry in pool.status.allocations or ():
         own = by_node.get(entry.node)
-        if own is None:
+        if own is not None and entry.node in present:
+            joined.append(entry)
+        elif own is None or any(share.spec.state != "Reclaiming" for share in own):
             entries.setdefault(entry.node, entry)
-        elif entry.node not in present:
-            if any(share.spec.state != "Reclaiming" for share in own):
-                entries.setdefault(entry.node, entry)
-        elif entry.node in selected and entry.node not in entries:
-            if grid.fits(entry):
-                entries[entry.node] = grid.entry(entry.node, _network(entry))
-            elif entry.node in grid.static:
-                moving.append(entry)
+    given = set(map(_network, entries.values()))
+    for entry in joined:
+        network = _network(entry)
+        if entry.node not in selected or entry.node in entries or network in given:
+            continue
+        if grid.fits(entry):
+            entries[entry.node] = grid.entry(entry.node, network)
+            given.add(network)
+        elif entry.node in grid.static:
+            moving.append(entry)
     for entry in moving:  # to its static prefix, when that is free
         wanted = grid.static[entry.node]
         if not _is_free(wanted, entry.node, entries.values(), used) and grid.is_of_it(entry):
@@ -139,6 +143,11 @@ class Grid(NamedTuple):
         return grid
 
     @property
+    def excludes_all(self) -> bool:
+        """Whether the indexes that are excluded of each prefix leave no address of it."""
+        return self._replace(excluded=()).is_excluded(self.at(self.whole.address))
+
+    @property
     def size(self) -> int:
         """How many addresses a prefix has."""
         return 1 << (128 - self.prefix)
@@ -213,8 +222,8 @@ class _Search:
     def lowest(self) -> Network | None:
         """The lowest one; None if there is none."""
         grid = self._grid
-        if grid.indexes and grid.is_excluded(grid.at(grid.whole.address)) and not grid.excluded:
-            return None  # all prefixes are like that
+        if grid.excludes_all:
+            return None
         while self._next <= grid.whole.last:
             network = grid.at(self._next)
             hole = _first_after(self._blocked, network)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
 from ipam.cluster.api import ApiError
+from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.nv_ipam.objects import (
     ExcludedIndexes,
     ExcludedRun,
@@ -23,7 +24,7 @@ from ipam.cluster.nv_ipam.objects import (
 )
 from ipam.cluster.nv_ipam.prefixes import cut
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta, ShareSpec
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, duplicates, put_cidrpool
 from tests.unit.ipam.cluster.nv_ipam.own import OwnNode
@@ -176,6 +177,25 @@ def test_the_prefix_of_a_machine_that_is_proved_dead_goes_to_another_node(world:
         world.settle(1)
         assert prefixes(world).keys() <= {"a"} or world.clock.now > 2000.0
         world.clock.now += 60.0
+    world.settle()
+    assert prefixes(world) == {"b": "10.8.0.0/29"}
+    assert b.add("q", ROUTED) == ["10.8.0.1/29"]
+
+
+def test_a_machine_that_is_out_of_service_leaves_its_prefix_to_others(world: World) -> None:
+    put_cidrpool(world.server, {}, "10.8.0.0/29", per_node_network_prefix=29)
+    a = world.node("a")
+    world.settle()
+    a.add("p", ROUTED)
+    tainted = replace(world.server.machines["a"], ready=False, taints=(OUT_OF_SERVICE,))
+    world.server.machines["a"] = tainted
+    del world.nodes["a"]
+    for _ in range(4):
+        world.settle(1)
+        world.clock.now += 60.0
+    assert not world.server.look_at_all(AddressShare).items
+    del world.server.machines["a"]
+    b = world.node("b")
     world.settle()
     assert prefixes(world) == {"b": "10.8.0.0/29"}
     assert b.add("q", ROUTED) == ["10.8.0.1/29"]
@@ -367,6 +387,29 @@ def test_prefixes_that_are_excluded_are_passed_over() -> None:
     assert given(pool, "abc") == {"a": "10.8.0.8/29", "b": "10.8.0.32/29", "c": "10.8.0.40/29"}
     whole = pool_of({}, per_node_exclusions=(ExcludedIndexes(start_index=0, end_index=7),))
     assert cut(whole, {"a"}, {"a"}, ()).lacking == ("a",)
+
+
+def test_a_large_pool_whose_prefixes_are_all_excluded_has_none() -> None:
+    pool = pool_of(
+        {},
+        cidr="fd00::/64",
+        per_node_network_prefix=127,
+        exclusions=(ExcludedRun(start="fd00::8", end="fd00::9"),),
+        per_node_exclusions=(ExcludedIndexes(start_index=0, end_index=1),),
+    )
+    assert cut(pool, {"a"}, {"a"}, ()).lacking == ("a",)
+
+
+def test_of_two_nodes_with_one_prefix_one_gets_another() -> None:
+    pool = pool_of({"a": "10.8.0.0/29", "b": "10.8.0.0/29"})
+    shares = tuple(
+        AddressShare(
+            metadata=Meta(name=node),
+            spec=ShareSpec(pool="cidrpool/routed", node=node, ranges=("10.8.0.1-10.8.0.6",)),
+        )
+        for node in "ab"
+    )
+    assert given(pool, "ab", shares) == {"a": "10.8.0.0/29", "b": "10.8.0.8/29"}
 
 
 def test_a_large_pool_of_small_prefixes_is_cut_at_once() -> None:
