@@ -1,13 +1,14 @@
-"""Checks of addresses: what is not as nv-ipam's pools say, where this node follows them."""
+"""Checks of addresses: what is not as nv-ipam's pools say, where this node follows or owns them."""
 
 from collections.abc import Iterator
 
 from cli import executables
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
+from ipam import scope
 from ipam.addresses import Interval, parse, parse_interval
 from ipam.confirmed import boottime
-from ipam.nv_ipam.pools import NodePool, PoolsFile, domain_of
+from ipam.nv_ipam.pools import OWN_FILE, ROUTED, NodePool, NodePools, PoolsFile, domain_of
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Reservation
 
@@ -18,18 +19,34 @@ def nv_ipam(node: ThisNode) -> Iterator[Outcome]:
     """The pools of nv-ipam, as the agent saw them last, against what pods hold."""
     known = PoolsFile(node.paths.ipam).read()
     if known is None:
-        yield not_applicable('nv-ipam\'s pools are not followed ("ipam.nv_ipam")')
+        yield not_applicable('nv-ipam\'s pools are not served ("ipam.nv_ipam")')
         return
     boot = node.paths.boot_id()
     held = SqliteStore(node.paths.ipam, boot).reservations()
+    is_own = scope.settings(node.paths.config).nv_ipam == "own"
+    if is_own:
+        leased = PoolsFile(node.paths.ipam, OWN_FILE).read() or NodePools()
+        for _, pool in sorted(leased.pools.items()):
+            yield _leased(pool)
     for key in sorted(known.pools.keys() | _keys(held)):
-        yield from _pool(key, known.pools.get(key), held, boot)
+        if key.startswith(ROUTED) or not is_own:
+            yield from _pool(key, known.pools.get(key), held, boot)
     path = node.paths.cni_bin / EXECUTABLE
     if path.exists() and not executables.is_ours(path):
         yield warning(
             f"{path} is not podfabric's: definitions of type nv-ipam start it",
             f"stop nv-ipam's DaemonSet, and `podfabric install --plugins {EXECUTABLE} --force`",
         )
+
+
+def _leased(pool: NodePool) -> Outcome:
+    """Of an IPPool that podfabric owns: its nodes lease blocks of all of it."""
+    if pool.entry is not None:
+        return ok(f"{pool.key}: this node leases blocks of {pool.network}")
+    return not_applicable(
+        f"{pool.key}: this node gives no new addresses of it: its nodeSelector leaves this node "
+        "out, or its spec is invalid (the agent's log says what is)"
+    )
 
 
 def _keys(held: list[Reservation]) -> set[str]:
@@ -58,7 +75,7 @@ def _pool(key: str, pool: NodePool | None, held: list[Reservation], boot: str) -
         )
     if pool is None or entry is None:
         if not outside:  # its nodeSelector may leave this node out
-            yield not_applicable(f"{key}: nv-ipam's controller gives this node no addresses")
+            yield not_applicable(f"{key}: the controller gives this node no addresses")
         return
     free = sum(map(_size, map(parse_interval, pool.usable)))
     if not free:

@@ -212,7 +212,7 @@ class NvIpam:
                 )
                 lines.append(
                     f"{key}: node {known.node} has {pool.first} to {pool.last}, {for_pods} for "
-                    f"pods; {others}, which nv-ipam does not lend"
+                    f"pods; {others}, which are not lent"
                 )
         return CNIError(error.code, f"{'; '.join(lines)}: {error.message}")
 

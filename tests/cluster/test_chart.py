@@ -114,8 +114,9 @@ def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable()
     assert written["ipam"]["nv_ipam_namespace"] == "nv"
     (install,) = _pod(objects)["initContainers"]
     assert install["args"] == ["install", f"--plugins={','.join(sorted(EVERY))}"]
-    alerts = _objects(*follow, *METRICS, "--set", "alerts.enabled=true")
-    assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
+    for mode in (follow, ("--set", "ipam.nv_ipam=own")):
+        alerts = _objects(*mode, *METRICS, "--set", "alerts.enabled=true")
+        assert "PodfabricAddressesMoved" in str(alerts["PrometheusRule", "podfabric"])
     said = _refused('ipam.nv_ipam="follow"', 'ipam.scope="node"')
     assert "needs ipam.scope cluster" in said
     assert "nv_ipam" not in _objects("--set", "ipam.nv_ipam=null")["ConfigMap", "podfabric"]["data"]
@@ -132,7 +133,10 @@ def test_owning_nv_ipams_pools_is_for_the_controller_too() -> None:
     role, binding = (objects[kind, prefixes] for kind in ("Role", "RoleBinding"))
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "nv"
     (rule,) = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (["cidrpools/status"], ["update"])
+    assert (rule["resources"], rule["verbs"]) == (
+        ["ippools/status", "cidrpools/status"],
+        ["update"],
+    )
     assert [each["name"] for each in binding["subjects"]] == ["podfabric-controller"]
     written = yaml.safe_load(objects["ConfigMap", "podfabric"]["data"]["config.yaml"])
     assert written["ipam"]["nv_ipam"] == "own"

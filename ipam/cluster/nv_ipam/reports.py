@@ -44,8 +44,8 @@ class MoveReports:
         lost = self._outside_now(key, pool, held) if held else ""
         nodes = sorted(each.whose for each in others if common(each.intervals, blocked))
         waiting = (
-            f"{size(blocked)} of the addresses of {key} that nv-ipam's controller gave to node "
-            f"{self._node} are in use on {_named(nodes)}: they are handed out when they are free"
+            f"{size(blocked)} of the addresses of {key} in the entry of node {self._node} are in "
+            f"use on {_named(nodes)}: they are handed out when they are free"
         )
         conditions = {"Outside": lost, "Blocked": waiting if blocked else ""}
         self._shares.tell(key, conditions)
@@ -84,7 +84,7 @@ class MoveReports:
         entries = [entry_with(pool, parse(each.address)) for each in held] if pool else []
         now_of = sorted({f"node {each.node}" for each in entries if each is not None})
         given = (
-            f"nv-ipam's controller gave them to {_named(now_of)}, where they are not handed out yet"
+            f"they are in the entry of {_named(now_of)}, where they are not handed out yet"
             if now_of
             else "they are in no node's entry"
         )

@@ -22,7 +22,7 @@ from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
 from ipam.confirmed import boottime
-from ipam.nv_ipam.pools import NodePool, NodePools, PoolsFile
+from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile
 from ipam.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
@@ -172,6 +172,26 @@ def test_addresses_that_are_not_as_nv_ipams_pools_say_are_found(node: Paths) -> 
     assert "is not podfabric's" in theirs.seen
     file.write(NodePools(node="n", pools={"ippool/b": NodePool(key="b", network="10.1.0.0/24")}))
     assert _found(node, "nv-ipam")[1].status == "not applicable"
+
+
+def test_pods_of_pools_that_podfabric_owns_are_where_they_must_be(node: Paths) -> None:
+    node.config.parent.mkdir(parents=True, exist_ok=True)
+    node.config.write_text("ipam: {scope: cluster, nv_ipam: own, nv_ipam_namespace: nv}\n")
+    PoolsFile(node.ipam).write(NodePools(node="n"))
+    leased = NodePool(key="ippool/a", network="10.0.0.0/24", first="10.0.0.1", last="10.0.0.254")
+    other = NodePool(key="ippool/b", network="10.1.0.0/24")
+    own = NodePools(node="n", pools={"ippool/a": leased, "ippool/b": other})
+    PoolsFile(node.ipam, OWN_FILE).write(own)
+    held = reservation("10.0.0.2", "c1", domain="nv-ipam/ippool/a", pod="p0")
+    SqliteStore(node.ipam, "a-boot").load([held])
+    assert [(each.status, each.seen) for each in _found(node, "nv-ipam")] == [
+        ("ok", "ippool/a: this node leases blocks of 10.0.0.0/24"),
+        (
+            "not applicable",
+            "ippool/b: this node gives no new addresses of it: its nodeSelector leaves this node "
+            "out, or its spec is invalid (the agent's log says what is)",
+        ),
+    ]
 
 
 def _port(
