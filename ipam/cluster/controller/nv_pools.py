@@ -9,7 +9,7 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refu
 from ipam.cluster.controller.reports import Reports
 from ipam.cluster.controller.steps import Steps
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
-from ipam.cluster.nv_ipam.own_pools import address_pool, changed
+from ipam.cluster.nv_ipam.own_pools import address_pool, changed, closed, name_of, waiting
 from ipam.cluster.objects import AddressPool, AddressShare
 
 REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
@@ -62,36 +62,46 @@ class NvPools:
         refused = self._refused.get(pool.metadata.name)
         if refused is not None and self._clock() - refused < REFUSED_AGAIN:
             return False
-        wanted = address_pool(pool, shares)
+        left = waiting(pool, shares)
+        wanted = address_pool(left, shares)
         there = pools.get(wanted.metadata.name)
-        if there is None:
+        if there is None or left != pool:
             return True
         if there.spec.network_name != wanted.spec.network_name:
             raise Invalid(f"AddressPool {there.metadata.name} is another network's")
         return changed(there, wanted) != there
 
     def _write(self, pools: dict[str, AddressPool], name: str) -> None:
-        """Make or change the pool of an IPPool, by what is there now."""
-        listed = self._api.list(NvIPPool, namespace=self._namespace).items
-        pool = next((each for each in listed if each.metadata.name == name), None)
+        """Make or change the pool of an IPPool, by what is there now.
+
+        It is made with nothing to lease. The shares are read after that, since from then on a node
+        that still follows nv-ipam takes nothing more (`takeover`).
+        """
+        pool = self._read(name)
         if pool is None:
             return
-        shares = self._api.list(AddressShare, {"spec.pool": pool.key}).items
         try:
-            wanted = address_pool(pool, shares)
-        except (Invalid, CNIError):
-            return  # the next round reports it
-        there = pools.get(wanted.metadata.name)
-        try:
+            there = pools.get(name_of(pool))
             if there is None:
-                pools[wanted.metadata.name] = self._api.create(wanted)
-                _log.info("pool %s: made of nv-ipam's %s", wanted.metadata.name, pool.key)
-            elif changed(there, wanted) != there:
-                pools[wanted.metadata.name] = self._api.update(changed(there, wanted))
-        except (AlreadyExists, Conflict, NotFound):
-            return  # the next round sees it
+                there = pools[name_of(pool)] = self._api.create(closed(pool))
+                _log.info("pool %s: made of nv-ipam's %s", there.metadata.name, pool.key)
+                pool = self._read(name) or pool
+            shares = self._api.list(AddressShare, {"spec.pool": pool.key}).items
+            left = waiting(pool, shares)
+            if left != pool:
+                pool = self._api.update_status(left)
+            wanted = address_pool(pool, shares)
+            if wanted.metadata.name == there.metadata.name and changed(there, wanted) != there:
+                pools[there.metadata.name] = self._api.update(changed(there, wanted))
+        except (Invalid, CNIError, AlreadyExists, Conflict, NotFound):
+            return  # the next round sees it, or reports it
         except Refused as error:
             self._refused[name] = self._clock()
             self._reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
             return
         self._refused.pop(name, None)
+
+    def _read(self, name: str) -> NvIPPool | None:
+        """The IPPool as it is now. Raises ApiError."""
+        listed = self._api.list(NvIPPool, namespace=self._namespace).items
+        return next((each for each in listed if each.metadata.name == name), None)

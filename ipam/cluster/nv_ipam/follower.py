@@ -29,6 +29,7 @@ from ipam.cluster.nv_ipam.reports import MoveReports
 from ipam.cluster.nv_ipam.retries import Retries
 from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, Shares, common, intervals, size, without
 from ipam.cluster.nv_ipam.step_thread import StepThread
+from ipam.cluster.nv_ipam.takeover import address_pool_of, used_before, why_no_more
 from ipam.cluster.pools import Unusable
 from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
@@ -244,10 +245,7 @@ class PoolFollower(StepThread):
         nothing = {"usable": (), "beside": (), "share": "", "confirmed": 0.0}
         self._file.write(key, new and replace(new, **nothing))
         if entry:
-            why = (
-                f"{key}: what nv-ipam's controller gave this node stays as it is: {self._unjoined}"
-            )
-            self._reports.say(key, why)
+            self._reports.say(key, f"{key}: this node's entry stays as it is: {self._unjoined}")
         return FollowedPool(size(entry))
 
     def _share(
@@ -271,11 +269,20 @@ class PoolFollower(StepThread):
         if is_new or is_old:
             self._neighbours.read(key)
             foreign = self._neighbours.intervals(key)
-            usable = without(entry, foreign)
             beside = tuple(each for each in now.beside if not common(_runs((each,)), foreign))
-            now = replace(now, usable=listed(usable), beside=beside)
+            free = replace(now, usable=listed(without(entry, foreign)), beside=beside)
+            now = self._allowed(key, now, free)
+            usable = _runs(now.usable)
         self._file.write(key, self._leased(key, now))
         return usable
+
+    def _allowed(self, key: str, last: NodePool, free: NodePool) -> NodePool:
+        """What of the pool this node may use: what is `free`, while no node leases addresses of it
+        in mode own. The share was written before."""
+        before = used_before(last, free)
+        name = address_pool_of(self._api, key) if before != free else ""
+        self._reports.say(f"{key}: own", f"{key}: {why_no_more(name)}" if name else "")
+        return before if name else free
 
     def _view(self, key: str, old: NodePool | None) -> NodePool | None:
         """The node's part as the pool says it; None of a pool that is gone."""
@@ -347,6 +354,9 @@ class PoolFollower(StepThread):
                 if common(other.intervals, one):
                     self._settled.discard(key)
                     raise taken(old, address, other.whose)
+            if name := address_pool_of(self._api, key):
+                self._settled.discard(key)
+                raise _not_now(key, address, why_no_more(name))
             self._asked[key, address] = self._clock()
             beside = tuple({*old.beside, text(address)})
             self._file.write(key, self._leased(key, replace(old, beside=beside)))

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from ipam.addresses import Interval, Network, family, parse, text
 from ipam.cluster.names import pool_name
-from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, node_pool
+from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolStatus, node_pool
 from ipam.cluster.nv_ipam.selectors import selects
-from ipam.cluster.nv_ipam.shares import coarse, intervals
+from ipam.cluster.nv_ipam.shares import JOINED, coarse, intervals
 from ipam.cluster.objects import GROUP, AddressPool, AddressShare, Meta, PoolSpec
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.ranges import merged
@@ -61,6 +61,16 @@ def address_pool(pool: NvIPPool, shares: Iterable[AddressShare]) -> AddressPool:
     )
 
 
+def closed(pool: NvIPPool) -> AddressPool:
+    """The AddressPool as it is made: nothing of it may be leased. Invalid, CNIError 6."""
+    made, whole = address_pool(pool, ()), pool.network
+    return replace(
+        made,
+        metadata=replace(made.metadata, annotations={}),
+        spec=replace(made.spec, exclude=listed((Interval(whole.address, whole.last),))),
+    )
+
+
 def changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
     """The AddressPool that is there, with what follows the IPPool. All else is the
     administrator's."""
@@ -70,21 +80,27 @@ def changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
 
 
 def foreign(pool: NvIPPool, shares: Iterable[AddressShare]) -> tuple[str, ...]:
-    """What no node may hand out. Invalid, CNIError 6.
-
-    A node with a share has joined, or follows: it has nothing but its share. Of any other node that
-    is the whole entry. Gaps may be closed: then some that is free is excluded too.
-    """
+    """What no node may hand out: entries of nodes that have not joined (`waiting`), and shares.
+    Invalid, CNIError 6. Gaps may be closed: then some that is free is excluded too."""
     whole = pool.network
-    nodes, runs = set(), list[Interval]()
-    for share in shares:
-        if share.spec.pool == pool.key:
-            nodes.add(share.spec.node)
-            runs += intervals(share)
-    runs += (entry.interval for entry in pool.entries() if entry.node not in nodes)
+    runs = [run for each in shares if each.spec.pool == pool.key for run in intervals(each)]
+    runs += (entry.interval for entry in pool.entries())
     clamped = (Interval(max(run.first, whole.address), min(run.last, whole.last)) for run in runs)
     found = merged(run for run in clamped if run.first <= run.last)
     return listed(coarse(found, MOST_EXCLUDED))
+
+
+def waiting(pool: NvIPPool, shares: Iterable[AddressShare]) -> NvIPPool:
+    """The IPPool without the entries of nodes that have joined: their shares stand for these, and
+    when such a node is gone, so is its entry."""
+    joined = {
+        each.spec.node
+        for each in shares
+        if each.spec.pool == pool.key and JOINED in each.metadata.annotations
+    }
+    former = pool.status.allocations or ()
+    left = tuple(each for each in former if each.node not in joined)
+    return pool if left == former else replace(pool, status=NvIPPoolStatus(allocations=left))
 
 
 def allocations_of(pool: NvIPPool) -> str:

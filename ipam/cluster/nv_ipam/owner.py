@@ -20,9 +20,9 @@ from ipam.addresses import Interval
 from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, NotFound
 from ipam.cluster.block_store import BlockStore
 from ipam.cluster.identity import identified
-from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool
+from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolEntry
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER, allocations_of, name_of, own_node_pool
-from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, coarse, share_name, without
+from ipam.cluster.nv_ipam.shares import JOINED, MAX_OFFLINE, coarse, share_name, without
 from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.objects import AddressPool, AddressShare, Holder, Meta, ShareSpec
 from ipam.cluster.pools import Unusable
@@ -59,6 +59,7 @@ class PoolOwner(StepThread):
         self._api = api
         self._files = files
         self._file = PoolsFile(files.directory, OWN_FILE)
+        self._followed = PoolsFile(files.directory)
         self._node = node
         self._boot = boot
         self._source = source
@@ -68,7 +69,8 @@ class PoolOwner(StepThread):
         self._labels: Mapping[str, str] | None = None  # of the Node; None: not read
         self._holder: Holder | None = None  # this machine; None: not read
         self._shares: dict[str, AddressShare] | None = None  # its own, by pool; None: not read
-        self._taken_over: dict[str, str] = {}  # allocations that the AddressPool has, by pool
+        # By pool: entries that its AddressPool excludes, or whose nodes have joined since.
+        self._taken_over: dict[str, frozenset[NvIPPoolEntry]] = {}
         self._told: dict[str, str] = {}
 
     def step(self) -> float:
@@ -142,8 +144,8 @@ class PoolOwner(StepThread):
 
     def _look_up(self, pool: NvIPPool) -> None:
         """See whether the AddressPool excludes what nodes may hold that have not joined."""
-        wanted = allocations_of(pool)
-        if self._taken_over.get(pool.key) == wanted:
+        entries = frozenset(pool.status.allocations or ())
+        if pool.key in self._taken_over and entries <= self._taken_over[pool.key]:
             return
         self._taken_over.pop(pool.key, None)
         name = name_of(pool)
@@ -154,12 +156,12 @@ class PoolOwner(StepThread):
                 f"there is no AddressPool {name}: podfabric's controller makes it from the pool: "
                 "see that it runs (kubectl -n podfabric get deploy)"
             ) from None
-        if found.metadata.annotations.get(TAKEN_OVER) != wanted:
+        if found.metadata.annotations.get(TAKEN_OVER) != allocations_of(pool):
             raise Invalid(
                 f"AddressPool {name} does not have the allocations of the pool's status yet: see "
                 "that podfabric's controller runs, and that nv-ipam's does not"
             )
-        self._taken_over[pool.key] = wanted
+        self._taken_over[pool.key] = entries
 
     def why_not(self, domain: str) -> str | None:
         """Why nothing of the pool with that domain may be leased now; None if it may."""
@@ -174,15 +176,26 @@ class PoolOwner(StepThread):
 
     def _join(self, pool: NvIPPool) -> None:
         """Write down what this node's pods hold outside of its blocks, in place of its entry."""
-        store, held = self._held(domain_of(pool.key))
         has_entry = any(each.node == self._node for each in pool.status.allocations or ())
         share = self._own_shares().get(pool.key)
+        store, held = self._held(domain_of(pool.key))
         if share is None and not has_entry and not held:
             return
-        why = importing.why_unfinished(self._daemon_store, self._files.directory, store)
+        why = self._why_unfinished(pool.key, store)
         if why is not None:
-            raise Invalid(f"what nv-ipam's controller gave this node stays as it is: {why}")
+            raise Invalid(f"this node's entry stays as it is: {why}")
+        # What an import or an ADD of mode follow wrote until now is in the store.
+        now, held = self._held(domain_of(pool.key))
+        if now != store:
+            raise Invalid("the store of this node has just been replaced")
         self._write_share(pool.key, share, listed(coarse(held)))
+
+    def _why_unfinished(self, key: str, store: str) -> str | None:
+        """Why the store of that id may lack what pods have of the pool, or soon will have."""
+        followed = self._followed.read()
+        if followed is not None and key in followed.pools:
+            return "pods may still get addresses as in mode follow"  # its file loses the pool soon
+        return importing.why_unfinished(self._daemon_store, self._files.directory, store)
 
     def _held(self, domain: str) -> tuple[str, tuple[Interval, ...]]:
         """The store, and what of the domain its pods hold outside of its blocks."""
@@ -221,13 +234,17 @@ class PoolOwner(StepThread):
             holder=holder,
             max_offline_seconds=round(MAX_OFFLINE),
         )
-        if last is not None and last.spec == spec:
-            return
+        notes = {JOINED: "true"}
+        if last is not None:
+            notes = {**last.metadata.annotations, **notes}
+            if (last.spec, last.metadata.annotations) == (spec, notes):
+                return
         self._shares = None  # it is read again after a failure
         if last is not None:
-            shares[key] = self._api.update(replace(last, spec=spec))
+            meta = replace(last.metadata, annotations=notes)
+            shares[key] = self._api.update(replace(last, metadata=meta, spec=spec))
         else:
-            meta = Meta(name=share_name(key, self._node, holder.instance))
+            meta = Meta(name=share_name(key, self._node, holder.instance), annotations=notes)
             try:
                 shares[key] = self._api.create(AddressShare(metadata=meta, spec=spec))
             except AlreadyExists:

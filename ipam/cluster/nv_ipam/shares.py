@@ -23,6 +23,7 @@ from ipam.cluster.api import AlreadyExists, ClusterApi, Conflict, NotFound, Refu
 from ipam.cluster.durations import seconds
 from ipam.cluster.identity import same_machine_before
 from ipam.cluster.objects import (
+    GROUP,
     AddressShare,
     Condition,
     Holder,
@@ -39,6 +40,10 @@ MAX_OFFLINE = seconds(ReclaimSpec().max_offline)
 controller waits for that, and longer, after it has fenced the share (`controller.reclaim`)."""
 
 MOST_RUNS = 256  # of a share; what is more scattered is written as fewer, wider runs
+JOINED = f"{GROUP}/nv-ipam-joined"
+"""The annotation of a share in mode own: all that nv-ipam's daemon gave to the node's pods is in
+its store, and nothing comes from its entry any more. So the share stands in place of the entry."""
+
 WRITTEN_AFTER = "ipam.podfabric.io/written-after"  # an annotation: the version before this one
 _LONGEST_NAME = 253
 
@@ -137,6 +142,7 @@ class Shares:
             elif new.ranges:
                 # An update that changes nothing would leave the version as it is.
                 notes = {**last.metadata.annotations, WRITTEN_AFTER: last.metadata.resource_version}
+                notes.pop(JOINED, None)  # this node follows
                 meta = replace(last.metadata, annotations=notes)
                 self._own[key] = self._api.update(replace(last, metadata=meta, spec=new))
             else:

@@ -126,7 +126,7 @@ class OwnNode(NodeVerbs):
         """What the agent does in a while."""
         self.clock.now += seconds
         self.owner.step()
-        if self.cidrpools():
+        if self.cidrpools() is not None:
             self.follower.step()
         self.leases.notice()
         self.leases.lessee.step()

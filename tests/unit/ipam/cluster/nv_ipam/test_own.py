@@ -12,14 +12,14 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
 from ipam.addresses import parse
 from ipam.cluster.api import ApiError
-from ipam.cluster.nv_ipam.objects import ExcludedIndexes, ExcludedRun, PoolRoute
+from ipam.cluster.nv_ipam.objects import ExcludedIndexes, ExcludedRun, NvIPPool, PoolRoute
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm, selects
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta, ShareSpec
 from ipam.nv_ipam import importing
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.cluster.nodes import Clock
-from tests.unit.ipam.cluster.nv_ipam.nodes import duplicates, put_ippool
+from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, duplicates, put_ippool
 from tests.unit.ipam.cluster.nv_ipam.own import Controller, OwnNode, own_pool
 from tests.unit.ipam.nv_ipam.test_importing import checksummed
 
@@ -462,3 +462,37 @@ def test_the_annotation_is_of_the_entries_and_not_of_their_order(world: World) -
     world.server.put(replace(pool, status=replace(pool.status, allocations=turned)))
     world.controller.round()
     assert own_pool(world.server).metadata.annotations[TAKEN_OVER] == noted
+
+
+def test_the_entry_of_a_node_that_has_joined_ends_with_the_node(world: World) -> None:
+    entries = {"a": ("10.0.0.1", "10.0.0.100"), "gone": ("10.0.0.101", "10.0.0.200")}
+    put_ippool(world.server, entries, per_node_block_size=100)
+    world.node("a")
+    b = world.node("b")
+    world.settle()
+    assert own_pool(world.server).spec.exclude == ("10.0.0.101-10.0.0.200",)
+    (share,) = world.server.look_at_all(AddressShare, {"spec.node": "a"}).items
+    world.server.remove(AddressShare, share.metadata.name)  # as after a proof of death
+    del world.nodes["a"], world.server.machines["a"]
+    world.settle()
+    assert own_pool(world.server).spec.exclude == ("10.0.0.101-10.0.0.200",)
+    (pool,) = world.server.look_at_all(NvIPPool, namespace=NAMESPACE).items
+    assert [each.node for each in pool.status.allocations or ()] == ["gone"]
+    assert world.add(b, "p")
+
+
+def test_a_share_that_is_left_of_mode_follow_does_not_stand_for_an_entry(world: World) -> None:
+    put_ippool(world.server, {"a": ("10.0.0.1", "10.0.0.100")}, per_node_block_size=100)
+    world.server.put(
+        AddressShare(
+            metadata=Meta(name="left"),
+            spec=ShareSpec(pool="ippool/pool", node="a", ranges=("10.0.0.201-10.0.0.210",)),
+        )
+    )
+    a = world.node("a")
+    daemon_writes(a, "10.0.0.3")
+    world.settle()
+    assert own_pool(world.server).spec.exclude == (
+        "10.0.0.1-10.0.0.100",
+        "10.0.0.201-10.0.0.210",
+    )
