@@ -183,7 +183,7 @@ def test_a_full_quota_keeps_no_pod_from_the_address_of_its_claim(
     quotas = "/api/v1/namespaces/ns/resourcequotas"
     hard = {"count/addressreservations.ipam.podfabric.io": "1"}
     made = server.make(quotas, {"metadata": {"name": "full"}, "spec": {"hard": hard}})
-    made["status"] = {"hard": hard, "used": hard}  # there is no controller that counts
+    made["status"] = {"hard": hard, "used": hard}  # no controller runs here to count
     assert server.send("PUT", f"{quotas}/full/status", made)[0] == 200
     other = reservation()
     other = replace(other, metadata=replace(other.metadata, namespace="ns"))

@@ -50,6 +50,16 @@ def status(cluster: Cluster) -> ReservationStatus:
     return cluster.api.look(AddressReservation, "web", "ns").status
 
 
+def let_owner_go(cluster: Cluster) -> None:
+    """A reservation whose owner the controller has seen, and which is gone now."""
+    put_small_pool(cluster)
+    set_wait(cluster)
+    reserve(cluster.api)
+    put_owner(cluster)
+    cluster.run(10, every=5)
+    remove_owner(cluster)
+
+
 @pytest.fixture
 def cluster() -> Cluster:
     """A reservation of a StatefulSet that is there and was seen, in a pool with the wait."""
@@ -184,12 +194,7 @@ def test_what_the_end_rests_on_is_read_right_before_it(
 def test_without_an_answer_none_ends(fault: Fault, kind: str) -> None:
     failing: list[str] = []
     cluster = Cluster(lambda verb, asked, name: fault if asked in failing else None)
-    put_small_pool(cluster)
-    set_wait(cluster)
-    reserve(cluster.api)
-    put_owner(cluster)
-    cluster.run(10, every=5)
-    remove_owner(cluster)
+    let_owner_go(cluster)
     cluster.run(WAIT - 10, every=10)
     stale = cluster.world()
     failing.append(kind)
@@ -213,12 +218,7 @@ def test_a_deletion_whose_answer_is_lost_is_looked_at_again(fault: Fault) -> Non
         return fault
 
     cluster = Cluster(once)
-    put_small_pool(cluster)
-    set_wait(cluster)
-    reserve(cluster.api)
-    put_owner(cluster)
-    cluster.run(10, every=5)
-    remove_owner(cluster)
+    let_owner_go(cluster)
     cluster.run(WAIT + 2 * LOOK_EVERY, every=20)
     assert failed
     assert not kept(cluster)

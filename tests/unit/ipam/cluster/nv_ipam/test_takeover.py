@@ -168,7 +168,7 @@ def test_at_each_request_the_other_side_may_do_all_of_its_work(memory_path: Path
         if is_over:
             break
     else:
-        pytest.fail("there is no end of requests")
+        pytest.fail("the agent asks without end")
     assert number >= 3
     assert given == {"a", "b"}
 
