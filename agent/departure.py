@@ -25,7 +25,6 @@ from ipam.sqlite_store import SqliteStore
 from ipam.store_files import StoreFiles
 
 LOOK_EVERY = 1.0  # seconds
-SWEEP_EVERY = 60.0  # seconds
 TRY_AGAIN = 5.0  # seconds after files could not be removed
 LOCK = "agent.lock"
 STANDING_BY = "standing by"
@@ -48,8 +47,8 @@ class Leaving(NamedTuple):
 class Departure:
     """Watches a node that an agent leaves, in a thread, until `close`.
 
-    `tell` gets a line of text about it. `sweep` removes what belongs to no sandbox. `stop` is
-    called once the node is `empty`, or once an agent stands by that attaches pods again.
+    `tell` gets a line of text about it. `stop` is called once the node is `empty`, or once an agent
+    stands by that attaches pods again.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Departure:
         quiet: float,
         store: StoreFiles,
         tell: Callable[[str], object],
-        sweep: Callable[[], object],
         stop: Callable[[], object],
     ) -> None:
         self.empty = False
@@ -67,7 +65,6 @@ class Departure:
         self._quiet = 0.0 if self._begun else quiet
         self._store = store
         self._tell = tell
-        self._sweep = sweep
         self._stop = stop
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="departure", daemon=True)
@@ -80,7 +77,6 @@ class Departure:
 
     def _run(self) -> None:
         empty_since: float | None = None
-        swept = time.monotonic()
         while not self._ended.wait(LOOK_EVERY):
             if presence.others(self._paths.run, STANDING_BY):
                 _log.info("another agent stands by, which attaches pods: it takes over")
@@ -90,9 +86,6 @@ class Departure:
             self._tell(f"serving until empty: {text or 'nothing'} left")
             if text:
                 empty_since = None
-                if now - swept > SWEEP_EVERY:
-                    self._sweep()
-                    swept = time.monotonic()
             elif empty_since is None:
                 empty_since = now
             elif now - empty_since >= self._quiet:

@@ -1,8 +1,8 @@
 """The agent from its start to SIGTERM.
 
 It reads settings, sets up the log and makes the plugins. Then it waits for its turn: a lock makes
-it the only agent of the node that listens. It makes the socket and reports that it is ready. The
-sweep runs beside the first calls, each attachment under its own lock.
+it the only agent of the node that listens. It makes the socket and reports that it is ready. Sweeps
+run beside the calls, each attachment under its own lock.
 
 An agent that leaves its node attaches no pod, and ends its service when the node is empty.
 
@@ -42,16 +42,16 @@ from agent.metrics import Lasting, Metrics
 from agent.server import BACKLOG, OVERTIME, Server
 from agent.settings import UNIX, Settings, SettingsError
 from agent.startup import Unable
+from agent.sweeper import Sweeper
 from agent.workers import Workers
 from base import locks, msgspec_warmup
 from base.paths import Paths
 from cni.attachments import pod_choices
 from cni.attachments.journal import Journal, JournalDamaged
-from cni.attachments.sweep import REMOVED, sweep_all
+from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
 from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
-from cni.spec.errors import CNIError
 from cni.sriov.plugin import Sriov
 from deviceplugin.pools import formats
 from deviceplugin.service import Service
@@ -216,8 +216,11 @@ class Agent:
             self._lessee.start()
         if self._nv_ipam is not None:
             self._nv_ipam.start()
-        if self._settings.sweep:
-            threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
+        if self._settings.sweep or self._leaving is not None:
+            sweeper = Sweeper(
+                lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics
+            )
+            self._sockets.callback(sweeper.close)
         gc.freeze()  # what exists now lasts: no collection needs to look at it
         gc.enable()
         watchdog = systemd.Watchdog(lambda: self._alive()[0])
@@ -233,7 +236,6 @@ class Agent:
                 self._leaving.quiet,
                 self._store,
                 self._tell,
-                self._sweep,
                 self._server.stop,
             )
             self._stack.callback(self._departure.close)
@@ -372,21 +374,6 @@ class Agent:
             self._open_endpoint()
         while not self._stopping:
             time.sleep(LOOK_EVERY)
-
-    def _sweep(self) -> None:
-        """Remove what a kill or a reboot left behind."""
-        started = time.monotonic()
-        try:
-            outcomes = sweep_all(self._addresses, self._ipoib, self._sriov)
-        except Exception as error:  # noqa: BLE001 - the agent serves, swept or not
-            self._metrics.swept(removed=0, errors=1)
-            _log.warning("sweep: %s", error, exc_info=not isinstance(error, CNIError))
-            return
-        removed = sum(isinstance(outcome, REMOVED) for outcome in outcomes)
-        self._metrics.swept(removed=removed, errors=len(outcomes) - removed)
-        for outcome in outcomes:
-            _log.warning("sweep: %s", outcome)
-        _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
 
     def _attachments(self) -> Mapping[tuple[str, str], int]:
         """The number of journal entries by plugin and phase."""

@@ -1,4 +1,4 @@
-"""`podfabric sweep`: what the agent does at its start, for a node without one."""
+"""`podfabric sweep`: what the agent does each minute, for a node without one."""
 
 import argparse
 import os
