@@ -40,6 +40,7 @@ from ipam.cluster.wants import (
     Want,
 )
 from ipam.cluster.whereabouts.announcements import Announcements
+from ipam.cluster.whereabouts.redefined import Redefined
 from ipam.cluster.whereabouts.settling import Settling
 from ipam.cluster.whereabouts.takeover import Takeover
 from ipam.confirmed import boottime
@@ -49,6 +50,7 @@ from ipam.store_files import StoreFiles
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
 FOREIGN_EVERY = 300.0  # the same, where whereabouts holds addresses of a block, or may lease too
+HEED_AFTER = 5.0  # seconds from one confirmation to the next when whereabouts' ranges have changed
 LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
 _AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
@@ -107,6 +109,7 @@ class Lessee:
         self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
+        self._redefined = Redefined(api, self._pools, self._objects)
         self._upkeep = Upkeep(api, self._store, self._pools, self._objects, boot, clock)
         self._working = threading.Lock()  # one thread at a time leases
         self._attempts = attempts(self._lease)
@@ -135,6 +138,7 @@ class Lessee:
         for long."""
         self._closed = True
         self._failures.close()
+        self._redefined.close()
         self._calls.close()
         self._sharing.close()
         self._attempts.wake()
@@ -147,6 +151,7 @@ class Lessee:
         """Do what is due, ADDs first; for how many seconds nothing is due then."""
         with self._working:
             self._attempts.serve()
+            self._heed_ranges()
             if self._is_due(self._confirm_at):
                 self._failures.guarded("confirm the leases", self._confirm)
             self._attempts.serve()
@@ -334,6 +339,14 @@ class Lessee:
         )
         longest = FOREIGN_EVERY if is_watched else CONFIRM_EVERY
         return max(_FIRST_RETRY, min([longest, *filter(None, limits)]))
+
+    def _heed_ranges(self) -> None:
+        """Confirm soon where whereabouts' nodes may have IPPools of our addresses that are new."""
+        if self._thread is None:
+            return
+        self._redefined.follow()
+        if self._redefined.has_changed() and self._confirmed is not None:
+            self._confirm_at = min(self._confirm_at, self._confirmed + HEED_AFTER)
 
     # --- what is done on its own -------------------------------------------------------------
 

@@ -306,7 +306,7 @@ def test_agents_may_touch_whereabouts_objects_only_where_they_are_to_be_looked_a
         rights[compat] = {verb for rule in theirs for verb in rule["verbs"]}
     assert rights["None"] == set()
     assert rights["Read"] == {"get", "list", "patch", "delete"}
-    assert rights["Coexist"] == {*rights["Read"], "create"}
+    assert rights["Coexist"] == {*rights["Read"], "create", "watch"}
 
 
 def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None:

@@ -77,7 +77,7 @@ def put(
     for attempt in range(_ATTEMPTS):
         if seen is None:
             seen = _look(api, all_pools, pool)
-        slices = [each for each in seen.given if _meet(each.interval, block.interval)]
+        slices = [each for each in seen.given if meet(each.interval, block.interval)]
         unmade = [each for each in slices if each.ippool not in seen.sliced]
         if unmade:
             for each in unmade:
@@ -113,7 +113,7 @@ def _look(api: ClusterApi, all_pools: Sequence[AddressPool], pool: AddressPool) 
     given = tuple(slices_given(pool, slices))
     listed = held.listed(api, IPPool)
     own = _made(api, _name(pool), pool.spec.range, listed)
-    beside = _beside(pool, all_pools)
+    beside = pools_beside(pool, all_pools)
     shared = {_name(each): each for each in (pool, *beside) if held.is_shared(each)}
     private = {_name(each) for each in beside} - shared.keys()
     found = {each.metadata.name: each for each in listed} | {own.metadata.name: own}
@@ -133,7 +133,7 @@ def _look(api: ClusterApi, all_pools: Sequence[AddressPool], pool: AddressPool) 
     return PoolReading(own, others, sliced, given, held.read(api, pool, all_pools, pools))
 
 
-def _beside(pool: AddressPool, all_pools: Sequence[AddressPool]) -> list[AddressPool]:
+def pools_beside(pool: AddressPool, all_pools: Sequence[AddressPool]) -> list[AddressPool]:
     """The pools of its network name that have addresses of a pool."""
     network = parse_interface(pool.spec.range)[1]
     return [
@@ -243,7 +243,7 @@ def _only_namespace(listed: Sequence[IPPool]) -> str:
     return found[0]
 
 
-def _meet(one: Interval, other: Interval) -> bool:
+def meet(one: Interval, other: Interval) -> bool:
     return one.first <= other.last and other.first <= one.last
 
 
