@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "from definitions from now on",
     )
     parser.add_argument(
+        "--ipam-claims",
+        action="store_true",
+        help="an AddressReservation that agents made for an IPAMClaim ends with that",
+    )
+    parser.add_argument(
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
@@ -131,6 +136,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         compat=arguments.compat,
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         ceding=arguments.ceding,
+        ipam_claims=arguments.ipam_claims,
         nv_ipam=arguments.nv_ipam,
     )
     _open(arguments.metrics, ControllerExposition(process).text, process, stack)

@@ -330,6 +330,10 @@ def test_pods_and_claims_are_read_only_where_pods_may_name_ipam_claims() -> None
         ("ipamclaims", "list"),
     }
     objects = _objects(*on)
+    for values, is_told in ((on, True), ((), False)):
+        deployment = _objects(*values)["Deployment", "podfabric-controller"]
+        (controller,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert ("--ipam-claims" in controller["args"]) is is_told
     name = "podfabric-claimed-reservations"
     assert objects.keys() - _objects().keys() == {
         ("ValidatingAdmissionPolicy", name),

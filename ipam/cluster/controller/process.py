@@ -119,7 +119,8 @@ class ControllerProcess:
 
     `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
     cost the leadership. `ceding` and `compat` are those of the pools that it makes. `nv_ipam` is
-    the namespace of nv-ipam's pools, where they are podfabric's own.
+    the namespace of nv-ipam's pools, where they are podfabric's own. `ipam_claims`: pods may name
+    IPAMClaims, which it may list.
     """
 
     def __init__(
@@ -132,8 +133,10 @@ class ControllerProcess:
         pools_per_namespace: int = POOLS_PER_NAMESPACE,
         compat: Compat = "None",
         nv_ipam: str = "",
+        ipam_claims: bool = False,
     ) -> None:
         self._nv_ipam = nv_ipam
+        self._ipam_claims = ipam_claims
         self._compat: Compat = compat
         self._ceding = ceding
         self.leadership = leadership
@@ -203,6 +206,7 @@ class ControllerProcess:
             compat=self._compat,
             ceding=self._ceding,
             nv_ipam=self._nv_ipam,
+            ipam_claims=self._ipam_claims,
         )
         try:
             while self._may_write():

@@ -114,7 +114,8 @@ class Rounds:
 
     `clock` is monotonic and of this process, `wall` gives times for people. `counts` outlives the
     leader. `ceding` and `compat` are those of the pools that are made from definitions. `nv_ipam`
-    is the namespace of nv-ipam's pools that are podfabric's own.
+    is the namespace of nv-ipam's pools that are podfabric's own. Without `ipam_claims` none is
+    listed.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Rounds:
         compat: Compat = "None",
         ceding: bool = False,
         nv_ipam: str = "",
+        ipam_claims: bool = False,
     ) -> None:
         self._api = api
         self._clock = clock
@@ -145,7 +147,7 @@ class Rounds:
         self._requests = Requests(api, clock)
         self._reclaim_shares = Reclaim(api, clock, ReclaimCounts(), margin)
         self._bound_pods = BoundPods(api, clock)
-        self._claim_ends = ClaimEnds(api, clock)
+        self._claim_ends = ClaimEnds(api, clock) if ipam_claims else None
         self._owner_ends = OwnerEnds(api, clock, wall)
         self._paused_since: dict[str, float] = {}  # by the pool's uid
         self._written: dict[str, float] = {}  # when a status was, by the pool's uid
@@ -160,7 +162,8 @@ class Rounds:
         machines = Machines(world.nodes, (*world.blocks, *world.shares), self._bound_pods.on)
         polled = (world.read_at, world.read_until)
         standings = self._reclaim.step(world.blocks, pools, machines, polled, self.steps)
-        self._claim_ends.step(world.reservations, self.steps)
+        if self._claim_ends is not None:
+            self._claim_ends.step(world.reservations, self.steps)
         self._owner_ends.step(world.reservations, world.blocks, pools, self.steps)
         reserve(self._api, world.reservations, world.blocks, self.steps)
         requests = self._requests.collect(world.requests, pools, machines, self.steps)

@@ -236,6 +236,21 @@ def test_without_a_list_of_the_claims_no_reservation_ends(memory_path: Path, fau
     assert len(cluster.api.look_at_all(AddressReservation).items) == 1
 
 
+def test_claims_are_not_listed_where_pods_may_name_none_any_more(memory_path: Path) -> None:
+    """The setting is switched off, and what agents made for claims is still there."""
+    cluster = Cluster(
+        lambda verb, kind, name: Fault.REFUSED if (verb, kind) == ("list", "IPAMClaim") else None
+    )
+    claimed(cluster, memory_path)
+    cluster.ipam_claims = False
+    cluster.new_leader()
+    for _ in range(10):
+        cluster.run(20, every=20)
+        assert cluster.errors == []
+    assert not cluster.client.calls["list", "IPAMClaim"]
+    assert len(cluster.api.look_at_all(AddressReservation).items) == 1
+
+
 def test_a_pool_that_reserves_no_further_address_says_so(memory_path: Path) -> None:
     cluster = Cluster()
     put_small_pool(cluster)
