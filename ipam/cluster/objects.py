@@ -309,12 +309,14 @@ class ReservationStatus(
 
     `owner_uid` is that of the owner which was last seen, where the pool has `owner_gone_after`.
     `owner_gone_since` is for people: since when it is gone, and no node has the addresses.
+    `owner_gone_seconds` of that were counted by the clocks of leaders: the next one goes on there.
     """
 
     addresses: tuple[str, ...] = ()
     bound_to: str = ""
     owner_uid: str = msgspec.field(default="", name="ownerUID")
     owner_gone_since: str = ""
+    owner_gone_seconds: int = 0
 
 
 class AddressReservation(Resource, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ owner that it has seen into the status, and a reservation without one stays. It 
 `spec.sticky.ownerGoneAfter` no such owner was there and no node had one of the addresses. What
 mirrors show begins that wait and ends it; the deletion rests on reads of the pool, the owner and
 the blocks that come right before it, and names the version of the reservation. All times are of
-this process: a new leader waits again.
+this process. How long it has counted it writes into the status now and then, from where a new
+leader counts on: no clock of another machine counts, and no time in which none led.
 """
 
 import logging
@@ -24,6 +25,8 @@ from ipam.cluster.sticky import is_let_go, name_of
 
 LOOK_EVERY = 60.0  # seconds between two looks for one owner
 MOST_LOOKS = 40  # of a round: two seconds of a client's requests
+TELL_EVERY = 3600.0  # seconds at most between two writes of how long an owner is gone
+_PARTS = 20  # of the wait, after each of which it is written: a new leader repeats one
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class OwnerEnds:
         self._clock = clock
         self._wall = wall
         self._looks: dict[str, _OwnerLook] = {}  # by the reservation's uid
-        self._gone_since: dict[str, float] = {}  # the same
+        self._gone_since: dict[str, float | None] = {}  # the same; None if the wait has ended
 
     def step(
         self,
@@ -81,12 +84,12 @@ class OwnerEnds:
         used = {block.spec.sticky.reservation for block in blocks if not is_let_go(block)}
         ended = []
         changed = [
-            (name_of(each), _with(each, each.status.owner_uid, ""))
+            (name_of(each), _with(each, each.status.owner_uid))
             for each in others
             if each.status.owner_gone_since  # the pool asked for it before
         ]
         for each in asked:
-            wanted = self._seen(each, is_used=name_of(each) in used)
+            wanted = self._seen(each, pools[each.spec.pool], is_used=name_of(each) in used)
             if wanted != each:
                 changed.append((name_of(each), wanted))
             elif self._has_waited(each, pools.get(each.spec.pool)):
@@ -115,17 +118,26 @@ class OwnerEnds:
             return ""
         return found.metadata.uid
 
-    def _seen(self, reservation: AddressReservation, *, is_used: bool) -> AddressReservation:
+    def _seen(
+        self, reservation: AddressReservation, pool: AddressPool, *, is_used: bool
+    ) -> AddressReservation:
         """The reservation with the status that the last look, and the blocks, ask for."""
         uid, status = reservation.metadata.uid, reservation.status
         look = self._looks.get(uid)
         if look is None:  # it could not be looked for
             return reservation
         if look.uid or is_used or not status.owner_uid:
-            self._gone_since.pop(uid, None)
-            return _with(reservation, look.uid or status.owner_uid, "")
-        self._gone_since.setdefault(uid, self._clock())
-        return _with(reservation, status.owner_uid, status.owner_gone_since or self._now())
+            self._gone_since[uid] = None
+            return _with(reservation, look.uid or status.owner_uid)
+        now = self._clock()
+        # What a former leader has counted counts when this one sees the reservation first.
+        since = self._gone_since.get(uid, now - status.owner_gone_seconds)
+        self._gone_since[uid] = since = now if since is None else since
+        counted, wait = round(now - since), _wait(reservation, pool) or 0.0
+        news = counted - status.owner_gone_seconds
+        if counted >= wait or news < min(TELL_EVERY, max(LOOK_EVERY, wait / _PARTS)):
+            counted = min(counted, status.owner_gone_seconds)
+        return _with(reservation, status.owner_uid, status.owner_gone_since or self._now(), counted)
 
     def _has_waited(self, reservation: AddressReservation, pool: AddressPool | None) -> bool:
         since, wait = self._gone_since.get(reservation.metadata.uid), _wait(reservation, pool)
@@ -146,14 +158,14 @@ class OwnerEnds:
                 return
             listed = self._api.list(AddressBlock, {"spec.sticky.reservation": name}).items
             if not all(map(is_let_go, listed)) or self._owner(reservation):
-                self._gone_since.pop(uid, None)
+                self._gone_since[uid] = None
                 self._looks.pop(uid, None)
                 return
             self._api.delete(reservation)
         except (Conflict, NotFound, Refused) as error:
             _log.info("reservation %s: left: %s", name, error)
         else:
-            self._gone_since.pop(uid, None)  # one with a finalizer waits again
+            self._gone_since[uid] = None  # one with a finalizer waits again
             owner = reservation.spec.owner
             _log.warning(
                 "reservation %s: deleted: its %s %s is gone since %s, and no pod has its addresses",
@@ -164,8 +176,15 @@ class OwnerEnds:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _with(reservation: AddressReservation, uid: str, gone_since: str) -> AddressReservation:
-    status = replace(reservation.status, owner_uid=uid, owner_gone_since=gone_since)
+def _with(
+    reservation: AddressReservation, uid: str, gone_since: str = "", gone_seconds: int = 0
+) -> AddressReservation:
+    status = replace(
+        reservation.status,
+        owner_uid=uid,
+        owner_gone_since=gone_since,
+        owner_gone_seconds=gone_seconds,
+    )
     return replace(reservation, status=status)
 
 

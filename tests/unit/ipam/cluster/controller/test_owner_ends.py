@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ipam.cluster.controller.owner_ends import LOOK_EVERY, MOST_LOOKS, StatefulSetObject
+from ipam.cluster.controller.owner_ends import (
+    LOOK_EVERY,
+    MOST_LOOKS,
+    TELL_EVERY,
+    StatefulSetObject,
+)
 from ipam.cluster.ipam_claims import PodObject
 from ipam.cluster.objects import (
     AddressPool,
@@ -142,15 +147,85 @@ def test_an_owner_that_is_made_again_keeps_it(cluster: Cluster, comes_back: floa
     assert status(cluster) == ReservationStatus(owner_uid=uid)
 
 
-def test_another_leader_waits_again(cluster: Cluster) -> None:
+def test_another_leader_goes_on_with_the_wait(cluster: Cluster) -> None:
     remove_owner(cluster)
     cluster.run(WAIT - 10, every=10)
     since = status(cluster).owner_gone_since
-    cluster.new_leader()
-    cluster.run(WAIT - 20, every=20)
-    assert status(cluster).owner_gone_since == since
-    cluster.run(LOOK_EVERY + 40, every=20)
+    for _ in range(3):  # what was counted since the last write is counted again
+        cluster.new_leader()
+        cluster.run(20, every=10)
+        assert status(cluster).owner_gone_since == since
+    cluster.run(2 * LOOK_EVERY, every=10)
     assert not kept(cluster)
+
+
+@pytest.mark.parametrize("lasts", [LOOK_EVERY + 20, 3 * LOOK_EVERY + 20])
+def test_leaders_that_last_for_less_than_the_wait_count_together(
+    cluster: Cluster, lasts: float
+) -> None:
+    """Time in which none leads does not count, and no wall clock does."""
+    remove_owner(cluster)
+    counted = 0.0
+    while kept(cluster):
+        assert counted < 3 * WAIT
+        cluster.new_leader()
+        cluster.run(lasts, every=10)
+        counted += lasts
+        cluster.now += 10 * WAIT
+    assert counted >= WAIT
+
+
+@pytest.mark.parametrize("comes", ["the owner", "a pod with an address"])
+def test_a_wait_that_has_ended_is_not_gone_on_with(
+    cluster: Cluster, node: ClusterNode, comes: str
+) -> None:
+    remove_owner(cluster)
+    cluster.run(WAIT - 20, every=10)
+    assert status(cluster).owner_gone_seconds >= WAIT - 20 - 2 * LOOK_EVERY
+    if comes == "the owner":
+        put_owner(cluster)
+    else:
+        add(node, "web-0")
+    cluster.run(2 * LOOK_EVERY, every=10)
+    assert status(cluster).owner_gone_seconds == 0
+    if comes == "the owner":
+        remove_owner(cluster)
+    else:
+        node.delete("web-0")
+        let_go(node)
+    cluster.new_leader()
+    cluster.run(WAIT - 20, every=10)
+    assert kept(cluster)
+
+
+def test_a_wait_that_begins_again_counts_from_nothing_though_no_write_succeeds(
+    cluster: Cluster,
+) -> None:
+    """The status still has what was counted before the owner came again."""
+    remove_owner(cluster)
+    cluster.run(WAIT - 20, every=10)
+    cluster.client.faults = lambda verb, kind, name: (
+        Fault.CONFLICT if (verb, kind) == ("update_status", "AddressReservation") else None
+    )
+    put_owner(cluster)
+    cluster.run(2 * LOOK_EVERY, every=10)
+    remove_owner(cluster)
+    cluster.run(WAIT - 20, every=10)
+    assert status(cluster).owner_gone_seconds
+    cluster.client.faults = None
+    cluster.run(20, every=10)
+    assert kept(cluster)
+    cluster.run(2 * LOOK_EVERY, every=10)
+    assert not kept(cluster)
+
+
+def test_how_long_it_has_waited_is_written_now_and_then(cluster: Cluster) -> None:
+    set_wait(cluster, "168h")
+    remove_owner(cluster)
+    cluster.run(120, every=10)
+    cluster.client.calls.clear()
+    cluster.run(24 * TELL_EVERY, every=30)
+    assert 22 <= cluster.client.calls["update_status", "AddressReservation"] <= 24
 
 
 def label(cluster: Cluster) -> None:
