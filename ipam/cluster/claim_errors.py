@@ -12,6 +12,7 @@ from ipam.cluster.names import sub_block_name
 from ipam.cluster.objects import AddressBlock, AddressPool, Holder
 from ipam.cluster.pools import kept_out
 from ipam.cluster.wants import NamedClaim, Want
+from ipam.cluster.whereabouts.slices import LeftAlone
 from ipam.ranges import is_within, outside
 from ipam.store import AddressTaken
 
@@ -116,6 +117,15 @@ def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
         f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
         f"{pool.metadata.name}: nothing was reserved; ask for another address",
         f"see spec.exclude of AddressPool {pool.metadata.name}, and spec.foreign of its blocks",
+    )
+
+
+def is_elsewhere(want: Want, alone: LeftAlone) -> AddressTaken:
+    """Beside whereabouts the node leases other parts of the range only. No pool has rails there."""
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} {alone.why(want.range.first)}: "
+        "nothing was reserved; ask for another address",
+        "see kubectl get nodeslicepools -A",
     )
 
 

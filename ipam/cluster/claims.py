@@ -21,6 +21,7 @@ from ipam.cluster.api import AlreadyExists, ApiError, ClusterApi, Conflict, NotF
 from ipam.cluster.candidates import Candidates
 from ipam.cluster.claim_errors import (
     ClaimErrors,
+    is_elsewhere,
     is_kept_out,
     is_reserved,
     is_taken_of_claim,
@@ -102,12 +103,12 @@ class Claimant:
                 want = pinned(want, pool)
                 sought = sought._replace(range=want.range)  # such a pool has no rails
             foreign = self._pools.foreign(pool)
-            theirs: Sequence[Interval] = ()
+            alone: slices.LeftAlone | None = None
             if pool.spec.compat == "Coexist":
                 node = self.holder.node
-                theirs = slices.left_alone(self._api, pool, blocks.block_size, node)
+                alone = slices.left_alone(self._api, pool, blocks.block_size, node)
             held = (Interval(each, each) for each in foreign)
-            holes = merged((*kept_out(pool), *theirs, *held))
+            holes = merged((*kept_out(pool), *(alone.intervals if alone else ()), *held))
             if want.fixed and self._has(mine.values(), pool, sought):
                 return None
             self._require_few(pool, mine.values())
@@ -128,6 +129,8 @@ class Claimant:
                 if losses == _LOSSES:
                     break
             else:
+                if alone is not None and want.fixed and alone.why(sought.range.first):
+                    raise is_elsewhere(want, alone)
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     error = self._errors.none_left(pool, blocks, want, sought, holes, others)
                     if want.claim is not None and want.range.parts != asked.range.parts:

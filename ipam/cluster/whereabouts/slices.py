@@ -5,7 +5,7 @@ them our nodes do so too (`compat: Coexist`): a node leases blocks of its own sl
 of whereabouts uses. If the slice goes to another node all the same, that node finds placeholders.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ipam.addresses import Interval, Network, parse_interface
@@ -14,7 +14,7 @@ from ipam.cluster.objects import AddressPool
 from ipam.cluster.pools import Unusable
 from ipam.cluster.whereabouts.held import listed, meets
 from ipam.cluster.whereabouts.objects import NodeSlicePool, slice_name
-from ipam.ranges import merged, outside
+from ipam.ranges import is_within, merged, outside
 
 READ_OFFSETS = 1 << 63
 """whereabouts reads an offset with a sign: it drops larger ones, and removes them as it writes."""
@@ -27,6 +27,27 @@ class GivenSlice(NamedTuple):
     range: str
     interval: Interval
     ippool: str
+
+
+class LeftAlone(NamedTuple):
+    """What a node leaves alone of a pool beside whereabouts, and the `slices` that are given there,
+    of which `fitting` are its own. `cut_by` are the NodeSlicePools."""
+
+    intervals: tuple[Interval, ...]
+    slices: Sequence[GivenSlice]
+    fitting: Sequence[GivenSlice]
+    cut_by: Sequence[str]
+
+    def why(self, address: int) -> str:
+        """Why the node may not lease that address; "" if it may."""
+        if not is_within(address, self.intervals):
+            return ""
+        if not self.cut_by:
+            return "is so far up in its range that whereabouts takes no notice of it"
+        holder = next((each for each in self.slices if is_within(address, (each.interval,))), None)
+        place = f"in slice {holder.range} of node {holder.node}" if holder else "in no node's slice"
+        own = ", ".join(each.range for each in self.fitting) or "no slice"
+        return f"is {place}: NodeSlicePool {' and '.join(self.cut_by)} gives this node {own}"
 
 
 def cutting(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> list[NodeSlicePool]:
@@ -56,7 +77,7 @@ def given(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> Iterator[GivenS
                 yield GivenSlice(each.node_name, each.slice_range, _interval(network), name)
 
 
-def left_alone(api: ClusterApi, pool: AddressPool, size: int, node: str) -> tuple[Interval, ...]:
+def left_alone(api: ClusterApi, pool: AddressPool, size: int, node: str) -> LeftAlone:
     """What a node leaves alone of a pool beside whereabouts: of a range that is cut into slices all
     but its own, and what whereabouts takes no notice of, as it reads no offset from 2^63 on.
 
@@ -71,8 +92,9 @@ def left_alone(api: ClusterApi, pool: AddressPool, size: int, node: str) -> tupl
             "no node, set spec.compat to Read"
         )
     whole = _interval(parse_interface(pool.spec.range)[1])
-    own = [each.interval for each in given(pool, cut) if each.node == node]
-    fitting = merged(each for each in own if each.last - each.first + 1 >= size)
+    slices = tuple(given(pool, cut))
+    own = [each for each in slices if each.node == node]
+    fitting = [each for each in own if each.interval.last - each.interval.first + 1 >= size]
     parts = [_common(whole, _interval(parse_interface(each.spec.range)[1])) for each in cut]
     if whole in parts and not fitting:
         why = (
@@ -86,10 +108,11 @@ def left_alone(api: ClusterApi, pool: AddressPool, size: int, node: str) -> tupl
             f"AddressPool {pool.metadata.name}: NodeSlicePool {cut[0].metadata.name} gives node "
             f"{node} {why}; or run whereabouts on no node, and set spec.compat to Read"
         )
-    theirs = [left for part in parts for left in outside(part, fitting)]
+    ours = merged(each.interval for each in fitting)
+    theirs = [left for part in parts for left in outside(part, ours)]
     if whole.last - whole.first >= READ_OFFSETS:
         theirs.append(Interval(whole.first + READ_OFFSETS, whole.last))
-    return merged(theirs)
+    return LeftAlone(merged(theirs), slices, fitting, [each.metadata.name for each in cut])
 
 
 def _common(one: Interval, other: Interval) -> Interval:

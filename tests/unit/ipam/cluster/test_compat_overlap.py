@@ -191,6 +191,10 @@ def test_addresses_of_which_whereabouts_takes_no_notice_are_left_alone(memory_pa
         refused = error_of(lambda: node.add("p1", {"range": "fd00::/60", "range_start": start}))  # noqa: B023
         assert refused.code == Code.NO_FREE_ADDRESS
         assert "whereabouts" in str(refused)
+    asked = "IP=fd00::8000:0:0:7"
+    refused = error_of(lambda: node.add("p2", {"range": "fd00::/60"}, args=asked))
+    assert refused.code == Code.ADDRESS_TAKEN
+    assert "is so far up in its range" in str(refused)
     (only,) = server.look_at_all(AddressBlock).items
     assert parse(only.spec.first) - parse("fd00::") < 1 << 63
 

@@ -172,6 +172,28 @@ def test_a_slice_that_is_smaller_than_a_block_is_refused(
     assert "spec.blockSize" in str(refused)
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("10.0.0.7", "is in slice 10.0.0.0/26 of node theirs"),
+        ("10.0.0.200", "is in no node's slice"),
+    ],
+)
+def test_an_address_outside_of_its_slice_is_refused_by_naming_the_slice(
+    server: FakeApi, node: ClusterNode, address: str, why: str
+) -> None:
+    refused = error_of(lambda: node.add("p0", args=f"IP={address}"))
+    assert refused.code == Code.ADDRESS_TAKEN
+    assert f"{address} {why}: NodeSlicePool nad gives this node {SLICE}" in str(refused)
+    assert "exclude" not in str(refused)
+    assert blocks_of(server) == []
+    pool = server.look(AddressPool, "10.0.0.0-24")
+    server.put(replace(pool, spec=replace(pool.spec, exclude=("10.0.0.70",))))
+    error = error_of(lambda: node.add("p1", args="IP=10.0.0.70"))
+    assert error.code == Code.ADDRESS_TAKEN
+    assert "kept out of AddressPool 10.0.0.0-24" in str(error)
+
+
 def test_a_range_without_reservations_is_not_shared_by_slices(
     server: FakeApi, node: ClusterNode
 ) -> None:
