@@ -6,9 +6,10 @@ A prefix stays with its node as long as the node's machine may live, and goes to
 when no machine's AddressShare has an address of it: then no pod has one.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
@@ -57,36 +58,38 @@ def cut(
             joined.append(entry)
         elif own is None or any(share.spec.state != "Reclaiming" for share in own):
             entries.setdefault(entry.node, entry)
-    given = set(map(_network, entries.values()))
+    staying = list(map(_network, entries.values()))
+    taken = _Taken(staying, used)
     for entry in joined:
         network = _network(entry)
-        if entry.node not in selected or entry.node in entries or network in given:
+        if entry.node not in selected or entry.node in entries or network in taken.given:
             continue
         if grid.fits(entry):
             entries[entry.node] = grid.entry(entry.node, network)
-            given.add(network)
+            taken.given.add(network)
         elif entry.node in grid.static:
             moving.append(entry)
     for entry in moving:  # to its static prefix, when that is free
         wanted = grid.static[entry.node]
-        if not _is_free(wanted, entry.node, entries.values(), used) and grid.is_of_it(entry):
+        if not taken.is_free(wanted, entry.node) and grid.is_of_it(entry):
             entries[entry.node] = entry
+            taken.given.add(_network(entry))
     lacking = []
     shared = (run for own in used.values() for run in own)
-    search = _Search(grid, (*_blocked(entries.values()), *shared))
+    search = _Search(grid, (*map(_run, staying), *shared), taken.given)
     for node in sorted(set(present) & set(selected) - entries.keys()):
         found = grid.static.get(node)
         if found is not None:
-            found = found if _is_free(found, node, entries.values(), used) else None
+            found = found if taken.is_free(found, node) else None
         else:
             former = grid.around(used.get(node, ()))
-            mine = (each for each in former if _is_free(each, node, entries.values(), used))
+            mine = (each for each in former if taken.is_free(each, node))
             found = next((each for each in mine if grid.may_give(each)), None) or search.lowest()
         if found is None:
             lacking.append(node)
             continue
         entries[node] = grid.entry(node, found)
-        search.take(found)
+        taken.given.add(found)
     ordered = tuple(entries[node] for node in sorted(entries))
     return Cut(ordered, tuple(lacking))
 
@@ -184,7 +187,7 @@ class Grid(NamedTuple):
         if family(network.address) == 4 and network.prefix < 127:
             last -= 1
         indexes = (Interval(network.address + a, network.address + b) for a, b in self.indexes)
-        holes = merged((*self.excluded, *indexes))
+        holes = merged((*_meeting(self.excluded, network), *indexes))
         return not any(outside(Interval(network.address, last), holes))
 
     def entry(self, node: str, network: Network) -> NvCIDRPoolEntry:
@@ -205,19 +208,48 @@ class Grid(NamedTuple):
         return text(network.address + index) if first <= index <= last else ""
 
 
-class _Search:
-    """Looks for the lowest free prefix, again and again. It never goes back."""
+class _Taken:
+    """What of the pool is in use. All prefixes of a pool are of one size, but for entries that are
+    `staying` since an earlier spec; `given` are those that nodes keep or get now."""
 
-    def __init__(self, grid: Grid, blocked: Iterable[Interval]) -> None:
+    def __init__(self, staying: Iterable[Network], used: Mapping[str, Iterable[Interval]]) -> None:
+        self.given = set(staying)
+        runs = [(_run(network), "") for network in self.given]
+        runs += [(run, node) for node, own in used.items() for run in own]
+        runs.sort()
+        self._firsts = [run.first for run, _ in runs]
+        # How far those up to each one go, and whose that is; and how far those of all others go.
+        self._reach: list[tuple[int, str, int]] = []
+        farthest, whose, second = -1, "", -1
+        for run, node in runs:
+            if node == whose:
+                farthest = max(farthest, run.last)
+            elif run.last > farthest:
+                farthest, whose, second = run.last, node, farthest
+            else:
+                second = max(second, run.last)
+            self._reach.append((farthest, whose, second))
+
+    def is_free(self, network: Network, node: str) -> bool:
+        """Whether no node is given it, or an entry an address of it, and no other node's share has
+        one."""
+        at = bisect_right(self._firsts, network.last)
+        if network in self.given or not at:
+            return network not in self.given
+        farthest, whose, second = self._reach[at - 1]
+        return (second if whose == node else farthest) < network.address
+
+
+class _Search:
+    """Looks for the lowest free prefix, again and again. It never goes back, and passes over what
+    is `given` by then."""
+
+    def __init__(self, grid: Grid, blocked: Iterable[Interval], given: Set[Network]) -> None:
         self._grid = grid
         static = (Interval(each.address, each.last) for each in grid.reserved)
         self._blocked = merged((*blocked, *static))
-        self._given: set[Network] = set()
+        self._given = given
         self._next = grid.whole.address
-
-    def take(self, network: Network) -> None:
-        """It is given away."""
-        self._given.add(network)
 
     def lowest(self) -> Network | None:
         """The lowest one; None if there is none."""
@@ -226,7 +258,7 @@ class _Search:
             return None
         while self._next <= grid.whole.last:
             network = grid.at(self._next)
-            hole = _first_after(self._blocked, network)
+            hole = next(_meeting(self._blocked, network), None)
             behind = network.last + 1
             if hole is not None:
                 self._next = max(behind, grid.at(min(hole.last + 1, grid.whole.last)).address)
@@ -234,7 +266,7 @@ class _Search:
                     self._next = grid.whole.last + 1
                 continue
             if network in self._given or grid.is_excluded(network):
-                run = _first_after(grid.excluded, network)
+                run = next(_meeting(grid.excluded, network), None)
                 last = min(run.last + 1, grid.whole.last) if run is not None else 0
                 self._next = max(behind, grid.at(last).address if last else 0)
                 continue
@@ -243,31 +275,14 @@ class _Search:
         return None
 
 
-def _first_after(runs: tuple[Interval, ...], network: Network) -> Interval | None:
-    """The first of the sorted runs that has an address of the network."""
+def _meeting(runs: tuple[Interval, ...], network: Network) -> Iterator[Interval]:
+    """Those of the sorted runs that have an address of the network, the first of them first."""
     at = bisect_left(runs, network.address, key=lambda run: run.last)
-    found = runs[at] if at < len(runs) else None
-    return found if found is not None and found.first <= network.last else None
+    return takewhile(lambda run: run.first <= network.last, islice(runs, at, None))
 
 
-def _is_free(
-    network: Network,
-    node: str,
-    entries: Iterable[NvCIDRPoolEntry],
-    used: dict[str, tuple[Interval, ...]],
-) -> bool:
-    """Whether no entry has an address of it, and no other node's share."""
-    mine = Interval(network.address, network.last)
-    others = [run for other, runs in used.items() if other != node for run in runs]
-    return not any(_touch(mine, run) for run in (*_blocked(entries), *others))
-
-
-def _blocked(entries: Iterable[NvCIDRPoolEntry]) -> Iterator[Interval]:
-    return (Interval(each.address, each.last) for each in map(_network, entries))
-
-
-def _touch(one: Interval, other: Interval) -> bool:
-    return one.first <= other.last and other.first <= one.last
+def _run(network: Network) -> Interval:
+    return Interval(network.address, network.last)
 
 
 def _runs(shares: Iterable[AddressShare]) -> Iterator[Interval]:

@@ -1,6 +1,5 @@
 """CIDRPools of nv-ipam as podfabric's own: each node has one prefix while its machine lives."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ from ipam.cluster.controller.machines import OUT_OF_SERVICE
 from ipam.cluster.nv_ipam.objects import (
     ExcludedIndexes,
     ExcludedRun,
-    Invalid,
     NvCIDRPool,
-    NvCIDRPoolEntry,
-    NvCIDRPoolSpec,
-    NvCIDRPoolStatus,
     PoolRoute,
     StaticPrefix,
 )
-from ipam.cluster.nv_ipam.prefixes import cut
 from ipam.cluster.nv_ipam.selectors import NodeSelector, Requirement, SelectorTerm
-from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, Meta, ShareSpec
+from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare
 from tests.fake_api import Fault
 from tests.unit.ipam.cluster.nv_ipam.nodes import NAMESPACE, duplicates, put_cidrpool
 from tests.unit.ipam.cluster.nv_ipam.own import OwnNode
@@ -50,17 +44,6 @@ def change(world: World, **spec: object) -> None:
     """Edit the pool's spec."""
     (pool,) = world.server.look_at_all(NvCIDRPool, namespace=NAMESPACE).items
     world.server.put(replace(pool, spec=replace(pool.spec, **spec)))
-
-
-def pool_of(entries: Mapping[str, str], **spec: object) -> NvCIDRPool:
-    """A pool by itself."""
-    keys = {"cidr": "10.8.0.0/26", "per_node_network_prefix": 29} | spec
-    allocations = tuple(NvCIDRPoolEntry(node=node, prefix=at) for node, at in entries.items())
-    return NvCIDRPool(
-        metadata=Meta(name="routed", namespace=NAMESPACE),
-        spec=NvCIDRPoolSpec(**keys),  # type: ignore[arg-type]
-        status=NvCIDRPoolStatus(allocations=allocations),
-    )
 
 
 def test_each_node_has_a_prefix_with_its_gateway_and_no_address_of_another(world: World) -> None:
@@ -367,84 +350,3 @@ def world_add(world: World, node: OwnNode) -> list[str]:
             assert error.code == Code.TRY_AGAIN, error
         world.settle(1)
     return node.add("last", ROUTED)
-
-
-# --- prefixes by themselves ------------------------------------------------------------------
-
-
-def given(pool: NvCIDRPool, nodes: str, shares: tuple[AddressShare, ...] = ()) -> dict[str, str]:
-    return {each.node: each.prefix for each in cut(pool, set(nodes), set(nodes), shares).entries}
-
-
-def test_prefixes_that_are_excluded_are_passed_over() -> None:
-    pool = pool_of(
-        {},
-        exclusions=(
-            ExcludedRun(start="10.8.0.0", end="10.8.0.6"),  # all but the broadcast address
-            ExcludedRun(start="10.8.0.9", end="10.8.0.30"),  # not the address of a network
-        ),
-    )
-    assert given(pool, "abc") == {"a": "10.8.0.8/29", "b": "10.8.0.32/29", "c": "10.8.0.40/29"}
-    whole = pool_of({}, per_node_exclusions=(ExcludedIndexes(start_index=0, end_index=7),))
-    assert cut(whole, {"a"}, {"a"}, ()).lacking == ("a",)
-
-
-def test_a_large_pool_whose_prefixes_are_all_excluded_has_none() -> None:
-    pool = pool_of(
-        {},
-        cidr="fd00::/64",
-        per_node_network_prefix=127,
-        exclusions=(ExcludedRun(start="fd00::8", end="fd00::9"),),
-        per_node_exclusions=(ExcludedIndexes(start_index=0, end_index=1),),
-    )
-    assert cut(pool, {"a"}, {"a"}, ()).lacking == ("a",)
-
-
-def test_of_two_nodes_with_one_prefix_one_gets_another() -> None:
-    pool = pool_of({"a": "10.8.0.0/29", "b": "10.8.0.0/29"})
-    shares = tuple(
-        AddressShare(
-            metadata=Meta(name=node),
-            spec=ShareSpec(pool="cidrpool/routed", node=node, ranges=("10.8.0.1-10.8.0.6",)),
-        )
-        for node in "ab"
-    )
-    assert given(pool, "ab", shares) == {"a": "10.8.0.0/29", "b": "10.8.0.8/29"}
-
-
-def test_a_large_pool_of_small_prefixes_is_cut_at_once() -> None:
-    run = ExcludedRun(start="fd00::", end="fd00::7fff:ffff:ffff:ffff")
-    pool = pool_of(
-        {}, cidr="fd00::/64", per_node_network_prefix=127, gateway_index=0, exclusions=(run,)
-    )
-    found = cut(pool, {"a", "b"}, {"a", "b"}, ()).entries
-    assert [(each.prefix, each.gateway) for each in found] == [
-        ("fd00::8000:0:0:0/127", "fd00::8000:0:0:0"),
-        ("fd00::8000:0:0:2/127", "fd00::8000:0:0:2"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"cidr": "10.8.0.1/26"}, "bits behind"),
-        ({"per_node_network_prefix": 25}, "has no /25"),
-        ({"per_node_network_prefix": 0}, "has no /0"),
-        ({"per_node_network_prefix": 33}, "has no /33"),
-        ({"gateway_index": 0}, "gatewayIndex"),
-        ({"gateway_index": 7}, "gatewayIndex"),
-        ({"default_gateway": True}, "gatewayIndex"),
-        ({"static_allocations": (StaticPrefix(prefix="10.9.0.0/29"),)}, "none of the prefixes"),
-        ({"static_allocations": (StaticPrefix(prefix="10.8.0.0/30"),)}, "none of the prefixes"),
-        (
-            {"static_allocations": (StaticPrefix(prefix="10.8.0.0/29", gateway="10.8.0.9"),)},
-            "is outside of",
-        ),
-        ({"static_allocations": (StaticPrefix(prefix="10.8.0.0/29"),) * 2}, "twice"),
-        ({"exclusions": (ExcludedRun(start="10.8.0.0", end="10.8.1.0"),)}, "are not all in"),
-        ({"per_node_exclusions": (ExcludedIndexes(start_index=1, end_index=8),)}, "indexes"),
-    ],
-)
-def test_a_spec_that_nv_ipam_refuses_is_invalid(spec: dict[str, object], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
-        cut(pool_of({}, **spec), {"a"}, {"a"}, ())
