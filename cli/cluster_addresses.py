@@ -20,6 +20,7 @@ from ipam.cluster.controller.audit import contradictions
 from ipam.cluster.controller.block_index import BlockIndex, placed
 from ipam.cluster.controller.machines import Machines, Standing
 from ipam.cluster.controller.reclaim import CoversOthers, free_powered_off
+from ipam.cluster.nv_ipam import entries
 from ipam.cluster.objects import AddressBlock, AddressPool, AddressShare, AnyLease
 from ipam.cluster.sticky import is_let_go
 
@@ -56,6 +57,13 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         action="store_true",
         required=True,
         help="you have seen that the machine is off: nothing on it uses an address any more",
+    )
+    reclaim.add_argument(
+        "--nv-ipam",
+        default="",
+        metavar="NAMESPACE",
+        help="of the pools of NVIDIA's nv-ipam, where they are podfabric's own: remove what these "
+        "give to the node, too, if its Node object is gone",
     )
     add_kubeconfig(reclaim)
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
@@ -219,10 +227,15 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
     listed = api.list(AddressBlock, {"spec.holder.node": arguments.node}).items
     blocks = [block for block in listed if not is_let_go(block)]
     shares = api.list(AddressShare, {"spec.node": arguments.node}).items
-    if not blocks and not shares:
+    code = _free((*blocks, *shares), api) if blocks or shares else 0
+    removed = list[str]()
+    if arguments.nv_ipam and not code:
+        for pool in entries.remove(api, arguments.nv_ipam, arguments.node):
+            removed.append(pool)
+            sys.stdout.write(f"{pool} gives nothing to {arguments.node} any more\n")
+    if not (blocks or shares or removed):
         sys.stdout.write(f"{arguments.node} leases no block\n")
-        return 0
-    return _free((*blocks, *shares), api)
+    return code
 
 
 def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.spec.errors import CNIError, Code
+from ipam.cluster.api import Refused
 from ipam.cluster.controller.rounds import Rounds, read_world
+from ipam.cluster.nv_ipam import entries as removed_entries
+from ipam.cluster.nv_ipam.entries import StillThere
 from ipam.confirmed import boottime
 from tests.api import nv_ipam
 from tests.api.nv_ipam import NAMESPACE, put_entries, put_pool
@@ -19,6 +22,7 @@ from tests.api.test_nv_ipam_own import OwnApiNode
 from tests.api.test_nv_ipam_own import kinds as kinds  # a fixture
 from tests.cluster import programs
 from tests.waiting import until
+from tools import manifests
 
 
 @pytest.fixture
@@ -198,3 +202,24 @@ def test_nodes_have_prefixes_with_the_rights_of_the_chart(
     assert found == {"gone": "10.25.0.0/29", first: "10.25.0.8/29", second: "10.25.0.16/29"}
     node = a if a.name == first else b
     assert added(node, "p", ipam)["ips"] == [{"address": "10.25.0.10/29", "gateway": "10.25.0.9"}]
+    # The word of an administrator, in the controller's pod.
+    values = ("--set", f"ipam.nv_ipam=own,ipam.nv_ipam_namespace={NAMESPACE}")
+    role = ("--show-only", "templates/cluster-addresses/agent.yaml")
+    kinds.kubectl("apply", "-f", "-", stdin=manifests.template(*values, *role))
+    kubeconfig = kinds.kubeconfig("entries", {}, account="podfabric-controller")
+    removed: list[str] = []
+    with closing(kinds.client(kubeconfig)) as controller:
+
+        def is_removed() -> bool:
+            try:
+                removed.extend(removed_entries.remove(controller, NAMESPACE, "gone"))
+            except Refused:  # the right is not known yet
+                return False
+            return True
+
+        until(is_removed)
+        assert removed == [f"cidrpool/{pool}"]
+        with pytest.raises(StillThere, match=first):
+            list(removed_entries.remove(controller, NAMESPACE, first))
+    round_of(kinds, rounds)
+    assert {each["nodeName"] for each in entries(kinds, pool)} == {first, second}

@@ -10,6 +10,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import Route
 from ipam.cluster.api import ApiError
 from ipam.cluster.controller.machines import OUT_OF_SERVICE
+from ipam.cluster.nv_ipam import entries
 from ipam.cluster.nv_ipam.objects import (
     ExcludedIndexes,
     ExcludedRun,
@@ -245,8 +246,8 @@ def test_an_invalid_spec_leaves_the_entries_as_they_are(world: World) -> None:
 
 
 def test_entries_of_nv_ipams_controller_stay_and_wait_for_the_import(world: World) -> None:
-    entries = {"a": ("10.8.0.16/29", "10.8.0.17"), "gone": ("10.8.0.0/29", "10.8.0.1")}
-    put_cidrpool(world.server, entries, **PLAIN)
+    given = {"a": ("10.8.0.16/29", "10.8.0.17"), "gone": ("10.8.0.0/29", "10.8.0.1")}
+    put_cidrpool(world.server, given, **PLAIN)
     a, b = world.node("a"), world.node("b")
     daemon_writes(a, "10.8.0.18", subnet="10.8.0.16/29", pool="cidrpool/routed")
     world.settle()
@@ -271,6 +272,27 @@ def test_entries_of_nv_ipams_controller_stay_and_wait_for_the_import(world: Worl
     assert share.spec.ranges == ("10.8.0.17-10.8.0.22",)
     assert a.add("p", ROUTED) == ["10.8.0.19/29"]
     assert not duplicates((a, b))
+
+
+def test_the_entry_of_a_node_whose_share_was_deleted_ends_by_the_word_of_an_administrator(
+    world: World,
+) -> None:
+    put_cidrpool(world.server, {}, "10.8.0.0/29", per_node_network_prefix=29)
+    a = world.node("a")
+    world.settle()
+    a.add("p", ROUTED)
+    del world.server.machines["a"], world.nodes["a"]
+    (share,) = world.server.look_at_all(AddressShare).items
+    world.server.delete(share)
+    b = world.node("b")
+    for _ in range(int(GONE / 60.0)):
+        world.settle(1)
+        world.clock.now += 60.0
+    assert prefixes(world) == {"a": "10.8.0.0/29"}
+    assert list(entries.remove(world.server, NAMESPACE, "a")) == ["cidrpool/routed"]
+    world.settle()
+    assert prefixes(world) == {"b": "10.8.0.0/29"}
+    assert b.add("q", ROUTED) == ["10.8.0.1/29"]
 
 
 def test_pods_get_addresses_of_the_prefix_without_the_api_server(world: World) -> None:
