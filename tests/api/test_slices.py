@@ -13,12 +13,15 @@ import pytest
 
 from bench.cluster import WHEREABOUTS
 from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.lessee import FOREIGN_EVERY, HEED_AFTER
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.whereabouts import placeholders
 from ipam.cluster.whereabouts.objects import IPPool, NodeSlicePool, PoolEntry, entries
 from tests.api.server import ApiServer, name
 from tests.api.test_coexist import Theirs
 from tests.api.whereabouts import GROUP, NAMESPACE, MovingNode, install_kinds, ready_pool
 from tests.cluster import programs
+from tests.waiting import until
 
 RANGE, POOL = "10.91.0.0/26", "10.91.0.0-26"
 IPAM = {"range": RANGE, "node_slice_size": "/28"}
@@ -83,6 +86,38 @@ def test_neither_side_gives_an_address_of_the_other(
     last = here.add("last")
     assert last is not None
     assert last not in before | after
+
+
+@pytest.mark.usefixtures("node_a")
+def test_a_range_that_comes_later_and_a_slice_that_goes_have_placeholders_soon(
+    server: ApiServer, node: MovingNode
+) -> None:
+    """The agent's watches, with its rights. The clock moves by less than a confirmation takes."""
+    node.patience = 60.0
+    with closing(node.lessee):
+        node.lessee.start()
+        given = node.add("p0", dict(IPAM))[0]
+        (block,) = server.admin.list(AddressBlock, {"spec.pool": POOL}).items
+        wider, moved = "10.91.0.0-24", f"{OTHER}-{SLICES[1].replace('/', '-')}"
+
+        def is_told(name: str) -> bool:
+            node.clock.now += HEED_AFTER / 200
+            ippools = server.admin.list(IPPool).items
+            found = (each for each in ippools if each.metadata.name == name)
+            told = {placeholders.uid_of(entry) for each in found for entry in entries(each)}
+            return block.metadata.uid in told
+
+        with ready_pool(server, "10.91.0.0/24", 4, "Coexist"):
+            until(lambda: is_told(wider), what=f"placeholders in {wider}")
+        where = f"/apis/{GROUP}/v1alpha1/namespaces/{NAMESPACE}/nodeslicepools/n1"
+        pool = server.send("GET", where)[1]
+        first, second, *_ = pool["status"]["allocations"]
+        first["nodeName"], second["nodeName"] = second["nodeName"], first["nodeName"]
+        assert server.send("PUT", where, pool)[0] == 200
+        until(lambda: is_told(moved), what=f"placeholders in {moved}")
+        assert node.clock.now - 1000.0 < FOREIGN_EVERY / 2
+        assert ip_address(given) in ip_network(SLICES[1])
+        node.delete("p0", ipam=IPAM)
 
 
 def _entries(server: ApiServer, node: str, slice_: int) -> list[PoolEntry]:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import yaml
 from msgspec.structs import replace
 
 from ipam.cluster.api import ApiError
@@ -25,6 +26,7 @@ from ipam.resident import Resident
 from tests.api.server import ApiServer, Document
 from tests.unit.ipam.cluster.nodes import READY, Clock, ClusterNode
 from tests.waiting import until
+from tools import manifests
 
 GROUP = "whereabouts.cni.cncf.io"
 NAMESPACE = "kube-system"
@@ -90,21 +92,15 @@ def install_kinds(server: ApiServer) -> None:
 
 
 def allow(server: ApiServer) -> None:
-    """What the chart gives agents where `ipam.compat` is not None."""
-    rules = [
-        {"resources": ["ippools"], "verbs": ["get", "list", "patch", "create"]},
-        {
-            "resources": ["overlappingrangeipreservations"],
-            "verbs": ["get", "list", "create", "delete"],
-        },
-        {"resources": ["nodeslicepools"], "verbs": ["list"]},
-    ]
+    """What the chart gives agents where `ipam.compat` is Coexist."""
+    where = ("--show-only", "templates/cluster-addresses/agent.yaml")
+    chart = yaml.safe_load_all(manifests.template("--set", "ipam.compat=Coexist", *where))
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": "podfabric-agent-compat"},
-        "rules": [{"apiGroups": [GROUP], **rule} for rule in rules],
+        "rules": next(each["rules"] for each in chart if each and each["kind"] == "ClusterRole"),
     }
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
