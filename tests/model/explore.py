@@ -1,7 +1,7 @@
 """Looks at every state that a protocol can reach, breadth-first: a trace it finds is a shortest.
 
 A model is a first state, a function that yields each step that is possible in a state (its name,
-and the state after it), and invariants: predicates of a state. States are tuples.
+and the state after it), and invariants: predicates of a state. States are hashable.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping

@@ -6,11 +6,13 @@ reservation looks the same, gets the address meanwhile; a node of whereabouts wa
 step may be the last one of its process.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
+
+from tests.model.explore import Explored, explore
 
 
 @dataclass(frozen=True)
@@ -90,31 +92,21 @@ def _next_sandbox(world: World, rules: Rules) -> Iterator[tuple[str, World]]:
         yield "ADD: it is theirs", replace(world, store=False)
 
 
-def is_unprotected(world: World) -> bool:
-    """Whether our pod uses the address without a reservation: then whereabouts may give it away."""
-    return world.announced and world.store and world.owner != "pod"
+def is_protected(world: World) -> bool:
+    """Whether our pod has a reservation if it uses the address: else whereabouts may give it
+    away."""
+    return not (world.announced and world.store) or world.owner == "pod"
 
 
-def explore(rules: Rules) -> tuple[int, list[str] | None]:
-    """How many states there are, and a shortest way to one where our pod lacks its reservation."""
-    start = World()
-    ways: dict[World, list[str]] = {start: []}
-    waiting = deque([start])
-    while waiting:
-        world = waiting.popleft()
-        if is_unprotected(world):
-            return len(ways), ways[world]
-        for name, after in steps(world, rules):
-            if after not in ways:
-                ways[after] = [*ways[world], name]
-                waiting.append(after)
-    return len(ways), None
+def every_order(rules: Rules) -> Explored[World]:
+    """All states, or those up to one where our pod lacks its reservation."""
+    return explore(World(), partial(steps, rules=rules), {"protected": is_protected})
 
 
 def test_a_pod_that_uses_the_address_has_its_reservation() -> None:
-    count, way = explore(Rules())
-    assert way is None
-    assert count > 30
+    found = every_order(Rules())
+    assert not found.broken, found.trace
+    assert len(found.reached) > 30
 
 
 @pytest.mark.parametrize(
@@ -126,5 +118,4 @@ def test_a_pod_that_uses_the_address_has_its_reservation() -> None:
     ],
 )
 def test_without_the_rule_it_loses_it(rule: str) -> None:
-    _, way = explore(replace(Rules(), **{rule: False}))
-    assert way is not None
+    assert every_order(replace(Rules(), **{rule: False})).broken

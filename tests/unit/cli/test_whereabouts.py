@@ -12,8 +12,8 @@ from ipam.cluster.api import ClusterApi
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts.objects import IPAllocation
 from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.cluster.beside import allocation, offsets, put_ippool
 from tests.unit.ipam.cluster.nodes import ClusterNode, blocks_of, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import allocation, offsets, put_ippool
 
 
 @pytest.fixture

@@ -15,31 +15,15 @@ from ipam.plugin import AddressPlugin
 from ipam.resident import Resident
 from ipam.scope import Stores
 from tests.fake_api import FakeApi
+from tests.silence import Silence
 from tests.unit.ipam.calls import request
 from tests.unit.ipam.cluster.nodes import RANGE, blocks_of, put_pool
 from tests.waiting import PATIENCE, join, until
 
 
-class Silence:
-    """A server that does not answer calls of some verbs until `end`."""
-
-    def __init__(self) -> None:
-        self.verbs: tuple[str, ...] = ()
-        self.asked = threading.Event()
-        self._ended = threading.Event()
-
-    def __call__(self, verb: str, kind: str, name: str) -> None:
-        if verb in self.verbs and threading.current_thread().name == "lessee":
-            self.asked.set()
-            assert self._ended.wait(PATIENCE)
-
-    def end(self) -> None:
-        self._ended.set()
-
-
 @pytest.fixture
 def silence() -> Iterator[Silence]:
-    silence = Silence()
+    silence = Silence("lessee")
     yield silence
     silence.end()
 

@@ -16,8 +16,7 @@ from ipam.cluster.whereabouts.objects import (
 )
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import (
+from tests.unit.ipam.cluster.beside import (
     NAMESPACE,
     allocation,
     offsets,
@@ -25,18 +24,9 @@ from tests.unit.ipam.cluster.test_whereabouts import (
     put_reservation,
     reserved,
 )
-
-
-@pytest.fixture
-def server() -> FakeApi:
-    server = FakeApi()
-    put_pool(server, compat="Coexist")
-    return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a", compat="Coexist")
+from tests.unit.ipam.cluster.beside import node as node
+from tests.unit.ipam.cluster.beside import server as server  # fixtures
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
 
 
 def placeholders(server: FakeApi) -> set[int]:

@@ -26,8 +26,8 @@ from ipam.cluster.whereabouts.objects import (
 )
 from ipam.cluster.whereabouts.settling import UNUSED
 from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.cluster.beside import NAMESPACE
 from tests.unit.ipam.cluster.nodes import Clock, ClusterNode, blocks_of, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE
 
 RANGE, WITHIN = "10.0.0.0/28", "10.0.0.8/29"
 SEEDS = range(10)

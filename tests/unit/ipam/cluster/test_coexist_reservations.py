@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from ipam.addresses import parse
@@ -15,8 +14,7 @@ from ipam.cluster.whereabouts.objects import (
 )
 from ipam.cluster.whereabouts.settling import GRACE, UNUSED
 from tests.fake_api import FakeApi, Fault
-from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, alias, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import (
+from tests.unit.ipam.cluster.beside import (
     NAMESPACE,
     allocation,
     offsets,
@@ -24,18 +22,9 @@ from tests.unit.ipam.cluster.test_whereabouts import (
     put_reservation,
     reserved,
 )
-
-
-@pytest.fixture
-def server() -> FakeApi:
-    server = FakeApi()
-    put_pool(server, compat="Coexist")
-    return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a", compat="Coexist")
+from tests.unit.ipam.cluster.beside import node as node
+from tests.unit.ipam.cluster.beside import server as server  # fixtures
+from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, alias, put_pool
 
 
 def owners(server: FakeApi) -> dict[str, str]:

@@ -21,9 +21,9 @@ from ipam.cluster.whereabouts.overlap import strictest
 from ipam.scope import Compat
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.beside import NAMESPACE, allocation, offsets, put_ippool
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
 from tests.unit.ipam.cluster.test_ceding import full_fabric
-from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE, allocation, offsets, put_ippool
 
 NARROW = "10.0.0.0/25"  # of podfabric alone
 OURS = {"range": NARROW}

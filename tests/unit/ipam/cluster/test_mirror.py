@@ -9,8 +9,9 @@ from ipam.cluster.lessee import FOREIGN_EVERY
 from ipam.cluster.objects import AddressBlock, AddressPool
 from ipam.cluster.whereabouts.objects import IPAllocation, IPPool, OverlappingRangeIPReservation
 from tests.fake_api import FakeApi, Fault
+from tests.unit.ipam.cluster.beside import NAMESPACE, offsets, reserved
+from tests.unit.ipam.cluster.beside import node as node  # fixtures
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE, offsets, reserved
 
 LOOK = FOREIGN_EVERY + 1
 
@@ -20,11 +21,6 @@ def server() -> FakeApi:
     server = FakeApi()
     put_pool(server, compat="Read")
     return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a", compat="Coexist")
 
 
 def mirror(server: FakeApi) -> None:

@@ -17,18 +17,12 @@ from ipam.cluster.objects import AddressPool
 from ipam.cluster.whereabouts.objects import IPPool
 from ipam.cluster.whereabouts.redefined import Redefined
 from tests.fake_api import FakeApi
+from tests.unit.ipam.cluster.beside import leased, put_slices, told
+from tests.unit.ipam.cluster.beside import server as server  # fixtures
 from tests.unit.ipam.cluster.nodes import ClusterNode, put_pool
-from tests.unit.ipam.cluster.test_slices import leased, put_slices, told
 from tests.waiting import until
 
 WIDER = "10.0.0.0/16"
-
-
-@pytest.fixture
-def server() -> FakeApi:
-    server = FakeApi()
-    put_pool(server, compat="Coexist")
-    return server
 
 
 @pytest.fixture

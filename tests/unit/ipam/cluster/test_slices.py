@@ -9,44 +9,27 @@ from msgspec.structs import replace
 from cni.spec.errors import Code
 from ipam.addresses import parse
 from ipam.cluster.lessee import FOREIGN_EVERY
-from ipam.cluster.objects import AddressBlock, AddressPool, Meta
+from ipam.cluster.objects import AddressPool
 from ipam.cluster.whereabouts.objects import (
     IPPool,
     NodeSlicePool,
-    Slice,
-    SliceSpec,
-    SliceStatus,
-    entries,
 )
 from tests.fake_api import FakeApi
 from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.beside import (
+    NAMESPACE,
+    allocation,
+    leased,
+    offsets,
+    put_ippool,
+    put_slices,
+    told,
+)
+from tests.unit.ipam.cluster.beside import node as node
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
-from tests.unit.ipam.cluster.test_whereabouts import NAMESPACE, allocation, offsets, put_ippool
 
 SLICE = "10.0.0.64/26"
 IPPOOL = "node-a-10.0.0.64-26"
-
-
-def put_slices(
-    server: FakeApi,
-    *nodes: str,
-    range_: str = RANGE,
-    prefix: int = 26,
-    name: str = "nad",
-) -> None:
-    """A NodeSlicePool as whereabouts' controller makes it: the slices go to `nodes` in turn."""
-    cut = ip_network(range_).subnets(new_prefix=prefix)
-    slices = tuple(
-        Slice(node_name=nodes[number] if number < len(nodes) else "", slice_range=str(each))
-        for number, each in enumerate(cut)
-    )
-    server.put(
-        NodeSlicePool(
-            metadata=Meta(name=name, namespace=NAMESPACE),
-            spec=SliceSpec(range=range_),
-            status=SliceStatus(allocations=slices),
-        )
-    )
 
 
 @pytest.fixture
@@ -55,28 +38,6 @@ def server() -> FakeApi:
     put_pool(server, compat="Coexist")
     put_slices(server, "theirs", "node-a")
     return server
-
-
-@pytest.fixture
-def node(server: FakeApi, memory_path: Path) -> ClusterNode:
-    return ClusterNode(server, memory_path / "a", compat="Coexist")
-
-
-def told(server: FakeApi, name: str) -> set[str]:
-    """The addresses that have a placeholder in an IPPool."""
-    pool = server.look(IPPool, name, NAMESPACE)
-    return {
-        str(ip_address(entry.address & 0xFFFFFFFF))
-        for entry in entries(pool)
-        if entry.allocation.is_placeholder
-    }
-
-
-def leased(server: FakeApi) -> set[str]:
-    """All addresses of all blocks."""
-    blocks = server.look_at_all(AddressBlock).items
-    cut = (ip_network(f"{each.spec.first}/{each.spec.prefix}") for each in blocks)
-    return {str(address) for network in cut for address in network}
 
 
 def test_a_node_leases_in_its_own_slice_only(server: FakeApi, node: ClusterNode) -> None:

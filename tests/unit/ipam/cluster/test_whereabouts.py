@@ -15,12 +15,8 @@ from ipam.cluster.whereabouts.objects import (
     IPAllocation,
     IPPool,
     IPPoolSpec,
-    NodeSlicePool,
     OverlappingRangeIPReservation,
     OverlappingReservationSpec,
-    Slice,
-    SliceSpec,
-    SliceStatus,
     entries,
     reservation_name,
     reserved_address,
@@ -28,48 +24,18 @@ from ipam.cluster.whereabouts.objects import (
 from ipam.cluster.whereabouts.settling import GRACE, UNUSED
 from tests.fake_api import FakeApi, Fault
 from tests.unit.ipam.calls import error_of
+from tests.unit.ipam.cluster.beside import (
+    NAMESPACE,
+    allocation,
+    offsets,
+    put_ippool,
+    put_reservation,
+    put_slices,
+    reserved,
+)
 from tests.unit.ipam.cluster.nodes import RANGE, ClusterNode, blocks_of, put_pool
 
 IPAM = {"range": RANGE}
-NAMESPACE = "kube-system"
-
-
-def allocation(pod: str, container: str = "", ifname: str = "eth0") -> IPAllocation:
-    """An entry of whereabouts 0.8 and later."""
-    return IPAllocation(id=container or f"old-{pod}", podref=f"ns/{pod}", ifname=ifname)
-
-
-def put_ippool(
-    server: FakeApi, held: dict[int, IPAllocation], range_: str = RANGE, name: str = "10.0.0.0-24"
-) -> IPPool:
-    """An IPPool, with the reservations that go with it."""
-    made = IPPool(
-        metadata=Meta(name=name, namespace=NAMESPACE),
-        spec=IPPoolSpec(range=range_, allocations={str(key): held[key] for key in held}),
-    )
-    for entry in entries(made):
-        spec = OverlappingReservationSpec(
-            podref=entry.allocation.podref, ifname=entry.allocation.ifname
-        )
-        put_reservation(server, reservation_name("", entry.address), spec)
-    return server.put(made)
-
-
-def put_reservation(server: FakeApi, name: str, spec: OverlappingReservationSpec) -> None:
-    server.put(
-        OverlappingRangeIPReservation(metadata=Meta(name=name, namespace=NAMESPACE), spec=spec)
-    )
-
-
-def offsets(server: FakeApi, name: str = "10.0.0.0-24") -> dict[int, str]:
-    """Who has which offset, by the ids."""
-    pool = server.look(IPPool, name, NAMESPACE)
-    return {int(key): each.id for key, each in (pool.spec.allocations or {}).items()}
-
-
-def reserved(server: FakeApi) -> list[str]:
-    found = server.look_at_all(OverlappingRangeIPReservation).items
-    return [each.metadata.name for each in found]
 
 
 @pytest.fixture
@@ -116,14 +82,7 @@ def test_a_reservation_without_an_entry_counts_as_held(server: FakeApi, node: Cl
 def test_a_slice_of_a_node_and_an_overlapping_range_count_too(
     server: FakeApi, node: ClusterNode
 ) -> None:
-    slices = SliceStatus(allocations=(Slice(node_name="gpu-1", slice_range="10.0.0.128/25"),))
-    server.put(
-        NodeSlicePool(
-            metadata=Meta(name="nad", namespace=NAMESPACE),
-            spec=SliceSpec(range=RANGE),
-            status=slices,
-        )
-    )
+    put_slices(server, "", "gpu-1", prefix=25)
     put_ippool(
         server,
         {number: allocation(f"s{number}") for number in range(128)},

@@ -15,25 +15,9 @@ from ipam.cluster.objects import AddressBlock
 from ipam.cluster.until_closed import UntilClosed
 from ipam.resident import Resident
 from tests.fake_api import FakeApi
+from tests.silence import Silence
 from tests.unit.ipam.cluster.contract import block
 from tests.waiting import PATIENCE, join, until
-
-
-class Silence:
-    """A server that does not answer these verbs of the thread that follows, until `end`."""
-
-    def __init__(self, *verbs: str) -> None:
-        self._verbs = verbs
-        self.asked = threading.Event()
-        self._ended = threading.Event()
-
-    def __call__(self, verb: str, kind: str, name: str) -> None:
-        if verb in self._verbs and threading.current_thread().name == "nv-ipam":
-            self.asked.set()
-            assert self._ended.wait(PATIENCE)
-
-    def end(self) -> None:
-        self._ended.set()
 
 
 @pytest.fixture
@@ -46,7 +30,7 @@ def files(memory_path: Path) -> Iterator[Resident]:
 def test_no_answer_to_a_read_is_waited_for(
     files: Resident, form: type[NvPoolService] | type[OwnPoolService]
 ) -> None:
-    server, silence = FakeApi(), Silence("get", "list")
+    server, silence = FakeApi(), Silence("nv-ipam", "get", "list")
     server.add_node("node-a")
     service = form(server.client("node-a", silence), files, "node-a", "boot-1", "nv")
     service.start()
@@ -70,7 +54,7 @@ class Steps(StepThread):
 
 
 def test_a_change_that_is_under_way_is_waited_for() -> None:
-    server, silence = FakeApi(), Silence("create")
+    server, silence = FakeApi(), Silence("nv-ipam", "create")
     calls = UntilClosed(server.client("node-a", silence))
     steps = Steps(calls)
     steps.start(calls)
