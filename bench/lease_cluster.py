@@ -33,15 +33,23 @@ class LeaseCluster:
         self.cold = 128  # nodes of the rows that begin with none
         self._made = 0
 
-    def pool(self, range_: str, network: str = "", **spec: Any) -> dict[str, object]:  # noqa: ANN401
+    def pool(
+        self,
+        range_: str,
+        network: str = "",
+        *,
+        shared: bool = True,
+        **spec: Any,  # noqa: ANN401
+    ) -> dict[str, object]:
         """A pool that is Ready, and the `ipam` object of its definition."""
         made = AddressPool(
-            metadata=Meta(name=pool_name(network, range_)),
-            spec=PoolSpec(range=range_, network_name=network, **spec),
+            metadata=Meta(name=pool_name(network, range_, shared=shared)),
+            spec=PoolSpec(range=range_, network_name=network, shared=shared, **spec),
         )
         self.server.admin.create(made)
         until(lambda: self._is_ready(made.metadata.name), what=f"Ready {made.metadata.name}")
-        return {"range": range_, "network_name": network}
+        private = {} if shared else {"enable_overlapping_ranges": False}
+        return {"range": range_, "network_name": network, **private}
 
     def _is_ready(self, name: str) -> bool:
         conditions = self.server.admin.get(AddressPool, name).status.conditions

@@ -222,6 +222,23 @@ def a5(cluster: LeaseCluster) -> None:
     _audited(cluster)
 
 
+def a12(cluster: LeaseCluster) -> None:
+    """16 nodes, a pod in each of two ranges that overlap; then with a private one of each, whose
+    addresses the others may have, too."""
+    ranges = ("10.12.0.0/23", "10.12.0.0/24")
+    for network, shared in (("a12", True), ("a12-private", False)):
+        ipams = [cluster.pool(range_, network, shared=shared) for range_ in ranges]
+        cluster.start(16)
+        _told(cluster.all("pods", ["stays", "stays-too"], ipams))
+        _told(cluster.all("churn", 60.0, 0.0, ipams))
+        states = cluster.states()
+        _say("addresses of pods", len({each for state in states for each in state.held}))
+        given = [address for state in states for _, address in state.held]
+        _say("of these, in both ranges", sum(count > 1 for count in Counter(given).values()))
+        assert not shared or len(set(given)) == len(given)
+        _audited(cluster)
+
+
 def a16(cluster: LeaseCluster) -> None:
     """etcd is put back to a copy, after 16 nodes added pods. Others lease before these look."""
     ipam = cluster.pool("10.0.0.0/20", "a16", block_size=8)
@@ -296,6 +313,7 @@ ROWS: dict[str, Callable[[LeaseCluster], None]] = {
     "a2-rails": a2_rails,
     "a3": a3,
     "a5": a5,
+    "a12": a12,
     "a16": a16,
     "a20": a20,
     "a21": a21,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.agent import Agent
 from bench.processes import Call, at_once, environment, interleaved, row, run
 from tests.api import nv_ipam
-from tests.api.server import api_server
+from tests.api.server import ApiServer, api_server
 from tests.cluster import programs
 from tests.waiting import until
 
@@ -60,28 +60,11 @@ def main() -> None:
         directory = tempfile.TemporaryDirectory(prefix="podfabric-bench-", dir="/var/tmp")
         root = Path(stack.enter_context(directory))
         server = stack.enter_context(api_server())
-        nv_ipam.install(server)
-        for node in ENTRIES:
-            server.node(node)
-        spec = {"subnet": "10.0.0.0/16", "perNodeBlockSize": 4096, "gateway": "10.0.255.254"}
-        nv_ipam.put_pool(server, "ippools", POOL, spec)
-        entries = [
-            {"nodeName": node, "startIP": first, "endIP": last}
-            for node, (first, last) in ENTRIES.items()
-        ]
-        nv_ipam.put_entries(server, "ippools", POOL, entries)
+        serve_pools(server)
         (root / "theirs").mkdir()
         daemon = nv_ipam.NodeDaemon(server, built, root / "theirs", "theirs")
         process = stack.enter_context(daemon.running())
-        kubeconfig = str(server.plane.kubeconfig("admin"))
-        agent = stack.enter_context(
-            Agent(
-                root / "ours",
-                names=("nv-ipam",),
-                config=CONFIG,
-                environ={"NODE_NAME": "ours", "PODFABRIC_KUBECONFIG": kubeconfig},
-            )
-        )
+        agent = stack.enter_context(start_agent(server, root))
         config = daemon.config({"poolName": POOL})
         sides = (
             Side(agent.executables / "nv-ipam", config, {"PODFABRIC_SOCKET": str(agent.socket)}),
@@ -91,6 +74,27 @@ def main() -> None:
             until(partial(answers, side), what=f"answer of {side.executable}")
         measure(sides, arguments.rounds, arguments.held)
         print(f"resident: agent {agent.resident_bytes >> 20} MiB, daemon {rss(process.pid)} MiB")
+
+
+def serve_pools(server: ApiServer) -> None:
+    """nv-ipam's kinds, and a pool as its controller leaves it."""
+    nv_ipam.install(server)
+    for node in ENTRIES:
+        server.node(node)
+    spec = {"subnet": "10.0.0.0/16", "perNodeBlockSize": 4096, "gateway": "10.0.255.254"}
+    nv_ipam.put_pool(server, "ippools", POOL, spec)
+    entries = [
+        {"nodeName": node, "startIP": first, "endIP": last}
+        for node, (first, last) in ENTRIES.items()
+    ]
+    nv_ipam.put_entries(server, "ippools", POOL, entries)
+
+
+def start_agent(server: ApiServer, root: Path) -> Agent:
+    """The agent of the node "ours"; it starts as it is entered."""
+    kubeconfig = str(server.plane.kubeconfig("admin"))
+    environ = {"NODE_NAME": "ours", "PODFABRIC_KUBECONFIG": kubeconfig}
+    return Agent(root / "ours", names=("nv-ipam",), config=CONFIG, environ=environ)
 
 
 def answers(side: Side) -> bool:
