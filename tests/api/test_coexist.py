@@ -30,7 +30,8 @@ from ipam.cluster.whereabouts.objects import (
     entries,
 )
 from tests.api.server import ApiServer, name
-from tests.api.whereabouts import MovingNode, install_kinds, ready_pool
+from tests.api.test_controller import KIND
+from tests.api.whereabouts import MovingNode, in_pod, install_kinds, ready_pool
 from tests.cluster import programs
 from tests.cluster.programs import Program
 from tests.waiting import join, until
@@ -40,6 +41,13 @@ RECONCILER = Program(
     WHEREABOUTS.module,
     WHEREABOUTS.version,
     {"reconciler": "cmd/reconciler"},
+    archives=WHEREABOUTS.archives,
+)
+CONTROL_LOOP = Program(
+    "whereabouts-controlloop",
+    WHEREABOUTS.module,
+    WHEREABOUTS.version,
+    {"controlloop": "cmd/controlloop"},
     archives=WHEREABOUTS.archives,
 )
 RANGE = "10.89.0.0/24"
@@ -234,38 +242,83 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     placeholders = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
     assert len(placeholders) == 8
     root = tmp_path / "root"
-    account = root / "var/run/secrets/kubernetes.io/serviceaccount"
-    account.mkdir(parents=True)
-    (root / "cron-schedule").mkdir()
+    (root / "cron-schedule").mkdir(parents=True)
     (root / "cron-schedule/config").write_text("* * * * *")
-    shutil.copy(reconciler / "reconciler", root / "reconciler")
-    user = json.loads(admin.read_text())["users"][0]["user"]
-    (account / "token").write_text(user["token"])
-    (account / "namespace").write_text("kube-system")
-    shutil.copy(server.plane.directory / "ca.crt", account / "ca.crt")
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["chroot", str(root), "/reconciler"],
-            env={
-                "PATH": os.environ["PATH"],
-                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-                "KUBERNETES_SERVICE_PORT": str(server.plane.port),
-            },
-            stdout=log,
-            stderr=log,
+    with in_pod(server, root, reconciler / "reconciler", tmp_path / "log"):
+        until(
+            lambda: "theirs/leaked" not in {e.allocation.podref for e in _entries(server)},
+            400.0,
+            f"removal of {leaked} by the reconciler, which says in {tmp_path}/log why not",
+            pause=2.0,
         )
-        try:
-            until(
-                lambda: "theirs/leaked" not in {e.allocation.podref for e in _entries(server)},
-                400.0,
-                f"removal of {leaked} by the reconciler, which says in {tmp_path}/log why not",
-                pause=2.0,
-            )
-        finally:
-            process.kill()
-            process.wait()
     left = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
     assert left == placeholders
+    assert nodes[0].held() == {ours}
+
+
+@pytest.fixture
+def definitions(server: ApiServer) -> Iterator[str]:
+    """The kind of definitions, and where those of a namespace are made."""
+    for namespace in ("ns", "theirs"):
+        server.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        server.send("POST", accounts, {"metadata": {"name": "default"}})
+    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
+    kind = "network-attachment-definitions.k8s.cni.cncf.io"
+    server.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{kind}")
+    yield "/apis/k8s.cni.cncf.io/v1/namespaces/theirs/network-attachment-definitions"
+    server.kubectl("delete", "crd", kind)
+
+
+def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
+    server: ApiServer, nodes: list[MovingNode], definitions: str, tmp_path: Path
+) -> None:
+    """It removes what a pod had that is deleted. A pod of ours is deleted first."""
+    plugin, loop = programs.build([WHEREABOUTS, CONTROL_LOOP])
+    theirs = Theirs(plugin / "whereabouts", server.plane.kubeconfig("admin"), tmp_path)
+    gone, ours = theirs.add("gone"), nodes[0].add("ours", dict(IPAM))[0]
+    assert gone is not None
+    given = {"ns/ours": ours, "theirs/gone": gone}
+    placeholders = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+    reserved = _reserved(server)
+    assert set(given.values()) <= reserved
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "macvlan"}
+    ipam = {"type": "whereabouts", **IPAM}
+    server.make(
+        definitions,
+        {
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": "n1"},
+            "spec": {"config": json.dumps({**config, "ipam": ipam})},
+        },
+    )
+
+    def comes_and_goes(pod: str, address: str) -> None:
+        namespace, _, named = pod.partition("/")
+        network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
+        status = {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
+        spec = {"nodeName": nodes[0].name, "containers": [{"name": "c", "image": "c"}]}
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        server.make(pods, {"metadata": {"name": named, "annotations": status}, "spec": spec})
+        assert server.send("DELETE", f"{pods}/{named}?gracePeriodSeconds=0")[0] == 200
+
+    def is_removed() -> bool:
+        """Again and again: it does not see what ends before it has begun to look."""
+        for pod, address in given.items():
+            comes_and_goes(pod, address)
+        return "theirs/gone" not in {each.allocation.podref for each in _entries(server)}
+
+    root, log = tmp_path / "root", tmp_path / "log"
+    flat = root / "host/etc/cni/net.d/whereabouts.d"
+    flat.mkdir(parents=True)
+    shutil.copy(tmp_path / "whereabouts.conf", flat)
+    with in_pod(server, root, loop / "controlloop", log, NODENAME=nodes[0].name):
+        until(is_removed, what=f"removal of the entry, or why not in {log}", pause=1.0)
+        until(lambda: gone not in _reserved(server), what="end of its reservation")
+    left = {entry.offset for entry in _entries(server) if entry.allocation.is_placeholder}
+    assert left == placeholders
+    assert _reserved(server) == reserved - {gone}
     assert nodes[0].held() == {ours}
 
 

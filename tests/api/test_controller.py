@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE, join, until
 from tools.manifests import CHECKOUT, NAMESPACE
 
 DEFINITIONS = "/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
-_KIND = {
+KIND = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
@@ -90,7 +90,7 @@ def controller(kubeconfig: Path) -> Iterator[KubernetesApi]:
 @pytest.fixture(scope="module")
 def definitions(server: ApiServer) -> str:
     """Where definitions are made; their kind is installed."""
-    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _KIND)
+    server.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", KIND)
     until(lambda: _is_served(server), what="the kind of definitions")
     return DEFINITIONS
 

@@ -1,5 +1,9 @@
 """whereabouts' kinds and objects on a real API server, and the nodes that look at them."""
 
+import json
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -120,6 +124,36 @@ def allow(server: ApiServer) -> None:
 
 def _is_served(server: ApiServer, path: str) -> bool:
     return server.send("GET", path)[0] == 200
+
+
+@contextmanager
+def in_pod(
+    server: ApiServer, root: Path, executable: Path, log: Path, **environ: str
+) -> Iterator[None]:
+    """A program that runs below `root` with the files and variables that it finds in its pod."""
+    account = root / "var/run/secrets/kubernetes.io/serviceaccount"
+    account.mkdir(parents=True)
+    shutil.copy(executable, root / executable.name)
+    admin = json.loads(server.plane.kubeconfig("admin").read_text())
+    (account / "token").write_text(admin["users"][0]["user"]["token"])
+    (account / "namespace").write_text(NAMESPACE)
+    shutil.copy(server.plane.directory / "ca.crt", account / "ca.crt")
+    host = {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(server.plane.port),
+    }
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["chroot", str(root), f"/{executable.name}"],
+            env={"PATH": os.environ["PATH"], **host, **environ},
+            stdout=file,
+            stderr=file,
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
