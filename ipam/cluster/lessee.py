@@ -342,7 +342,7 @@ class Lessee:
 
     def _heed_ranges(self) -> None:
         """Confirm soon where whereabouts' nodes may have IPPools of our addresses that are new."""
-        if self._thread is None:
+        if self._thread is None or self._closed:
             return
         self._redefined.follow()
         if self._redefined.has_changed() and self._confirmed is not None:
