@@ -15,6 +15,8 @@ import msgspec
 
 from base import documents
 from base.documents import DocumentError
+from cni.policy import document
+from cni.policy.document import Rule
 from cni.spec.errors import CNIError, Code
 
 PART = "policy"
@@ -35,6 +37,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     unassigned_devices: bool = False
     # A private range ("network_name") whose addresses another network uses on the same link.
     private_ranges: bool = False
+    # Where one of them is for a pod, only they count for it, and not the settings above.
+    rules: tuple[Rule, ...] = ()
 
 
 Source = Callable[[], Policy]
@@ -74,9 +78,10 @@ def load(path: Path) -> Policy:
 
 def of(part: object, name: str) -> Policy:
     """The rules in the part `policy` of the file `name`. Raises DocumentError."""
-    shapes = typing.get_type_hints(Policy, include_extras=True)
+    shapes = {**typing.get_type_hints(Policy, include_extras=True), "rules": object}
     where = f"{name}: {PART}"
     values = documents.fields(part, shapes, where)
+    values["rules"] = document.rules_of(values.get("rules"), f"{where}.rules")
     for key in ("log_directories", "resolv_conf_directories", "ipam_directories"):
         for index, directory in enumerate(values.get(key, ())):
             if not directory.startswith("/") or "\0" in directory:

@@ -10,9 +10,8 @@ import stat
 import msgspec
 
 from base.paths import Paths
-from deviceplugin.pools import selectors
 from deviceplugin.pools.pool import Pool
-from host import discovery
+from host import discovery, selectors
 from host.discovery import HCA, CharacterDevice
 from host.errors import HostError
 

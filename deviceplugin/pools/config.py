@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from host.selectors import Selector
+
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 Registration = Literal["legacy", "watcher"]
@@ -28,24 +30,6 @@ _FOREIGN = {key.lower() for key in PARTS[5:]}
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must be valid too
-
-
-class Selector(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects HCAs: every key that is set must match, by any of its values."""
-
-    vendors: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    drivers: tuple[str, ...] = ()
-    pciAddresses: tuple[str, ...] = ()
-    pfNames: tuple[str, ...] = ()  # "ens2f0#0-3,5"
-    rootDevices: tuple[str, ...] = ()  # "0000:86:00.0#0-3,5"
-    ifNames: tuple[str, ...] = ()
-    linkTypes: tuple[str, ...] = ()  # "ether", "infiniband"
-    pKeys: tuple[str, ...] = ()  # "0x8001": the first entry of the table
-    acpiIndexes: tuple[str, ...] = ()
-    auxTypes: tuple[str, ...] = ()  # "sf"
-    rdmaDevices: tuple[str, ...] = ()  # "mlx5_0"
-    isRdma: bool = False
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,10 @@ from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
     PoolConfig,
-    Selector,
     resource_problem,
 )
-from deviceplugin.pools.selectors import parse as parse_selector
+from host.selectors import Selector
+from host.selectors import parse as parse_selector
 
 _WITH_VALUE = {
     "config": "config",  # our own

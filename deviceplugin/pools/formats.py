@@ -19,7 +19,7 @@ import msgspec
 from base import documents
 from base.documents import DocumentError
 from base.text import resembling
-from deviceplugin.pools import config, selectors
+from deviceplugin.pools import config
 from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
@@ -27,9 +27,9 @@ from deviceplugin.pools.config import (
     Placement,
     PoolConfig,
     Registration,
-    Selector,
 )
-from host import pci
+from host import pci, selectors
+from host.selectors import Selector
 
 _Nodes = tuple[Literal["umad", "issm"], ...]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]

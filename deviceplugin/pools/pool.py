@@ -10,10 +10,10 @@ import msgspec
 
 from base.paths import Paths
 from base.types import DeviceId
-from deviceplugin.pools import selectors
-from deviceplugin.pools.config import MOST_IDS, DevicePluginConfig, PoolConfig, Selector
-from host import sysfs
+from deviceplugin.pools.config import MOST_IDS, DevicePluginConfig, PoolConfig
+from host import selectors, sysfs
 from host.discovery import HCA
+from host.selectors import Selector
 
 _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 

@@ -15,7 +15,8 @@ import pytest
 
 from cni.policy.rules import Policy
 from deviceplugin.pools import formats
-from deviceplugin.pools.config import PoolConfig, Selector
+from deviceplugin.pools.config import PoolConfig
+from host.selectors import Selector
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.devices import (

@@ -9,8 +9,9 @@ import pytest
 
 from agent.settings import Settings
 from cni.policy.rules import Policy
-from deviceplugin.pools.config import PARTS, Selector
+from deviceplugin.pools.config import PARTS
 from deviceplugin.pools.formats import POOL_KEYS
+from host.selectors import Selector
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
 CONFIG = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]

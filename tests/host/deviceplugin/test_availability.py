@@ -20,10 +20,11 @@ from deviceplugin import checkpoint, plugin, startup_grace
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.server import PluginServer, Rejected
 from deviceplugin.ledger import Ledger
-from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools.config import DEFAULT, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse
 from deviceplugin.startup_grace import StartupGrace
 from host.discovery import hcas
+from host.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, Node, config, container, keep_allocations
 from tests.kubelet import Kubelet, Pod, PodRejected
 from tests.unit.cli.commands import short_path

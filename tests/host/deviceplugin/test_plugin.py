@@ -9,8 +9,9 @@ import pytest
 from base.paths import Paths
 from deviceplugin import checkpoint
 from deviceplugin.kubelet.server import PluginServer
-from deviceplugin.pools.config import PoolConfig, Selector
+from deviceplugin.pools.config import PoolConfig
 from host.errors import HostError
+from host.selectors import Selector
 from tests.host.deviceplugin.node import FIRST, HCA, SHARED, Node, config, container, port, switches
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet.devices import PodRejected

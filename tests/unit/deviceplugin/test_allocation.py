@@ -19,9 +19,9 @@ from deviceplugin.allocate.allocation import (
     describe,
 )
 from deviceplugin.checkpoint import AllocatedNode
-from deviceplugin.pools.config import Selector
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA, hcas
+from host.selectors import Selector
 from tests.unit.deviceplugin.made import hca, pool, rdma
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree

@@ -12,9 +12,9 @@ from deviceplugin.availability import (
 )
 from deviceplugin.checkpoint import Allocation
 from deviceplugin.health import GONE
-from deviceplugin.pools.config import Selector
 from deviceplugin.pools.pool import Pool
 from host.discovery import HCA, CharacterDevice
+from host.selectors import Selector
 from tests.unit.deviceplugin.cards import sf, vf
 from tests.unit.deviceplugin.made import A, B, allocation, hca, pool, rdma
 

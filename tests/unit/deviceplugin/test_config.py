@@ -11,10 +11,10 @@ from deviceplugin.pools.config import (
     ConfigError,
     DevicePluginConfig,
     PoolConfig,
-    Selector,
     resource_problem,
 )
 from deviceplugin.pools.formats import load, parse
+from host.selectors import Selector
 from tests.plugins import CHECKOUT
 
 

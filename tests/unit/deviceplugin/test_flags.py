@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.flags import CommandLine, parse_command_line
+from host.selectors import Selector
 
 USUAL = Path("/nowhere/config.yaml")
 

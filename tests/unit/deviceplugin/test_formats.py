@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig, Selector
+from deviceplugin.pools.config import ConfigError, DevicePluginConfig, PoolConfig
 from deviceplugin.pools.formats import parse
+from host.selectors import Selector
 
 
 def mellanox(**changed: object) -> dict[str, object]:

@@ -15,11 +15,11 @@ from deviceplugin.pools.config import (
     MOST_IDS,
     DevicePluginConfig,
     PoolConfig,
-    Selector,
 )
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool import Pool, Slot, left_out, pools, used_netdevs
 from host.discovery import HCA
+from host.selectors import Selector
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 A = card("0000:3b:00.0", rdma("mlx5_0"), netdevs=("ib0",), numa=0)

@@ -75,4 +75,5 @@ def test_the_documentation_has_every_rule_with_its_default() -> None:
     assert told == {
         key: "false" if value is False else f"[{', '.join(value)}]"
         for key, value in msgspec.structs.asdict(Policy()).items()
+        if key != "rules"
     }

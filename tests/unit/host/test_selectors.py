@@ -3,10 +3,9 @@
 import pytest
 
 from base.documents import DocumentError
-from deviceplugin.pools import selectors
-from deviceplugin.pools.config import Selector
-from deviceplugin.pools.selectors import match, parse, ranges, why_not
+from host import selectors
 from host.discovery import HCA
+from host.selectors import Selector, match, parse, ranges, why_not
 from tests.unit.deviceplugin.cards import card, port, rdma, rxe, sf, vf
 
 ENS0 = card("0000:3b:00.0", netdevs=("ens0",), link_types=("ether",))

@@ -1,4 +1,4 @@
-"""Selects the HCAs of a pool.
+"""Selects HCAs: those of a pool of the device plugin, or of a rule of the policy.
 
 All keys of a selector must match, each by any of its values; one of several selectors must match.
 The keys are those of the SR-IOV network device plugin, with `ifNames` of the Mellanox plugin and
@@ -9,13 +9,33 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
+import msgspec
+
 from base import documents
 from base.documents import DocumentError
-from deviceplugin.pools.config import Selector
 from host import pci
 from host.discovery import HCA
 
 LINK_TYPES = {"Ethernet": "ether", "InfiniBand": "infiniband"}  # of a port, of a netdev
+
+
+class Selector(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects HCAs: every key that is set must match, by any of its values."""
+
+    vendors: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    drivers: tuple[str, ...] = ()
+    pciAddresses: tuple[str, ...] = ()
+    pfNames: tuple[str, ...] = ()  # "ens2f0#0-3,5"
+    rootDevices: tuple[str, ...] = ()  # "0000:86:00.0#0-3,5"
+    ifNames: tuple[str, ...] = ()
+    linkTypes: tuple[str, ...] = ()  # "ether", "infiniband"
+    pKeys: tuple[str, ...] = ()  # "0x8001": the first entry of the table
+    acpiIndexes: tuple[str, ...] = ()
+    auxTypes: tuple[str, ...] = ()  # "sf"
+    rdmaDevices: tuple[str, ...] = ()  # "mlx5_0"
+    isRdma: bool = False
+
 
 OWN: Mapping[str, str] = {key: key for key in Selector.__struct_fields__}
 """The keys as our own file has them."""

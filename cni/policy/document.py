@@ -1,0 +1,324 @@
+"""The rules of a policy as an administrator writes them, in config.yaml or in a FabricPolicy.
+
+`rules_of` reads the list that is `policy.rules` in the one and `spec.rules` in the other.
+docs/policy.md describes every key.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+from cni.policy import values
+from cni.policy.values import NOTHING, Kind, Values
+from host import selectors
+from host.selectors import Selector
+
+RULES = 256  # of one document
+SUBJECTS = 64  # of one rule
+LABELS = 64  # of one selector
+HIGHEST_COUNT = 1 << 24  # of addresses
+
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+class LabelRequirement(msgspec.Struct, frozen=True):
+    """What one label must be like, as in a label selector of Kubernetes."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+    def met_by(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels are like that. A missing label is in no list."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+
+
+class LabelSelector(msgspec.Struct, frozen=True):
+    """All requirements must be met; without any, every set of labels is selected."""
+
+    requirements: tuple[LabelRequirement, ...] = ()
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels meet all requirements."""
+        return all(requirement.met_by(labels) for requirement in self.requirements)
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """Pods that a rule is for: what is set must match. None is not set."""
+
+    namespaces: Values | None = None
+    namespace_selector: LabelSelector | None = None
+    service_accounts: Values | None = None
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What an attachment may be on, as a whole. What is not listed is not allowed."""
+
+    devices: tuple[Selector, ...] = ()
+    pools: Values = (
+        NOTHING  # resources by which the pod holds the device: an alternative to devices
+    )
+    pkeys: Values = NOTHING  # 16 bits: with the bit of a full member
+    vlans: Values = NOTHING
+    guids: Values = NOTHING
+    macs: Values = NOTHING
+    ipam_types: Values = NOTHING
+    network_names: Values = NOTHING
+    ranges: Values = NOTHING
+    addresses_per_attachment: int | None = None
+    addresses_per_namespace: int | None = None
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule. `allowed` and `fixed` have the keys of network configurations."""
+
+    name: str
+    policy: str = ""  # the FabricPolicy's name; "" in config.yaml
+    subjects: tuple[Subject, ...]
+    use: Use = Use()
+    allowed: Mapping[str, Values] = {}  # "set"
+    host_paths: tuple[str, ...] = ()  # directories
+    fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
+
+    @property
+    def title(self) -> str:
+        """As errors and events name it: "team-a", "POLICY/team-a"."""
+        return f"{self.policy}/{self.name}" if self.policy else self.name
+
+
+SETTABLE: Mapping[str, Kind] = {
+    "allmulti": "switch",
+    "link_state": "name",
+    "match_device": "switch",
+    "max_tx_rate": "number",
+    "min_tx_rate": "number",
+    "mtu": "number",
+    "pfOnly": "switch",
+    "private_ranges": "switch",
+    "promisc": "switch",
+    "proxy_arp": "switch",
+    "spoofchk": "switch",
+    "trust": "switch",
+    "unassigned_devices": "switch",
+    "vlanProto": "name",
+    "vlanQoS": "number",
+}
+"""What `set` may list beside `hostPaths`: options of definitions, and two keys of `policy`."""
+
+FIXABLE: Mapping[str, Kind] = {
+    "allmulti": "switch",
+    "link_state": "name",
+    "max_tx_rate": "number",
+    "min_tx_rate": "number",
+    "mtu": "number",
+    "pkey": "pkey",
+    "promisc": "switch",
+    "proxy_arp": "switch",
+    "spoofchk": "switch",
+    "trust": "switch",
+    "vlan": "vlan",
+    "vlanProto": "name",
+    "vlanQoS": "number",
+}
+"""Options for which `fixed` may have the value of definitions that have none."""
+
+_HOST_PATHS = "hostPaths"
+_USE: Mapping[str, tuple[str, Kind]] = {
+    "pools": ("pools", "name"),
+    "pkeys": ("pkeys", "pkey"),
+    "vlans": ("vlans", "vlan"),
+    "guids": ("guids", "guid"),
+    "macs": ("macs", "mac"),
+    "ipamTypes": ("ipam_types", "name"),
+    "networkNames": ("network_names", "name"),
+    "ranges": ("ranges", "network"),
+}
+_COUNTS = {
+    "addressesPerAttachment": "addresses_per_attachment",
+    "addressesPerNamespace": "addresses_per_namespace",
+}
+
+
+def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
+    """The rules of one document, in its order. DocumentError names the key below `where`.
+
+    Args:
+        value: the list of rules, as decoded; None is an empty one.
+        where: the path to the list, for errors: "config.yaml: policy.rules".
+        policy: the name of the FabricPolicy.
+    """
+    rules: dict[str, Rule] = {}
+    for index, item in enumerate(_list(value, RULES, where)):
+        rule = _rule(item, f"{where}[{index}]", policy)
+        if rule.name in rules:
+            raise DocumentError(
+                f"{where}[{index}].name: {documents.shown(rule.name)}: another rule has this name: "
+                "choose another one"
+            )
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+def _rule(value: object, where: str, policy: str) -> Rule:
+    keys = ("name", "subjects", "use", "set", "fixed")
+    fields = _keys(value, keys, where)
+    for key in ("name", "subjects"):
+        if key not in fields:
+            raise DocumentError(f"{where}.{key}: is missing: every rule needs one")
+    name = documents.convert(fields["name"], str, f"{where}.name")
+    if not _NAME.fullmatch(name):
+        raise DocumentError(
+            f"{where}.name: {documents.shown(name)}: write letters, digits, '-', '_' and '.', at "
+            "most 63"
+        )
+    settings = _settings(fields.get("set"), f"{where}.set")
+    return Rule(
+        name=name,
+        policy=policy,
+        subjects=_subjects(fields["subjects"], f"{where}.subjects"),
+        use=_use(fields.get("use"), f"{where}.use"),
+        host_paths=settings.pop(_HOST_PATHS, NOTHING).names,
+        allowed=settings,
+        fixed=_fixed(fields.get("fixed"), f"{where}.fixed"),
+    )
+
+
+def _subjects(value: object, where: str) -> tuple[Subject, ...]:
+    subjects = _list(value, SUBJECTS, where)
+    if not subjects:
+        raise DocumentError(f'{where}: is empty: write whom the rule is for, "*" for everybody')
+    return tuple(_subject(item, f"{where}[{index}]") for index, item in enumerate(subjects))
+
+
+def _subject(value: object, where: str) -> Subject:
+    fields = _keys(value, ("namespaces", "namespaceSelector", "serviceAccounts"), where)
+    if not fields:
+        raise DocumentError(f'{where}: is empty: write namespaces, ["*"] for all of them')
+    named: dict[str, Values | None] = {"namespaces": None, "serviceAccounts": None}
+    for key in named:
+        if key in fields:
+            named[key] = values.read(fields[key], "name", f"{where}.{key}")
+            if named[key] == NOTHING:
+                raise DocumentError(f"{where}.{key}: is empty, which matches nobody: leave it out")
+    selector = None
+    if "namespaceSelector" in fields:
+        selector = _selector(fields["namespaceSelector"], f"{where}.namespaceSelector")
+    return Subject(named["namespaces"], selector, named["serviceAccounts"])
+
+
+def _selector(value: object, where: str) -> LabelSelector:
+    fields = _keys(value, ("matchLabels", "matchExpressions"), where)
+    labels = documents.convert(
+        fields.get("matchLabels") or {}, dict[str, str], f"{where}.matchLabels"
+    )
+    expressions = _list(fields.get("matchExpressions"), LABELS, f"{where}.matchExpressions")
+    if len(labels) + len(expressions) > LABELS:
+        raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
+    return LabelSelector(
+        (
+            *(LabelRequirement(key, "In", (value,)) for key, value in sorted(labels.items())),
+            *(
+                _requirement(item, f"{where}.matchExpressions[{index}]")
+                for index, item in enumerate(expressions)
+            ),
+        )
+    )
+
+
+def _requirement(value: object, where: str) -> LabelRequirement:
+    shapes = {"key": str, "operator": Operator, "values": tuple[str, ...]}
+    fields = documents.fields(value, shapes, where)
+    for key in ("key", "operator"):
+        if not fields.get(key):
+            raise DocumentError(f"{where}.{key}: is missing: every requirement needs one")
+    requirement = LabelRequirement(**fields)
+    lists = requirement.operator in ("In", "NotIn")
+    if lists != bool(requirement.values) or len(requirement.values) > values.ITEMS:
+        raise DocumentError(
+            f"{where}.values: operator {requirement.operator} "
+            + (f"needs 1 to {values.ITEMS} values" if lists else "takes none: leave them out")
+        )
+    return requirement
+
+
+def _use(value: object, where: str) -> Use:
+    fields = _keys(value, ("devices", *_USE, *_COUNTS), where)
+    given: dict[str, Any] = {
+        name: values.read(fields[key], kind, f"{where}.{key}")
+        for key, (name, kind) in _USE.items()
+        if key in fields
+    }
+    for key, name in _COUNTS.items():
+        if key in fields:
+            given[name] = _count(fields[key], f"{where}.{key}")
+    devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")
+    return Use(
+        devices=tuple(
+            Selector() if item == values.ANY else selectors.parse(item, f"{where}.devices[{index}]")
+            for index, item in enumerate(devices)
+        ),
+        **given,
+    )
+
+
+def _count(value: object, where: str) -> int:
+    count: int = documents.convert(value, int, where)
+    if not 0 <= count <= HIGHEST_COUNT:
+        raise DocumentError(f"{where}: {documents.shown(value)}: write 0 to {HIGHEST_COUNT}")
+    return count
+
+
+def _settings(value: object, where: str) -> dict[str, Values]:
+    kinds: dict[str, Kind] = {**SETTABLE, _HOST_PATHS: "directory"}
+    settings = {
+        key: values.read(item, kinds[key], f"{where}.{key}")
+        for key, item in _keys(value, kinds, where).items()
+    }
+    if settings.get(_HOST_PATHS, NOTHING).any:
+        settings[_HOST_PATHS] = Values(names=("/",))
+    return settings
+
+
+def _fixed(value: object, where: str) -> dict[str, Any]:
+    fields = _keys(value, FIXABLE, where)
+    for key, item in fields.items():
+        if isinstance(item, str) and ("*" in item or "?" in item):
+            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
+        read = values.one(item, FIXABLE[key], f"{where}.{key}")
+        if not isinstance(read, str) and read[0] != read[1]:
+            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
+        fields[key] = _as_written(read, FIXABLE[key])
+    return fields
+
+
+def _as_written(value: values.Span | str, kind: Kind) -> int | str | bool:
+    """A value as a definition has it."""
+    if isinstance(value, str):
+        return value
+    return bool(value[0]) if kind == "switch" else value[0]
+
+
+def _keys(value: object, keys: Mapping[str, Any] | tuple[str, ...], where: str) -> dict[str, Any]:
+    return documents.fields(value, dict.fromkeys(keys, object), where)
+
+
+def _list(value: object, most: int, where: str) -> list[Any]:
+    items: list[Any] = documents.convert(value if value is not None else [], list[Any], where)
+    if len(items) > most:
+        raise DocumentError(
+            f"{where}: has {len(items)} items, at most {most} are allowed: shorten it"
+        )
+    return items

@@ -1,0 +1,208 @@
+"""Lists of values in a rule: what each of them allows.
+
+An item is a value, a range "a-b" of numbers, P_Keys, GUIDs or MACs, or a pattern of names, in which
+"*" is any text and "?" any character. "*" alone allows every value. No item is a regular
+expression: a comparison takes at most the product of both lengths.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from base import documents
+from base.documents import DocumentError
+
+ANY = "*"
+ITEMS = 256  # of one list
+LONGEST = 256  # characters of an item
+
+Kind = Literal["number", "switch", "pkey", "vlan", "guid", "mac", "network", "name", "directory"]
+Span = tuple[int, int]
+_MAPPED = 0xFFFF << 32  # IPv4 in its IPv4-mapped place, as in ipam.addresses
+
+
+class Values(msgspec.Struct, frozen=True):
+    """What a list allows: numbers within one of the spans, and texts that one of the names fits.
+
+    Addresses, GUIDs, MACs and booleans are numbers here. A list of directories has them as names.
+    """
+
+    any: bool = False
+    spans: tuple[Span, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def allows(self, value: int | str) -> bool:
+        """Whether a number, a boolean or a name is among them."""
+        if self.any:
+            return True
+        if isinstance(value, str):
+            return any(fits(name, value) for name in self.names)
+        return any(first <= value <= last for first, last in self.spans)
+
+    def allows_all(self, first: int, last: int) -> bool:
+        """Whether all numbers from `first` to `last` are: within one span."""
+        return self.any or any(low <= first and last <= high for low, high in self.spans)
+
+
+NOTHING = Values()
+EVERYTHING = Values(any=True)
+
+
+def read(items: object, kind: Kind, where: str) -> Values:
+    """The values of a list in a document. DocumentError names the item that cannot be read."""
+    listed = documents.convert(items, list[object], where)
+    if len(listed) > ITEMS:
+        raise DocumentError(
+            f"{where}: has {len(listed)} items, at most {ITEMS} are allowed: write ranges or "
+            "patterns, or another rule"
+        )
+    if ANY in listed:
+        return EVERYTHING
+    spans: list[Span] = []
+    names: list[str] = []
+    for index, item in enumerate(listed):
+        read_one = one(item, kind, f"{where}[{index}]")
+        if isinstance(read_one, str):
+            names.append(read_one)
+        else:
+            spans.append(read_one)
+    return Values(spans=tuple(_merged(spans)), names=tuple(dict.fromkeys(names)))
+
+
+def one(item: object, kind: Kind, where: str) -> Span | str:
+    """One item: a span of numbers, or a name. Raises DocumentError."""
+    # Not isinstance(item, int) alone: a boolean is one.
+    if kind == "switch" and isinstance(item, bool):
+        return (int(item), int(item))
+    if isinstance(item, bool) or not isinstance(item, int | str) or kind == "switch":
+        raise DocumentError(f"{where}: {documents.shown(item)}: {_EXPECTED[kind]}")
+    text = str(item)
+    if not 0 < len(text) <= LONGEST:
+        raise DocumentError(f"{where}: {documents.shown(item)}: expected 1 to {LONGEST} characters")
+    try:
+        if kind in _NAMES:
+            return _NAMES[kind](text)
+        if kind == "network":
+            return _network(text)
+        return _span(text, _NUMBERS[kind])
+    except ValueError as error:
+        said = str(error)
+        raise DocumentError(
+            f"{where}: {documents.shown(item)}: {said or _EXPECTED[kind]}"
+        ) from None
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Whether a text fits a pattern, in which "*" is any text and "?" is any character."""
+    at = place = 0
+    star, resume = -1, 0
+    while place < len(text):
+        if at < len(pattern) and pattern[at] == "*":
+            star, resume = at, place
+            at += 1
+        elif at < len(pattern) and pattern[at] in ("?", text[place]):
+            at += 1
+            place += 1
+        elif star >= 0:
+            resume += 1
+            at, place = star + 1, resume
+        else:
+            return False
+    return pattern[at:].strip("*") == ""
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """The spans in order, those that overlap or meet as one."""
+    merged: list[Span] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _span(text: str, number: Callable[[str], int]) -> Span:
+    first, dash, last = text.partition("-")
+    span = (number(first.strip()), number((last if dash else first).strip()))
+    if span[0] > span[1]:
+        raise ValueError("ends before it begins: write the smaller one first")
+    return span
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise ValueError
+    return int(text)
+
+
+def _vlan(text: str) -> int:
+    number = _number(text)
+    if number > 4094:
+        raise ValueError
+    return number
+
+
+def _pkey(text: str) -> int:
+    number = int(text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}", text) else _number(text)
+    if number > 0xFFFF or not number & 0x7FFF:
+        raise ValueError
+    return number
+
+
+def _bytes(count: int) -> Callable[[str], int]:
+    shape = re.compile(rf"[0-9a-fA-F]{{2}}(:[0-9a-fA-F]{{2}}){{{count - 1}}}")
+
+    def read_bytes(text: str) -> int:
+        if not shape.fullmatch(text):
+            raise ValueError
+        return number_of(text)
+
+    return read_bytes
+
+
+def number_of(address: str) -> int:
+    """A GUID or MAC as a number: its bytes with colons between them."""
+    return int(address.replace(":", ""), 16)
+
+
+def _network(text: str) -> Span:
+    network = ipaddress.ip_network(text)  # its errors say enough
+    offset = _MAPPED if network.version == 4 else 0
+    return offset + int(network[0]), offset + int(network[-1])
+
+
+def _name(text: str) -> str:
+    if text != text.strip() or not text.isprintable():
+        raise ValueError
+    return text
+
+
+def _directory(text: str) -> str:
+    if not text.startswith("/") or ".." in text.split("/") or "\0" in text:
+        raise ValueError
+    return text
+
+
+_NUMBERS: Mapping[Kind, Callable[[str], int]] = {
+    "number": _number,
+    "vlan": _vlan,
+    "pkey": _pkey,
+    "guid": _bytes(8),
+    "mac": _bytes(6),
+}
+_NAMES: Mapping[Kind, Callable[[str], str]] = {"name": _name, "directory": _directory}
+_EXPECTED: Mapping[Kind, str] = {
+    "number": 'write a number or a range such as "1500-9000"',
+    "switch": 'write true or false, or "*" for both',
+    "vlan": 'write a VLAN from 0 (no tag) to 4094, or a range such as "100-199"',
+    "pkey": 'write a P_Key such as "0x8001", or a range such as "0x8010-0x801f"',
+    "guid": 'write a GUID such as "02:00:00:00:00:00:00:01", or a range of two with "-"',
+    "mac": 'write a MAC such as "02:00:00:00:00:01", or a range of two with "-"',
+    "network": 'write a network such as "10.1.0.0/16"',
+    "name": 'write a name, or a pattern with "*" and "?"',
+    "directory": 'write an absolute path without ".."',
+}
