@@ -15,6 +15,7 @@ from base.documents import DocumentError
 from cni.policy import values
 from cni.policy.values import NOTHING, Kind, Values
 from host import selectors
+from host.discovery import HCA
 from host.selectors import Selector
 
 RULES = 256  # of one document
@@ -80,6 +81,10 @@ class Use(msgspec.Struct, frozen=True):
     ranges: Values = NOTHING
     addresses_per_attachment: int | None = None
     addresses_per_namespace: int | None = None
+
+    def has_device(self, hca: HCA) -> bool:
+        """Whether one of the selectors matches an HCA."""
+        return bool(self.devices) and selectors.match(self.devices, hca) is not None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,107 @@
+"""One evaluation of the policy for an ADD, with 200 rules that are all for its namespace.
+
+    .venv/bin/python -m bench.policy
+
+The ratio is to the copy of one dict with 200 keys, in the same run. The target is 100 µs.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from base.pod import Pod
+from cni.policy import allowance
+from cni.policy.allowance import NotAllowed
+from cni.policy.document import rules_of
+from cni.policy.pod_rules import Device
+from cni.policy.rules import Policy
+from host.discovery import HCA
+from tests.unit.deviceplugin.cards import card, rdma, vf
+
+RULES = 200
+ROUNDS = 2000
+VFS = 16
+
+
+def main() -> None:
+    """Print the table."""
+    policy = Policy(rules=rules_of([_rule(index) for index in range(RULES)], "rules"))
+    pf = card("0000:3b:00.0", rdma("mlx5_0"), netdevs=("ens1f0",))
+    devices = [vf(pf, index, rdma(f"mlx5_{index + 1}")) for index in range(VFS)]
+    copied = dict.fromkeys(range(RULES))
+    floor = _median(copied.copy)
+    print(f"{'with 200 rules for the namespace':44}{'µs':>10}{'ratio':>8}   target")
+    _row("first evaluation", _once(policy, devices[0]), floor)
+    _row("one device", _median(lambda: _evaluate(policy, devices[0])), floor, 100)
+    _row("16 devices to choose from", _median(lambda: _choose(policy, devices)), floor)
+    _row("refused", _median(lambda: _refused(policy)), floor)
+
+
+def _rule(index: int) -> dict[str, Any]:
+    return {
+        "name": f"rule-{index}",
+        "subjects": [{"namespaces": ["team-a", f"other-{index}-*"]}],
+        "use": {
+            "devices": [{"pfNames": ["ens1f0#0-63"]}],
+            "pkeys": [f"{0x8001 + index:#06x}", "0x9000"],
+            "ipamTypes": ["podfabric-*"],
+            "networkNames": ["team-a-*"],
+            "ranges": ["10.1.0.0/16"],
+            "addressesPerAttachment": 4,
+        },
+        "set": {"trust": [True], "mtu": ["72-4092"]},
+    }
+
+
+def _evaluate(policy: Policy, *devices: HCA) -> None:
+    mine = allowance.of_pod(policy, Pod("team-a", "pod-0"))
+    mine.require_option("trust", True, "trust", "on")
+    mine.require_option("mtu", 4092, "mtu", 4092)
+    base = (0xFFFF << 32) | 0x0A010000
+    mine = (
+        mine.using("pkeys", 0x9000, "pkey", "0x9000")
+        .using("ipamTypes", "podfabric-ipam", "ipam.type", "podfabric-ipam")
+        .using("networkNames", "team-a-1", "ipam.network_name", "team-a-1")
+        .using("ranges", (base, base + 255), "ipam.range", "10.1.0.0/24")
+        .using("addressesPerAttachment", 1, "ipam", 1)
+    )
+    for device in devices:
+        mine.using("devices", Device(device), "master", device.id)
+
+
+def _choose(policy: Policy, devices: list[HCA]) -> None:
+    _evaluate(policy, *devices)
+
+
+def _refused(policy: Policy) -> None:
+    mine = allowance.of_pod(policy, Pod("team-a", "pod-0"))
+    try:
+        mine.using("pkeys", 0xA000, "pkey", "0xa000")
+    except NotAllowed:
+        return
+    raise AssertionError("the policy allowed what no rule lists")
+
+
+def _once(policy: Policy, device: HCA) -> float:
+    began = time.perf_counter()
+    _evaluate(policy, device)
+    return time.perf_counter() - began
+
+
+def _median(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _row(name: str, seconds: float, floor: float, target: int | None = None) -> None:
+    wanted = "" if target is None else f"   {target} µs"
+    print(f"{name:44}{seconds * 1e6:10.1f}{seconds / floor:8.1f}{wanted}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from base.pod import Pod
+from cni.policy import allowance
+from cni.policy.allowance import Allowance, NotAllowed
+from cni.policy.document import rules_of
+from cni.policy.pod_rules import Device
+from cni.policy.rules import Policy
+from cni.policy.subjects import CallingPod, Facts
+from cni.spec.errors import CNIError, Code
+from tests.unit.deviceplugin.cards import card, rdma, vf
+from tests.unit.policy import model
+from tests.unit.policy.model import Asker, Wish
+
+EVERYBODY = [{"namespaces": ["*"]}]
+
+
+def policy(*rules: dict[str, Any]) -> Policy:
+    return Policy(rules=rules_of(list(rules), "rules"))
+
+
+def of(rules: Policy, namespace: str = "a", account: str = "x", **labels: str) -> Allowance:
+    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
+        return CallingPod(
+            namespace=pod.namespace,
+            labels=labels if wanted.labels else None,
+            service_account=account if wanted.service_account else None,
+        )
+
+    return allowance.of_pod(rules, Pod(namespace, "pod"), subjects)
+
+
+def pkey(allowed: Allowance, value: int) -> Allowance:
+    return allowed.using("pkeys", value, "pkey", f"{value:#06x}")
+
+
+def test_without_a_rule_for_the_pod_the_settings_of_the_node_count() -> None:
+    rules = policy({"name": "b", "subjects": [{"namespaces": ["b"]}]})
+    mine = of(rules)
+    assert mine.rules is None and mine.policy is rules
+    assert pkey(mine, 0x8001) is mine
+    mine.require_option("trust", True, "trust", "on")
+    assert "config.yaml" in mine.not_allowed('"pfOnly": true', "whole_pfs").message
+
+
+def test_what_no_rule_lists_is_refused_with_key_value_and_rules() -> None:
+    mine = of(
+        policy(
+            {"name": "r", "subjects": EVERYBODY, "use": {"pkeys": ["0x8001"]}},
+            {"name": "s", "subjects": EVERYBODY, "use": {"pkeys": ["0x8002"]}},
+        )
+    )
+    with pytest.raises(NotAllowed) as refused:
+        pkey(mine, 0x8003)
+    assert refused.value.code == Code.NOT_ALLOWED
+    assert (refused.value.key, refused.value.value) == ("pkey", "0x8003")
+    assert refused.value.rules == ("r", "s")
+    assert '"pkey": 0x8003 is not allowed for this namespace' in refused.value.message
+    assert '(r, s) lists it in "use.pkeys"' in refused.value.message
+
+
+def test_a_value_counts_only_with_what_stands_beside_it() -> None:
+    rules = policy(
+        {"name": "r", "subjects": EVERYBODY, "use": {"pkeys": ["0x8001"], "networkNames": ["r"]}},
+        {"name": "s", "subjects": EVERYBODY, "use": {"pkeys": ["0x8002"], "networkNames": ["s"]}},
+    )
+    first = pkey(of(rules), 0x8001)
+    first.using("networkNames", "r", "ipam.network_name", "r")
+    with pytest.raises(NotAllowed) as refused:
+        first.using("networkNames", "s", "ipam.network_name", "s")
+    assert refused.value.rules == ("r",)
+
+
+def test_options_are_allowed_one_by_one() -> None:
+    mine = of(
+        policy(
+            {"name": "r", "subjects": EVERYBODY, "set": {"trust": [True], "mtu": ["72-4092"]}},
+            {"name": "s", "subjects": EVERYBODY, "set": {"spoofchk": [False]}},
+        )
+    )
+    mine.require_option("trust", True, "trust", "on")
+    mine.require_option("spoofchk", False, "spoofchk", "off")
+    mine.require_option("mtu", 4092, "mtu", 4092)
+    with pytest.raises(NotAllowed) as refused:
+        mine.require_option("mtu", 4093, "mtu", 4093)
+    assert '"mtu": 4093 is not allowed' in refused.value.message
+    assert '(r, s) lists it in "set.mtu"' in refused.value.message
+
+
+def test_rules_replace_the_settings_of_the_node() -> None:
+    rule = {
+        "name": "r",
+        "subjects": [{"namespaces": ["a"]}],
+        "set": {"match_device": [False], "hostPaths": ["/var/log/x"]},
+    }
+    node = Policy(whole_pfs=True, ipam_directories=("/y",), rules=rules_of([rule], "rules"))
+    mine = of(node).policy
+    assert mine.unmatched_devices and not mine.whole_pfs
+    assert mine.log_directories == mine.ipam_directories == ("/var/log/x",)
+    assert of(node, "b").policy is node
+    said = of(node).not_allowed('"pfOnly": true', "whole_pfs").message
+    assert '"set.pfOnly" of a rule for it (r)' in said
+
+
+def test_devices_are_those_of_the_selectors_or_of_the_pools() -> None:
+    pf = card("0000:3b:00.0", rdma("mlx5_0"), netdevs=("ens1f0",))
+    own, others = vf(pf, 1, rdma("mlx5_1")), vf(pf, 5, rdma("mlx5_5"))
+    mine = of(
+        policy(
+            {
+                "name": "r",
+                "subjects": EVERYBODY,
+                "use": {"devices": [{"pfNames": ["ens1f0#0-3"]}], "pools": ["rdma/a*"]},
+            }
+        )
+    )
+
+    def device(asked: Device) -> Allowance:
+        return mine.using("devices", asked, "deviceID", asked.hca.id)
+
+    device(Device(own))
+    device(Device(others, frozenset({"rdma/ab"})))
+    with pytest.raises(NotAllowed):
+        device(Device(others))
+    with pytest.raises(NotAllowed):
+        device(Device(pf, frozenset({"rdma/b"})))
+
+
+def test_a_rule_without_devices_allows_none() -> None:
+    mine = of(policy({"name": "r", "subjects": EVERYBODY}))
+    with pytest.raises(NotAllowed):
+        mine.using("devices", Device(card("0000:3b:00.0")), "deviceID", "0000:3b:00.0")
+
+
+def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
+    use = {"ranges": ["10.1.0.0/16"], "addressesPerAttachment": 2, "addressesPerNamespace": 5}
+    rules = policy(
+        {"name": "r", "subjects": EVERYBODY, "use": use},
+        {"name": "s", "subjects": EVERYBODY, "use": use | {"addressesPerNamespace": 9}},
+    )
+    base = (0xFFFF << 32) | 0x0A010000
+    mine = of(rules).using("ranges", (base, base + 0xFFFF), "ipam.range", "10.1.0.0/16")
+    with pytest.raises(NotAllowed):
+        mine.using("ranges", (base, base + 0x10000), "ipam.range", "10.1.0.0/15")
+    with pytest.raises(NotAllowed):
+        mine.using("addressesPerAttachment", 3, "ipam", 3)
+    assert mine.using("addressesPerAttachment", 2, "ipam", 2).addresses_of_namespace() == 9
+    unlimited = policy(
+        {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
+    )
+    assert of(unlimited).addresses_of_namespace() is None
+
+
+def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
+    rules = policy(
+        {"name": "r", "subjects": EVERYBODY, "use": {"networkNames": ["r"]}},
+        {"name": "s", "subjects": EVERYBODY, "fixed": {"pkey": "0x0001", "mtu": 2044}},
+        {"name": "t", "subjects": EVERYBODY, "fixed": {"pkey": "0x8002"}},
+    )
+    mine = of(rules)
+    assert mine.fixed("pkey") == 1 and mine.fixed("vlan") is None
+    narrowed = pkey(mine, 0x8001)  # as `ipoib` makes a child of it
+    assert narrowed.fixed("pkey") == 1
+    assert pkey(mine, 0x8002).fixed("pkey") == 0x8002
+    mine.require_option("mtu", 2044, "mtu", 2044)
+
+
+def test_rules_of_objects_come_in_the_order_of_their_names() -> None:
+    rule = {"name": "r", "subjects": EVERYBODY, "fixed": {"vlan": 1}}
+    late = rules_of([rule], "spec.rules", "b")
+    early = rules_of([rule | {"fixed": {"vlan": 2}}], "spec.rules", "a")
+    assert of(Policy(rules=(*late, *early))).fixed("vlan") == 2
+
+
+def test_labels_and_service_accounts_are_asked_for_only_where_rules_look_at_them() -> None:
+    asked: list[Facts] = []
+
+    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
+        asked.append(wanted)
+        return CallingPod(namespace=pod.namespace, labels={"tier": "gold"}, service_account="x")
+
+    rules = policy(
+        {"name": "r", "subjects": [{"namespaces": ["a"]}]},
+        {
+            "name": "s",
+            "subjects": [
+                {"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "namespaces": ["b"]}
+            ],
+        },
+        {"name": "t", "subjects": [{"serviceAccounts": ["x"], "namespaces": ["c"]}]},
+    )
+    found = [allowance.of_pod(rules, Pod(name, "p"), subjects).rules for name in "abcd"]
+    titles = [each and each.titles(each.every) for each in found]
+    assert titles == ["r", "s", "t", None]
+    assert asked == [Facts(labels=True), Facts(service_account=True)]
+
+
+def test_a_rule_that_looks_at_what_is_not_known_matches_nobody_and_errors_say_so() -> None:
+    rules = policy(
+        {"name": "r", "subjects": [{"serviceAccounts": ["x"]}], "use": {"pkeys": ["*"]}},
+        {"name": "s", "subjects": EVERYBODY},
+    )
+    mine = allowance.of_pod(rules, Pod("a", "p"))
+    with pytest.raises(
+        NotAllowed, match=r"does not know the labels and service accounts .* r look"
+    ):
+        pkey(mine, 0x8001)
+
+
+def test_facts_that_cannot_be_known_now_end_the_call() -> None:
+    def away(pod: Pod, wanted: Facts) -> CallingPod:
+        raise CNIError(Code.TRY_AGAIN, "the API server does not answer")
+
+    rules = policy({"name": "r", "subjects": [{"serviceAccounts": ["x"]}]})
+    with pytest.raises(CNIError) as refused:
+        allowance.of_pod(rules, Pod("a", "p"), away)
+    assert refused.value.code == Code.TRY_AGAIN
+
+
+def test_a_call_for_no_pod_fails_only_if_no_pod_might_do_it() -> None:
+    def check(allowed: Allowance) -> bool:
+        if not allowed.policy.whole_pfs:
+            raise allowed.not_allowed('"pfOnly": true', "whole_pfs")
+        return True
+
+    rule = {"name": "r", "subjects": [{"namespaces": ["b"]}], "set": {"pfOnly": [True]}}
+    assert allowance.for_anyone(policy(rule), check)
+    assert allowance.for_anyone(Policy(whole_pfs=True), check)
+    for refusing in (Policy(), policy(rule | {"set": {}})):
+        with pytest.raises(CNIError) as refused:
+            allowance.for_anyone(refusing, check)
+        assert refused.value.code == Code.NOT_ALLOWED
+
+
+NAMES = st.sampled_from(["a", "b", "team-a", "team-b"])
+PATTERNS = st.lists(st.sampled_from(["a", "b", "team-*", "?", "*", "*-b"]), min_size=1, max_size=3)
+NUMBERS = st.integers(1, 9)
+SPANS = st.lists(
+    st.one_of(
+        NUMBERS,
+        st.tuples(NUMBERS, NUMBERS).map(lambda ends: f"{min(ends)}-{max(ends)}"),
+        st.just("*"),
+    ),
+    max_size=3,
+)
+SUBJECTS = st.lists(
+    st.fixed_dictionaries(
+        {"namespaces": PATTERNS},
+        optional={
+            "serviceAccounts": PATTERNS,
+            "namespaceSelector": st.fixed_dictionaries(
+                {"matchLabels": st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))}
+            ),
+        },
+    ),
+    min_size=1,
+    max_size=2,
+)
+RULES = st.lists(
+    st.fixed_dictionaries(
+        {"subjects": SUBJECTS},
+        optional={
+            "use": st.fixed_dictionaries(
+                {}, optional={"pkeys": SPANS, "vlans": SPANS, "networkNames": PATTERNS}
+            ),
+            "set": st.fixed_dictionaries(
+                {},
+                optional={
+                    "mtu": SPANS,
+                    "trust": st.lists(st.one_of(st.booleans(), st.just("*")), max_size=2),
+                    "link_state": PATTERNS,
+                },
+            ),
+        },
+    ),
+    max_size=6,
+)
+OPTIONS = st.dictionaries(st.sampled_from(["mtu", "trust", "link_state"]), st.none()).flatmap(
+    lambda keys: st.fixed_dictionaries(
+        {key: {"mtu": NUMBERS, "trust": st.booleans(), "link_state": NAMES}[key] for key in keys}
+    )
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    RULES,
+    st.builds(Asker, NAMES, st.dictionaries(st.sampled_from("kl"), st.sampled_from("12")), NAMES),
+    st.lists(
+        st.builds(
+            Wish,
+            st.none() | NUMBERS,
+            st.none() | NUMBERS,
+            st.none() | NAMES,
+            OPTIONS.map(lambda options: tuple(options.items())),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_random_rules_decide_as_the_plain_model(
+    document: model.Document, asker: Asker, wishes: list[Wish]
+) -> None:
+    named = [rule | {"name": f"r{index}"} for index, rule in enumerate(document)]
+    rules = policy(*named)
+    for wish in wishes:  # by one policy, which keeps what it found before
+        mine = of(rules, asker.namespace, asker.service_account, **asker.labels)
+        expected = model.allowed(named, asker, wish)
+        assert (mine.rules is None) is (expected is None)
+        if expected is not None:
+            assert _granted(mine, wish) is expected
+
+
+def _granted(mine: Allowance, wish: Wish) -> bool:
+    try:
+        for key, value in wish.options:
+            mine.require_option(key, value, key, value)
+        for key, asked in (
+            ("pkeys", wish.pkey),
+            ("vlans", wish.vlan),
+            ("networkNames", wish.network_name),
+        ):
+            if asked is not None:
+                mine = mine.using(key, asked, key, asked)
+    except NotAllowed:
+        return False
+    return True
