@@ -77,6 +77,54 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
         return any(port.state == "ACTIVE" for rdma in self.rdma for port in rdma.ports)
 
 
+def unknown(name: str) -> HCA:
+    """An HCA of which nothing is known but its id: one that is not in sysfs, or not any more."""
+    return HCA(
+        id=name,
+        address=pci.canonical(name) or "",
+        vendor="",
+        device="",
+        driver="",
+        pf="",
+        pf_netdevs=(),
+        index=None,
+        aux_type="",
+        numa=None,
+        acpi_index="",
+        netdevs=(),
+        link_types=(),
+        rdma=(),
+        rdma_names=(),
+        iommu_group="",
+        software=False,
+        num_vfs=0,
+    )
+
+
+class HCAsByName:
+    """The HCAs of the node at one moment, each read when it is asked for."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._snapshot = SysfsSnapshot(paths)
+        self._indexes = _Indexes(self._snapshot)
+        self._read: dict[str, HCA | None] = {}
+
+    def get(self, name: str) -> HCA | None:
+        """The HCA with an id; None if there is none."""
+        if name not in self._read:
+            self._read[name] = self._hca(name)
+        return self._read[name]
+
+    def _hca(self, name: str) -> HCA | None:
+        snapshot = self._snapshot
+        directory = snapshot.functions.get(name) or snapshot.sfs.get(name)
+        if directory is not None:
+            return _on_a_device(snapshot, self._indexes, name, directory)
+        if name in snapshot.rdma or name in snapshot.rdma_names:
+            return _without_address(snapshot, name)
+        return None
+
+
 def hcas(paths: Paths) -> list[HCA]:
     """Every HCA of the node, sorted by id.
 

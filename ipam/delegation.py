@@ -5,18 +5,23 @@ later step.
 """
 
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from base import interrupts
+from base.pod import Pod
 from cni.policy import rules
+from cni.policy.allowance import Allowance, for_anyone, of_pod
+from cni.policy.subjects import Subjects, nothing_known
 from cni.spec import delegate
 from cni.spec.config import IpamConfig
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import Result
-from ipam import host_paths
+from ipam import host_paths, permitted
 from ipam.plugin import AddressPlugin
 from ipam.store import Grant
 
@@ -31,10 +36,11 @@ _MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
 class IpamCall(Protocol):
     """The IPAM plugin of one call. Every method raises CNIError."""
 
-    def add(self, segment: str | None = None) -> Result:
+    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
 
-        Interfaces with the same segment share a link. "" is an unknown link.
+        Interfaces with the same segment share a link. "" is an unknown link. `allowance` is what is
+        left of the attachment's with its device; None where no device is known.
         """
 
     def undo(self) -> None:
@@ -61,15 +67,39 @@ class Delegation:
     only if `policy` allows their type and the paths in their options.
     """
 
-    def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
+    def __init__(
+        self,
+        plugin: AddressPlugin,
+        directory: Path,
+        policy: rules.Source,
+        subjects: Subjects = nothing_known,
+    ) -> None:
         self._plugin = plugin
         self._directory = directory
         self._policy = policy
+        self._subjects = subjects
+
+    def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
+        """The IPAM plugin that an ADD names, if any, and what the attachment may use beside it.
+
+        CNIError 121 for what is not allowed.
+        """
+        config = request.config.ipam
+        _require_plain(config)
+        if not config.type:
+            return None, allowance
+        allowance = permitted.of_type(allowance, config.type)
+        if self._is_ours(config.type, request):
+            allowance = self._plugin.permitted(request, allowance)
+            return InProcess(request, self._plugin, allowance), allowance
+        _require_allowed(config, allowance)
+        return _ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
-        """The IPAM plugin that a request names, if any. CNIError 121 if it is not allowed.
+        """The IPAM plugin that a CHECK or STATUS names, if any.
 
-        `added` is the configuration that the attachment's ADD ran, which was allowed then.
+        CNIError 121 if it is allowed for no pod. `added` is the configuration that the attachment's
+        ADD ran, which was allowed then.
         """
         config = request.config.ipam
         if config != added:
@@ -77,7 +107,7 @@ class Delegation:
         if not config.type or self._is_ours(config.type, request):
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
-            self._require_allowed(config)
+            for_anyone(self._policy(), partial(_require_allowed, config))
         return _ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
@@ -95,7 +125,7 @@ class Delegation:
             if self._is_ours(config.type, request):
                 return InProcess(request, self._plugin)
             _require_plain(config)
-            self._require_allowed(config)
+            _require_allowed(config, self._allowance(request))
             delegate.find(config.type, self._directory)
         except CNIError as error:
             if added is None:
@@ -104,14 +134,13 @@ class Delegation:
             return None
         return _ForeignIpam(config.type, self._directory, request)
 
-    def _require_allowed(self, config: IpamConfig) -> None:
-        policy = self._policy()
-        if config.type not in policy.ipam_types:
-            listed = ", ".join(f'"{name}"' for name in (OURS, *policy.ipam_types))
-            raise rules.not_allowed(
-                f'"ipam.type": "{config.type}"', "ipam_types", f"use one of {listed}"
-            )
-        host_paths.require_allowed(config.options, policy.ipam_directories)
+    def _allowance(self, request: Request) -> Allowance:
+        """Of the pod of a DEL; a GC, and a DEL whose pod cannot be told, are for no pod."""
+        pod = Pod()
+        if request.command == "DEL":
+            with suppress(CNIError):
+                pod = request.arguments.pod
+        return of_pod(self._policy(), pod, self._subjects)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
         """Whether this package serves the type. CNIError 101 if that is uncertain."""
@@ -131,6 +160,19 @@ class Delegation:
                     f"agent to {directory}, or remove that file to have podfabric serve the type",
                 )
         return True
+
+
+def _require_allowed(config: IpamConfig, allowance: Allowance) -> None:
+    """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
+    types = allowance.policy.ipam_types
+    if allowance.rules is not None:
+        permitted.of_type(allowance, config.type)
+    elif config.type not in types:
+        listed = ", ".join(f'"{name}"' for name in (OURS, *types))
+        raise rules.not_allowed(
+            f'"ipam.type": "{config.type}"', "ipam_types", f"use one of {listed}"
+        )
+    host_paths.require_allowed(config.options, allowance)
 
 
 def _require_plain(config: IpamConfig) -> None:
@@ -155,14 +197,18 @@ def _is_own(path: Path) -> bool:
 class InProcess:
     """`podfabric-ipam` without a process."""
 
-    def __init__(self, request: Request, plugin: AddressPlugin) -> None:
+    def __init__(
+        self, request: Request, plugin: AddressPlugin, allowance: Allowance | None = None
+    ) -> None:
         self._request = request
         self._plugin = plugin
+        self._allowance = allowance
         self._grant = Grant()
 
-    def add(self, segment: str | None = None) -> Result:
+    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
+        left = allowance or self._allowance
         with interrupts.held():
-            result, self._grant = self._plugin.reserve(self._request, segment)
+            result, self._grant = self._plugin.reserve(self._request, segment, left)
         return result
 
     def undo(self) -> None:
@@ -192,9 +238,11 @@ class _ForeignIpam:
         self._request = request
         self._added = False
 
-    def add(self, segment: str | None = None) -> Result:
+    def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         result = delegate.add(self._type, self._directory, self._request)
         self._added = True
+        if allowance is not None:
+            self._require_allowed(result, allowance)
         if not result.ips:
             self.undo()
             raise CNIError(
@@ -203,6 +251,14 @@ class _ForeignIpam:
                 'address; see its configuration in "ipam"',
             )
         return result
+
+    def _require_allowed(self, result: Result, allowance: Allowance) -> None:
+        """Its options are not ours to read, but its answer is."""
+        try:
+            permitted.of_answer(allowance, self._type, result)
+        except CNIError:
+            self.undo()
+            raise
 
     def undo(self) -> None:
         if self._added:

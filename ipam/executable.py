@@ -32,10 +32,11 @@ class IpamExecutable:
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
+        allowance = self._addresses.allowance(request)
         with self._locked(request):
             if request.unanswered_since is not None:
                 self._addresses.release_since(request, request.unanswered_since)
-            ipam = InProcess(request, self._addresses)
+            ipam = InProcess(request, self._addresses, allowance)
             try:
                 result = ipam.add()
                 interrupts.hold()  # the addresses are reserved: the call can no longer be cancelled

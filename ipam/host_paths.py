@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from cni.policy import rules
+from cni.policy.allowance import Allowance
 from ipam.addresses import parse, parse_interface
 
 # Keys whose value is a path also without "/", relative to the plugin's directory. In lower case:
@@ -29,11 +29,11 @@ _KEYS = frozenset(
 )
 
 
-def require_allowed(options: dict[str, Any], directories: Collection[str]) -> None:
-    """Raise CNIError 121 for a path in `options` that is not below one of the directories."""
+def require_allowed(options: dict[str, Any], allowance: Allowance) -> None:
+    """Raise CNIError 121 for a path in `options` that is not below an allowed directory."""
     for where, path in _paths(options, "ipam"):
-        if not _is_below(path, directories):
-            raise rules.not_allowed(f'"{where}": "{path}"', "ipam_directories")
+        if not _is_below(path, allowance.policy.ipam_directories):
+            raise allowance.not_allowed(f'"{where}": "{path}"', "ipam_directories")
 
 
 def _paths(value: object, where: str, *, named: bool = False) -> Iterator[tuple[str, str]]:

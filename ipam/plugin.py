@@ -12,7 +12,9 @@ from base import interrupts
 from base.pod import Pod
 from base.text import printable
 from cni.policy import rules
+from cni.policy.allowance import Allowance, of_pod
 from cni.policy.rules import Policy
+from cni.policy.subjects import Subjects, nothing_known
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -20,7 +22,7 @@ from cni.spec.notes import note
 from cni.spec.request import Request
 from cni.spec.result import DNS, FAMILY_020, IPConfig, Result
 from ipam import options as ipam_options
-from ipam import resolv_conf, segments
+from ipam import permitted, resolv_conf, segments
 from ipam import scope as scopes
 from ipam.addresses import parse_interface, text
 from ipam.messages import Messages, warn_of_ignored
@@ -58,8 +60,10 @@ class AddressPlugin:
         boot_id: Callable[[], str],
         policy: rules.Source = Policy,
         nv_ipam: Callable[[], NvIpam | None] = lambda: None,
+        subjects: Subjects = nothing_known,
     ) -> None:
         self._nv_ipam = nv_ipam
+        self._subjects = subjects
         self._stores = stores
         self._store = stores.of_node
         self._boot_id = boot_id
@@ -76,27 +80,53 @@ class AddressPlugin:
         scope: scopes.Source = scopes.node_only,
         compat: scopes.CompatSource = scopes.no_compat,
         nv_ipam: Callable[[], NvIpam | None] = lambda: None,
+        subjects: Subjects = nothing_known,
     ) -> Self:
         """Over the store of this node; `files` as for SqliteStore."""
-        return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam)
+        return cls(Stores(files, scope, compat=compat), boot_id, policy, nv_ipam, subjects)
 
     def add(self, request: Request) -> Result | dict[str, Any]:
         """Reserve addresses and return them."""
         return self.reserve(request)[0]
 
-    def reserve(self, request: Request, segment: str | None = None) -> tuple[Result, Grant]:
+    def allowance(self, request: Request) -> Allowance:
+        """What the pod's attachment may use beside what its configuration asks of this plugin.
+
+        CNIError 121 for what is not allowed, 5 or 11 if that cannot be told.
+        """
+        allowed = of_pod(self._policy(), request.arguments.pod, self._subjects)
+        return self.permitted(request, permitted.of_type(allowed, request.config.ipam.type))
+
+    def permitted(self, request: Request, allowed: Allowance) -> Allowance:
+        """The allowance with what the configuration asks of this plugin. CNIError 121."""
+        if allowed.rules is None:
+            return allowed
+        if is_nv_ipam(request.config):
+            return self._of_nv_ipam().permitted(request, allowed)
+        options = ipam_options.read(request.config)
+        if options.scope:
+            allowed.require_option("scope", options.scope, "ipam.scope", options.scope)
+        sets = final_sets(options, request.arguments)
+        return permitted.of_sets(allowed, (options.network_name,), sets)
+
+    def reserve(
+        self, request: Request, segment: str | None = None, allowed: Allowance | None = None
+    ) -> tuple[Result, Grant]:
         """`add`, with what `undo` needs.
 
         `segment` is the link on which the addresses are used; None takes the configuration's.
+        `allowed` is what is left of the attachment's allowance; None asks for it.
         """
+        if allowed is None:
+            allowed = self.allowance(request)
         if is_nv_ipam(request.config):
-            return self._reserve_of_nv_ipam(request, segment)
+            return self._reserve_of_nv_ipam(request, segment, allowed)
         options = ipam_options.read(request.config)
         sets = final_sets(options, request.arguments)
         _require_answerable(sets, request)
         alone = _private_ranges(options, sets)
         files = {"log_file": options.log_file, "resolvConf": options.resolv_conf}
-        policy = self._policy() if alone or any(files.values()) else Policy()
+        policy = allowed.policy
         warn_of_ignored(options.idle, files, policy)
         messages = Messages(options.log_file, options.log_level, policy.log_directories)
         for line in options.notes:
@@ -123,18 +153,25 @@ class AddressPlugin:
         messages.info(f"ADD {owner.attachment}: {addresses}")
         return result, grant
 
-    def _reserve_of_nv_ipam(self, request: Request, segment: str | None) -> tuple[Result, Grant]:
+    def _reserve_of_nv_ipam(
+        self, request: Request, segment: str | None, allowed: Allowance
+    ) -> tuple[Result, Grant]:
         if request.config.at(ipam_options.PERSISTENT, bool):
             raise invalid_config(
                 f'"{ipam_options.PERSISTENT}": addresses of nv-ipam\'s pools are not kept for an '
                 'IPAMClaim: remove the key, or give the network another "ipam"'
             )
+
+        def usable(sets: Sequence[RangeSet]) -> None:
+            _require_answerable(sets, request)
+            permitted.of_sets(allowed, (), sets)
+
         result, grant, sets = self._of_nv_ipam().reserve(
             self._store(self._boot()),
             Owner(_attachment(request), _encodable(request.arguments.pod)),
             request,
             segments.of_config(request.config) if segment is None else segment,
-            lambda sets: _require_answerable(sets, request),
+            usable,
         )
         self._seen.see(sets)
         return result, grant

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -20,8 +21,11 @@ from base.locks import Busy
 from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
+from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
-from cni.policy import rules
+from cni.policy import allowance, rules
+from cni.policy.allowance import Allowance
+from cni.policy.subjects import Subjects, nothing_known
 from cni.spec.attachment import Attachment
 from cni.spec.config import IpamConfig
 from cni.spec.entry import VERSIONS
@@ -158,9 +162,11 @@ class InterfacePlugin(ABC):
         paths: Paths,
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
+        subjects: Subjects = nothing_known,
     ) -> None:
         self.paths = paths
         self._policy = policy or rules.on_node(paths.config)
+        self._subjects = subjects
         self._addresses = addresses or AddressPlugin.on_node(
             paths.ipam,
             paths.boot_id,
@@ -168,8 +174,9 @@ class InterfacePlugin(ABC):
             scope.on_node(paths.config, paths.ipam),
             scope.compat_on_node(paths.config),
             nv_ipam.on_node(paths),
+            subjects,
         )
-        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy)
+        self._ipam = Delegation(self._addresses, paths.cni_bin, self._policy, subjects)
         self.journal = Journal(paths)
 
     @abstractmethod
@@ -245,16 +252,30 @@ class InterfacePlugin(ABC):
             with explained():
                 ipam.status()
 
-    def _ipam_of_add(self, request: Request) -> IpamCall | None:
-        """The IPAM plugin of an ADD, once everything else that decides its answer is valid.
+    def _allowance(self, request: Request) -> Allowance:
+        """What the ADD of the request's pod may use. CNIError 5 or 11 if that cannot be told."""
+        return allowance.of_pod(self._policy(), request.arguments.pod, self._subjects)
 
-        Raises CNIError: 121 for an IPAM plugin that the node does not allow, 7 for a result that
-        the request's version cannot express or a prevResult that cannot be read.
+    def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
+        """Raise CNIError 121 for options that the policy allows no pod."""
+        allowance.for_anyone(
+            self._policy(),
+            partial(require_allowed, match_device=match_device, pf_only=pf_only),
+        )
+
+    def _ipam_of_add(
+        self, request: Request, allowed: Allowance
+    ) -> tuple[IpamCall | None, Allowance]:
+        """The IPAM plugin of an ADD, once everything else that decides its answer is valid, and
+        what the attachment may use beside its options.
+
+        Raises CNIError: 121 for what the policy does not allow, 7 for a result that the request's
+        version cannot express or a prevResult that cannot be read.
         """
-        ipam = self._ipam.of(request)
+        ipam, allowed = self._ipam.of_add(request, allowed)
         require_convertible(request.cni_version, has_addresses=ipam is not None)
         results.previous_document(request)
-        return ipam
+        return ipam, allowed
 
     @contextmanager
     def _attaching(

@@ -26,8 +26,8 @@ from base.locks import locked
 from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.pod_choices import PodChoices, lock_of
-from cni.policy import rules
-from cni.policy.rules import Policy
+from cni.policy.allowance import Allowance
+from cni.policy.pod_rules import Device
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import pod_devices
@@ -35,17 +35,18 @@ from deviceplugin.assigned import OfOtherPods, assigned, others
 from deviceplugin.checkpoint import AllocatedHCA
 from deviceplugin.pod_devices import PodDevice, PodHoldings, Stale, Unknown
 from host import pci
+from host.discovery import HCAsByName, unknown
 
 OPT_OUT = '"match_device": false if that is meant'
 _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
 
 
-def require_allowed(policy: Policy, *, match_device: bool, pf_only: bool = False) -> None:
-    """Raise CNIError 121 for options that the policy of the node does not allow."""
-    if not match_device and not policy.unmatched_devices:
-        raise rules.not_allowed('"match_device": false', "unmatched_devices")
-    if pf_only and not policy.whole_pfs:
-        raise rules.not_allowed('"pfOnly": true', "whole_pfs")
+def require_allowed(allowance: Allowance, *, match_device: bool, pf_only: bool = False) -> None:
+    """Raise CNIError 121 for options that the policy does not allow this pod."""
+    if not match_device and not allowance.policy.unmatched_devices:
+        raise allowance.not_allowed('"match_device": false', "unmatched_devices")
+    if pf_only and not allowance.policy.whole_pfs:
+        raise allowance.not_allowed('"pfOnly": true', "whole_pfs")
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -60,14 +61,14 @@ class Entitlement(msgspec.Struct, frozen=True):
     """What one attachment of a pod may have."""
 
     others: OfOtherPods = OfOtherPods()  # what is for other pods than this one
-    policy: Policy = Policy()
+    allowance: Allowance = Allowance()
     match_device: bool = True
 
     def held(self, names: Iterable[str]) -> Denied | None:
         """The device, if another pod holds it exclusively; `names` are its address and RDMA
         devices.
         """
-        if self.policy.unassigned_devices and not self.match_device:
+        if self.allowance.policy.unassigned_devices and not self.match_device:
             return None
         held = self.others.held
         return next((Denied(name, held[name], True) for name in names if name in held), None)
@@ -76,7 +77,8 @@ class Entitlement(msgspec.Struct, frozen=True):
         """The device, if it may not be taken away from the host for this pod; `names` as above."""
         names = tuple(names)
         held = self.held(names)
-        if held is not None or self.policy.unassigned_devices or not self.match_device:
+        unassigned = self.allowance.policy.unassigned_devices
+        if held is not None or unassigned or not self.match_device:
             return held
         pooled = self.others.pooled
         return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
@@ -90,7 +92,7 @@ class Entitlement(msgspec.Struct, frozen=True):
                 f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
             )
         reason = "another pod has" if denied.held else "is not this pod's"
-        return rules.not_allowed(
+        return self.allowance.not_allowed(
             f'"{key}": {what}, a device of resource {denied.resource} that {reason},',
             "unassigned_devices",
             f"{_REQUEST_ONE}, and remove the key",
@@ -108,6 +110,7 @@ class Match:
         self._paths = paths
         self._choices: PodChoices | None = None
         self._key = key
+        self._hcas: HCAsByName | None = None
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
@@ -148,6 +151,43 @@ class Match:
         if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
+    def using(
+        self,
+        hca: str,
+        key: str,
+        shown: str,
+        *,
+        parent: str = "",
+        allowance: Allowance | None = None,
+    ) -> Allowance:
+        """The allowance of the attachment on an HCA, which `key` of the configuration led to.
+
+        `parent` is the only interface of it that counts, if that is not "". `allowance` is the
+        attachment's so far. NotAllowed, if no rule that allows the rest has the device.
+        """
+        allowance = allowance or self.entitlement.allowance
+        if allowance.rules is None:
+            return allowance
+        if self._hcas is None:
+            self._hcas = HCAsByName(self._paths)
+        seen = self._hcas.get(hca) or unknown(hca)
+        if parent:
+            seen = msgspec.structs.replace(seen, netdevs=(parent,))
+        return allowance.using("devices", Device(seen, self._resources(hca)), key, shown)
+
+    def _resources(self, hca: str) -> frozenset[str]:
+        """The resources by which the pod holds an HCA."""
+        return frozenset(
+            (
+                *(held.resource for held in self.holdings.hcas if held.device.id == hca),
+                *(
+                    resource
+                    for resource, device_id in self.holdings.keys
+                    if hca in (device_id, pod_devices.hca_of(device_id))
+                ),
+            )
+        )
+
     def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
         """Why an interface on `hca` is not for this pod; None if it is.
 
@@ -187,7 +227,7 @@ def _unrecorded(hca: str) -> AllocatedHCA:
 
 
 def matched(
-    paths: Paths, request: Request, pod: Pod, *, needed: bool, wanted: bool, policy: Policy
+    paths: Paths, request: Request, pod: Pod, *, needed: bool, wanted: bool, allowance: Allowance
 ) -> Match:
     """The match of one ADD. CNIError 11 if it is unknown what this pod and other pods hold.
 
@@ -198,7 +238,7 @@ def matched(
     try:
         ours = pod_devices.recorded(paths)
         every = assigned(paths, ours)
-        asked = needed or bool(every.pooled)
+        asked = needed or bool(every.pooled) or allowance.rules is not None
         holdings = pod_devices.given_to(paths, pod, needed=asked, ours=ours)
     except Unknown as unknown:
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
@@ -206,7 +246,7 @@ def matched(
         paths,
         holdings if wanted else PodHoldings(pod),
         f"{request.network}/{request.ifname}",
-        Entitlement(others(paths, every, holdings), policy, match_device=wanted),
+        Entitlement(others(paths, every, holdings), allowance, match_device=wanted),
     )
 
 

@@ -7,7 +7,9 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments.matching import Match, mismatch, none_given
+from cni.ipoib import permitted
 from cni.ipoib.options import CONNECTED, CONNECTED_MTU, DATAGRAM, IpoibOptions
+from cni.policy.allowance import Allowance, NotAllowed
 from cni.spec.errors import CNIError, Code
 from host import infiniband, links, pci
 from host.links import Link
@@ -27,6 +29,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     umcast: bool
     bdf: str
     hca: str  # host.discovery.HCA.id of the HCA under the parent, "" if it has none
+    allowance: Allowance = Allowance()  # what the attachment may use beside it
 
     @property
     def rdma(self) -> tuple[str, ...]:
@@ -44,6 +47,7 @@ def choose(
     """
     reasons = []
     code: int = Code.INVALID_CONFIG
+    refused: NotAllowed | None = None
 
     def others() -> str:
         return _others(route)  # a look at all interfaces of the host
@@ -56,6 +60,11 @@ def choose(
             plan = _plan(paths, parent, options)
             reason = _refused(plan, options)
             refusal = _other_hca(plan, match) if reason is None and match is not None else None
+            if reason is None and refusal is None and match is not None:
+                try:
+                    plan = _allowed(plan, options, match)
+                except NotAllowed as not_allowed:
+                    refusal = refused = not_allowed
             if refusal is not None:
                 reason, code = refusal.message, refusal.code
             if reason is None and parent.up:
@@ -66,7 +75,7 @@ def choose(
                 f'parent "{name}" is down, so its children have no carrier: ip link set {name} up'
             )
         reasons.append(reason)
-    raise CNIError(code, "; ".join(reasons))
+    raise refused.among(code, reasons) if refused else CNIError(code, "; ".join(reasons))
 
 
 def _unfit(name: str, parent: Link | None, others: Callable[[], str]) -> str | None:
@@ -133,17 +142,27 @@ def _other_hca(plan: ChildPlan, match: Match) -> CNIError | None:
     return match.entitlement.error(held, "master", what) if held is not None else None
 
 
+def _allowed(plan: ChildPlan, options: IpoibOptions, match: Match) -> ChildPlan:
+    """The plan with what the attachment may use beside it. NotAllowed if no rule has it."""
+    usual = _inherited_mtu(plan.parent, plan.mode)
+    allowance = permitted.on_parent(match, options, plan.parent.name, plan.hca, plan.pkey, usual)
+    return msgspec.structs.replace(plan, allowance=allowance)
+
+
+def _inherited_mtu(parent: Link, mode: str) -> int:
+    # A parent in connected mode may have a larger MTU than a datagram child can have.
+    return min(parent.mtu, UD_MTU) if mode == DATAGRAM else parent.mtu
+
+
 def _plan(paths: Paths, parent: Link, options: IpoibOptions) -> ChildPlan:
     mode = options.mode or parent.mode or DATAGRAM
     port = infiniband.port_of(paths, parent)
-    # A parent in connected mode may have a larger MTU than a datagram child can have.
-    inherited = min(parent.mtu, UD_MTU) if mode == DATAGRAM else parent.mtu
     return ChildPlan(
         parent=parent,
         port=port,
         pkey=options.pkey or (parent.pkey or 0xFFFF) | infiniband.FULL_MEMBER,
         mode=mode,
-        mtu=options.mtu or inherited,
+        mtu=options.mtu or _inherited_mtu(parent, mode),
         umcast=options.umcast,
         bdf=infiniband.bdf_of(paths, parent.name),
         hca=(pci.holder_of_rdma(paths, port.hca) or port.hca) if port is not None else "",

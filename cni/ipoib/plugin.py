@@ -13,13 +13,13 @@ from base.waiting import wait_until
 from cni.attachments import results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
-from cni.attachments.matching import matched, require_allowed, require_records
+from cni.attachments.matching import matched, require_records
 from cni.attachments.sandbox import await_return
-from cni.ipoib import check, child, options, parents
+from cni.ipoib import check, child, options, parents, permitted
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
-from cni.policy.rules import Policy
+from cni.policy.allowance import Allowance
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -40,13 +40,13 @@ class IPoIB(InterfacePlugin):
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        policy = self._policy()
-        require_allowed(policy, match_device=wanted.match_device)
-        ipam = self._ipam_of_add(request)
+        allowance = permitted.by_options(wanted, self._allowance(request))
+        ipam, allowance = self._ipam_of_add(request, allowance)
+        wanted, allowance = permitted.completed(request, wanted, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
-            plan = self._choose(host, request, wanted, policy)
+            plan = self._choose(host, request, wanted, allowance)
             record = child.record_of(plan, wanted)
             entry = JournalEntry.begun(
                 self.name, request, namespace, self.paths.boot_id(), record, wanted.pod
@@ -56,7 +56,7 @@ class IPoIB(InterfacePlugin):
             answer = Result()
             if ipam is not None:
                 undo.register("the addresses", ipam.undo)
-                answer = ipam.add(record.segment)
+                answer = ipam.add(record.segment, plan.allowance)
             undo.register("the child", lambda: child.remove(host, pod, attachment))
             made = child.make(host, attachment, plan)
             moved = child.move(host, pod, namespace, made, attachment)
@@ -121,7 +121,7 @@ class IPoIB(InterfacePlugin):
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a child could be made now: a parent that is up, an active port."""
         wanted = options.read(request)
-        require_allowed(self._policy(), match_device=wanted.match_device)
+        self._require_possible(match_device=wanted.match_device)
         require_records(self.paths)
         with netlink() as host:
             plan = parents.choose(host, self.paths, wanted)
@@ -131,7 +131,7 @@ class IPoIB(InterfacePlugin):
             raise CNIError(Code.UNAVAILABLE, f'parent "{plan.parent.name}": {reason}')
 
     def _choose(
-        self, host: Rtnetlink, request: Request, wanted: IpoibOptions, policy: Policy
+        self, host: Rtnetlink, request: Request, wanted: IpoibOptions, allowance: Allowance
     ) -> ChildPlan:
         """The parent, on an HCA that the pod holds if it holds any."""
         match = matched(
@@ -140,7 +140,7 @@ class IPoIB(InterfacePlugin):
             wanted.pod,
             needed=not wanted.masters,
             wanted=wanted.match_device,
-            policy=policy,
+            allowance=allowance,
         )
         with match.choosing():
             plan = parents.choose(host, self.paths, wanted, match)

@@ -5,7 +5,7 @@ is refused when none is left. Options (`set`) count one by one: any rule for the
 Where no rule is for the pod, the settings of the node decide (`rules.Policy`).
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +39,13 @@ class NotAllowed(CNIError):
         self.key = key
         self.value = value
         self.rules = rules
+
+    def among(self, code: int, messages: Iterable[str]) -> CNIError:
+        """The error for several candidates of which this one was refused by the rules."""
+        message = "; ".join(dict.fromkeys(messages))
+        if code != Code.NOT_ALLOWED:
+            return CNIError(code, message)
+        return NotAllowed(message, self.key, self.value, self.rules)
 
 
 class Allowance(msgspec.Struct, frozen=True):
@@ -84,6 +91,22 @@ class Allowance(msgspec.Struct, frozen=True):
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
         """What the rules left put in where a definition has no value; None if nothing."""
         return None if self.rules is None else self.rules.fixed(self.left, key)
+
+    def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+        """By key, what the rules left put into a definition: into those of `keys` without a value.
+
+        As in Go's decoder, the case of a written key does not matter.
+        """
+        if self.rules is None:
+            return {}
+        # 0 stands for no MTU.
+        said = {
+            key.lower()
+            for key, value in written.items()
+            if value not in (None, "") and (value != 0 or key.lower() != "mtu")
+        }
+        fixed = {key: self.fixed(key) for key in keys if key.lower() not in said}
+        return {key: value for key, value in fixed.items() if value is not None}
 
     def addresses_of_namespace(self) -> int | None:
         """How many addresses the pod's namespace may have on this node; None without a limit."""

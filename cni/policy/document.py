@@ -115,6 +115,7 @@ SETTABLE: Mapping[str, Kind] = {
     "private_ranges": "switch",
     "promisc": "switch",
     "proxy_arp": "switch",
+    "scope": "name",
     "spoofchk": "switch",
     "trust": "switch",
     "unassigned_devices": "switch",
@@ -306,6 +307,9 @@ def _fixed(value: object, where: str) -> dict[str, Any]:
         if not isinstance(read, str) and read[0] != read[1]:
             raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
         fields[key] = _as_written(read, FIXABLE[key])
+    for key in ("vlanProto", "vlanQoS"):
+        if key in fields and "vlan" not in fields:
+            raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
     return fields
 
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
+from typing import Any
 
 import msgspec
 
@@ -74,6 +75,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def arguments(self) -> Arguments:
         """CNI_ARGS. Raises CNIError 4; a DEL, which must not fail for them, does not ask."""
         return parse_arguments(self.args)
+
+    def with_keys(self, keys: Mapping[str, Any]) -> "Request":
+        """The same call with these values in its configuration; `raw` stays as the runtime's."""
+        if not keys:
+            return self
+        config = msgspec.structs.replace(self.config, keys={**self.config.keys, **keys})
+        return msgspec.structs.replace(self, config=config)
 
     @cached_property
     def previous_result(self) -> Result | None:

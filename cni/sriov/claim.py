@@ -13,15 +13,16 @@ from base.paths import Paths
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import Match
 from cni.attachments.sandbox import lives
+from cni.policy.allowance import Allowance, NotAllowed
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.notes import note
 from cni.spec.request import Request
-from cni.sriov import devices, release, restore_without_journal
+from cni.sriov import devices, permitted, release, restore_without_journal
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, plan_of
 from cni.sriov.record import DeviceRecord, record_of
-from host import ethtool
+from host import ethtool, pci
 from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import Rtnetlink
@@ -33,6 +34,8 @@ class ClaimedDevice(msgspec.Struct, frozen=True):
     entry: JournalEntry
     record: DeviceRecord
     plan: DevicePlan
+    wanted: SriovOptions  # with what rules put in
+    allowance: Allowance  # what the attachment may use beside it
 
 
 class _InUse(Exception):
@@ -122,7 +125,9 @@ class Claimer:
             self._release_from_the_dead(address)
             if wanted.device or wanted.device_id:
                 restore_without_journal.fetch_from_dead_pod(host, self._paths, address)
+            wanted, allowance = self._permitted(address, request, wanted, match)
             plan = plan_of(host, self._paths, address, wanted)
+            allowance = permitted.as_planned(self._paths, plan, wanted, allowance)
             devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
             if plan.link is not None:
@@ -134,7 +139,20 @@ class Claimer:
             )
             self._journal.write(entry)
             match.take(devices.hca_of(self._paths, plan.function, match))
-        return ClaimedDevice(entry, record, plan)
+        return ClaimedDevice(entry, record, plan, wanted, allowance)
+
+    def _permitted(
+        self, address: str, request: Request, wanted: SriovOptions, match: Match
+    ) -> tuple[SriovOptions, Allowance]:
+        """The options on this device, and what else the attachment may use. CNIError 121."""
+        allowance = match.entitlement.allowance
+        function = pci.find(self._paths, address)
+        if function is None or allowance.rules is None:
+            return wanted, allowance
+        wanted, allowance = permitted.completed(
+            request, wanted, allowance, infiniband=devices.is_infiniband(self._paths, function)
+        )
+        return wanted, permitted.on_device(self._paths, match, function, wanted, allowance)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
@@ -183,4 +201,8 @@ def _joined(refusals: list[CNIError]) -> CNIError:
         return refusals[0]
     codes = [refusal.code for refusal in refusals]
     code = Code.TRY_AGAIN if Code.TRY_AGAIN in codes else codes[0]
-    return CNIError(code, "; ".join(dict.fromkeys(refusal.message for refusal in refusals)))
+    messages = [refusal.message for refusal in refusals]
+    refused = next((refusal for refusal in refusals if isinstance(refusal, NotAllowed)), None)
+    if refused is not None:
+        return refused.among(code, messages)
+    return CNIError(code, "; ".join(dict.fromkeys(messages)))

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cni.attachments.matching import Denied, Match, mismatch, without_kubelet
-from cni.policy import rules
 from cni.spec.errors import CNIError, Code
 from cni.sriov.options import SriovOptions, no_device, no_such_device
 from cni.sriov.plan import DeviceUnfit, require_isolation
 from host import links, pci, sysfs
 from host.netlink import Rtnetlink
 from host.pci import Function
+
+INFINIBAND = str(links.ARPHRD_INFINIBAND)
 
 
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
@@ -58,7 +59,7 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
                 away.append(function.address)
     yield from away  # they are in pods, and such a pod may be dead
     if not has_candidate:
-        raise _no_vf(paths, options, denied)
+        raise _no_vf(paths, options, match, denied)
 
 
 def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
@@ -84,6 +85,13 @@ def hca_of(paths: Paths, function: Function, match: Match) -> str:
     if match.holdings.hca(address) is not None or pci.rdma_of(paths, address):
         return address
     return next((name for name in function.rdma if match.holdings.hca(name) is not None), address)
+
+
+def is_infiniband(paths: Paths, function: Function) -> bool:
+    """Whether the device's interface is InfiniBand's; its PF's, if it has none on the host."""
+    names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
+    name = next(filter(None, names), "")
+    return bool(name) and sysfs.text(f"{paths.sys}/class/net/{name}/type") == INFINIBAND
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
@@ -120,12 +128,12 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
         raise match.entitlement.error(denied, options.device_key or "master", what)
 
 
-def _no_vf(paths: Paths, options: SriovOptions, denied: Sequence[Denied]) -> CNIError:
+def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[Denied]) -> CNIError:
     """The error if no device of the masters can be tried; `denied` are reserved for other pods."""
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
-        return rules.not_allowed(
+        return match.entitlement.allowance.not_allowed(
             f'"master": no device is free, and to take one that this pod was not given ({listed})',
             "unassigned_devices",
             "have the pod request one (resources.limits)",

@@ -14,14 +14,15 @@ from base.paths import Paths
 from cni.attachments import results
 from cni.attachments.journal import JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Undo
-from cni.attachments.matching import Match, matched, require_allowed, require_records
+from cni.attachments.matching import Match, matched, require_records
 from cni.policy import rules
-from cni.policy.rules import Policy
+from cni.policy.allowance import Allowance
+from cni.policy.subjects import Subjects, nothing_known
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Interface, Result
-from cni.sriov import check, devices, guids, options, release, settings
+from cni.sriov import check, devices, guids, options, permitted, release, settings
 from cni.sriov.claim import Claimer
 from cni.sriov.interface import Placed, give_addresses, place
 from cni.sriov.options import SriovOptions
@@ -42,30 +43,33 @@ class Sriov(InterfacePlugin):
         paths: Paths,
         addresses: AddressPlugin | None = None,
         policy: rules.Source | None = None,
+        subjects: Subjects = nothing_known,
     ) -> None:
-        super().__init__(paths, addresses, policy)
+        super().__init__(paths, addresses, policy, subjects)
         self._claimer = Claimer(self.journal, paths)
 
     def add(self, request: Request) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
         wanted = options.read(request)
-        policy = self._policy()
-        require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
-        ipam = self._ipam_of_add(request)
+        allowance = permitted.by_options(wanted, self._allowance(request))
+        ipam, allowance = self._ipam_of_add(request, allowance)
         attachment = Attachment.of(request)
         with self._attaching(attachment, request, wanted.ipam_type) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
-            match = self._match(request, wanted, policy)
+            match = self._match(request, wanted, allowance)
             claim = self._claimer.claim(request, wanted, namespace, host, match)
             entry, record, plan = claim.entry, claim.record, claim.plan
+            wanted, allowance = claim.wanted, claim.allowance
             answer = Result()
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)
+            if not needs_binding:
+                allowance = permitted.in_partition(plan, wanted, allowance)
             if ipam is not None and not needs_interface:
                 undo.register("the addresses", ipam.undo)
                 if not needs_binding:
-                    answer = ipam.add(record.segment)
+                    answer = ipam.add(record.segment, allowance)
             # The path may be gone by then; the descriptor keeps the namespace and the device.
             inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
             undo.register("the device", lambda: self.detach(attachment, inside, entry))
@@ -74,13 +78,14 @@ class Sriov(InterfacePlugin):
                 plan, record = guids.rebind(host, self.paths, plan, record)
                 entry = entry.with_record(record)
                 self.journal.write(entry)
+                allowance = permitted.in_partition(plan, wanted, allowance)
                 if ipam is not None:  # only now, for the GUID decides the partition
-                    answer = ipam.add(record.segment)
+                    answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
             placed = place(host, pod, namespace, self.paths, attachment, plan, record, answer)
             if ipam is not None and needs_interface:
                 undo.register("the addresses", ipam.undo)
-                answer = ipam.add(record.segment)
+                answer = ipam.add(record.segment, allowance)
                 if plan.link is not None:
                     give_addresses(pod, namespace, request.ifname, answer)
             sandbox.require_still_there()
@@ -103,14 +108,14 @@ class Sriov(InterfacePlugin):
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a device could be attached now: PFs with VFs, RDMA's mode."""
         wanted = options.read(request, needs_device=False)
-        require_allowed(self._policy(), match_device=wanted.match_device, pf_only=wanted.pf_only)
+        self._require_possible(match_device=wanted.match_device, pf_only=wanted.pf_only)
         require_records(self.paths)
         with netlink() as host:
             missing = devices.missing(host, self.paths, wanted)
         if missing:
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
-    def _match(self, request: Request, wanted: SriovOptions, policy: Policy) -> Match:
+    def _match(self, request: Request, wanted: SriovOptions, allowance: Allowance) -> Match:
         """The devices that the pod holds, if it holds any."""
         return matched(
             self.paths,
@@ -118,7 +123,7 @@ class Sriov(InterfacePlugin):
             wanted.pod,
             needed=not wanted.device and not wanted.masters,
             wanted=wanted.match_device,
-            policy=policy,
+            allowance=allowance,
         )
 
     def _apply_settings(self, host: Rtnetlink, record: DeviceRecord) -> None:

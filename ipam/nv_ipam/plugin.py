@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from base.paths import Paths
+from cni.policy.allowance import Allowance
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Request
@@ -20,6 +21,7 @@ from ipam.nv_ipam import options as nv_options
 from ipam.nv_ipam.options import NvIpamOptions
 from ipam.nv_ipam.pools import NodePools, PoolsFile, domain_of
 from ipam.nv_ipam.requests import HeldByPod, NotHere, ResolvedRequest, kept, resolved
+from ipam.permitted import of_address
 from ipam.ranges import RangeSet
 from ipam.sqlite_store import SqliteStore
 from ipam.store import Grant, Owner, Reservation, ReservedAddress
@@ -98,6 +100,18 @@ class NvIpam:
             raise told from None
         ips = tuple(map(ip_of, grant.granted))
         return Result(ips=ips, routes=found.routes), grant, found.sets
+
+    def permitted(self, request: Request, allowed: Allowance) -> Allowance:
+        """The allowance with the pools and addresses that a request asks for. CNIError 121.
+
+        The rest of what `ranges` of rules say of it is known with the sets: see `reserve`.
+        """
+        options = self._options(request)
+        for key in options.pools:
+            allowed = allowed.using("networkNames", key, "ipam.poolName", key)
+        for where, address in options.requested:
+            allowed = of_address(allowed, address, where)
+        return allowed
 
     def check(self, request: Request, held: Sequence[Reservation]) -> None:
         """CNIError 104 if prevResult has an address of a pool that is not among those held."""

@@ -13,6 +13,7 @@ from base.pod import Pod
 from cni.attachments.matching import Match, matched, require_allowed
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
+from cni.policy.allowance import Allowance
 from cni.policy.rules import Policy
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
@@ -71,7 +72,9 @@ def match_of(
     paths: Paths, call: Request, policy: Policy, *, needed: bool, wanted: bool
 ) -> Iterator[Match]:
     """The match of a call, with the lock that an ADD holds while it chooses."""
-    match = matched(paths, call, call.arguments.pod, needed=needed, wanted=wanted, policy=policy)
+    match = matched(
+        paths, call, call.arguments.pod, needed=needed, wanted=wanted, allowance=Allowance(policy)
+    )
     with match.choosing():
         yield match
 
@@ -86,7 +89,7 @@ def ipoib(
     """The parent that an ADD of `ipoib` takes."""
     call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
     wanted = ipoib_options.read(call)
-    require_allowed(policy, match_device=wanted.match_device)
+    require_allowed(Allowance(policy), match_device=wanted.match_device)
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, policy, **ask) as match:
         plan = parents.choose(ROUTE, node.paths, wanted, match)
@@ -104,7 +107,7 @@ def sriov(
     """The device that an ADD of `sriov` takes, if the first that fits is free."""
     call = request(ifname, cni_args, **{"type": "sriov"} | config)
     wanted = sriov_options.read(call)
-    require_allowed(policy, match_device=wanted.match_device, pf_only=wanted.pf_only)
+    require_allowed(Allowance(policy), match_device=wanted.match_device, pf_only=wanted.pf_only)
     ask = {"needed": not wanted.device and not wanted.masters, "wanted": wanted.match_device}
     with match_of(node.paths, call, policy, **ask) as match:
         refusals: list[CNIError] = []

@@ -1,0 +1,48 @@
+"""What the rules for a pod say of an attachment of `ipoib`: of its options, and of a parent."""
+
+from cni.attachments.matching import Match, require_allowed
+from cni.ipoib import options
+from cni.ipoib.options import IpoibOptions
+from cni.policy.allowance import Allowance
+from cni.spec.request import Request
+
+FIXED = ("pkey", "mtu", "proxy_arp")
+"""Options that a rule may put in."""
+
+
+def by_options(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
+    """The allowance with these options, as far as no parent is needed to tell. CNIError 121."""
+    require_allowed(allowance, match_device=wanted.match_device)
+    if wanted.proxy_arp:
+        allowance.require_option("proxy_arp", True, "proxy_arp", "true")
+    return _with_pkey(wanted.pkey, allowance)
+
+
+def completed(
+    request: Request, wanted: IpoibOptions, allowance: Allowance
+) -> tuple[IpoibOptions, Allowance]:
+    """The options with what rules put in where the configuration is silent. CNIError 121."""
+    fixed = allowance.filled(request.config.keys, FIXED)
+    if not fixed:
+        return wanted, allowance
+    wanted = options.read(request.with_keys(fixed))
+    return wanted, by_options(wanted, allowance)
+
+
+def on_parent(
+    match: Match, wanted: IpoibOptions, parent: str, hca: str, pkey: int, usual_mtu: int
+) -> Allowance:
+    """The allowance of a child with this P_Key on a parent. CNIError 121.
+
+    `usual_mtu` is the one that a child of the parent has if the configuration says none.
+    """
+    allowance = _with_pkey(pkey, match.using(hca, "master", parent, parent=parent))
+    if wanted.mtu and wanted.mtu != usual_mtu:
+        allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
+    return allowance
+
+
+def _with_pkey(pkey: int | None, allowance: Allowance) -> Allowance:
+    if pkey is None:
+        return allowance
+    return allowance.using("pkeys", pkey, "pkey", f"{pkey:#06x}")

@@ -1,0 +1,53 @@
+"""What the rules for a pod say of its addresses: before anything is reserved."""
+
+from collections.abc import Iterable, Sequence
+
+from cni.policy.allowance import Allowance
+from cni.spec.result import Result
+from ipam.addresses import parse_interface, text
+from ipam.ranges import RangeSet
+
+TYPE, NETWORK_NAME = "ipam.type", "ipam.network_name"
+
+
+def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
+    """The allowance of an attachment with an IPAM plugin of this type. NotAllowed."""
+    return allowance.using("ipamTypes", ipam_type, TYPE, ipam_type)
+
+
+def of_sets(
+    allowance: Allowance, names: Iterable[str], sets: Sequence[RangeSet], key: str = NETWORK_NAME
+) -> Allowance:
+    """The allowance of an attachment to networks of these names, with an address of each set.
+
+    `key` of the configuration has the names. NotAllowed for the first that is not allowed.
+    """
+    if allowance.rules is None:
+        return allowance
+    for name in filter(None, names):
+        allowance = allowance.using("networkNames", name, key, name)
+    for range_set in sets:
+        for range_ in range_set.ranges:
+            for part in range_.parts:
+                shown = _interval(part.first, part.last)
+                allowance = allowance.using("ranges", (part.first, part.last), range_.where, shown)
+    return allowance.using("addressesPerAttachment", len(sets), "ipam", f"{len(sets)} addresses")
+
+
+def of_address(allowance: Allowance, address: int, key: str) -> Allowance:
+    """The allowance of an attachment with this address, which `key` asks for. NotAllowed."""
+    return allowance.using("ranges", (address, address), key, text(address))
+
+
+def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
+    """Raise NotAllowed for an address that another IPAM plugin gave and no rule left has."""
+    for ip in result.ips:
+        address, _ = parse_interface(ip.address)
+        allowance = of_address(allowance, address, f"ipam ({ipam_type})")
+    count = len(result.ips)
+    allowance.using("addressesPerAttachment", count, "ipam", f"{count} addresses")
+
+
+def _interval(first: int, last: int) -> str:
+    """As a person reads it: "10.0.0.1", "10.0.0.1-10.0.0.9"."""
+    return text(first) if first == last else f"{text(first)}-{text(last)}"
