@@ -58,13 +58,15 @@ def choose(
         reason = _unfit(name, parent, others)
         if parent is not None and reason is None:
             plan = _plan(paths, parent, options)
-            reason = _refused(plan, options)
-            refusal = _other_hca(plan, match) if reason is None and match is not None else None
-            if reason is None and refusal is None and match is not None:
+            refusal: CNIError | None = None
+            if match is not None:
                 try:
                     plan = _allowed(plan, options, match)
                 except NotAllowed as not_allowed:
                     refusal = refused = not_allowed
+            reason = _refused(plan, options) if refusal is None else None
+            if match is not None and reason is None and refusal is None:
+                refusal = _other_hca(plan, match)
             if refusal is not None:
                 reason, code = refusal.message, refusal.code
             if reason is None and parent.up:

@@ -106,8 +106,8 @@ def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | s
     return (
         ("allmulti", wanted.allmulti, False),
         ("link_state", wanted.link_state or None, "auto"),
-        ("max_tx_rate", highest, None),
         ("min_tx_rate", lowest, 0),
+        ("max_tx_rate", highest, None),
         ("promisc", wanted.promisc, False),
         ("spoofchk", wanted.spoofchk, True),
         ("trust", wanted.trust, False),

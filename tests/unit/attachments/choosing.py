@@ -10,16 +10,18 @@ import pytest
 
 from base.paths import Paths
 from base.pod import Pod
-from cni.attachments.matching import Match, matched, require_allowed
+from cni.attachments.matching import Match, matched
 from cni.ipoib import options as ipoib_options
 from cni.ipoib import parents
-from cni.policy.allowance import Allowance
+from cni.ipoib import permitted as ipoib_permitted
+from cni.policy.allowance import Allowance, of_pod
 from cni.policy.rules import Policy
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import devices
 from cni.sriov import options as sriov_options
+from cni.sriov import permitted as sriov_permitted
 from host import links, pci
 from host.links import ARPHRD_INFINIBAND, IFF_UP, Link
 from host.netlink import Rtnetlink
@@ -69,11 +71,11 @@ def request(ifname: str = "net1", cni_args: str = CNI_ARGS, **config: Any) -> Re
 
 @contextmanager
 def match_of(
-    paths: Paths, call: Request, policy: Policy, *, needed: bool, wanted: bool
+    paths: Paths, call: Request, allowance: Allowance, *, needed: bool, wanted: bool
 ) -> Iterator[Match]:
     """The match of a call, with the lock that an ADD holds while it chooses."""
     match = matched(
-        paths, call, call.arguments.pod, needed=needed, wanted=wanted, allowance=Allowance(policy)
+        paths, call, call.arguments.pod, needed=needed, wanted=wanted, allowance=allowance
     )
     with match.choosing():
         yield match
@@ -89,9 +91,10 @@ def ipoib(
     """The parent that an ADD of `ipoib` takes."""
     call = request(ifname, cni_args, **{"type": "ipoib", "master": "auto"} | config)
     wanted = ipoib_options.read(call)
-    require_allowed(Allowance(policy), match_device=wanted.match_device)
+    allowance = ipoib_permitted.by_options(wanted, of_pod(policy, call.arguments.pod))
+    wanted, allowance = ipoib_permitted.completed(call, wanted, allowance)
     ask = {"needed": not wanted.masters, "wanted": wanted.match_device}
-    with match_of(node.paths, call, policy, **ask) as match:
+    with match_of(node.paths, call, allowance, **ask) as match:
         plan = parents.choose(ROUTE, node.paths, wanted, match)
         match.take(plan.hca)
     return plan.parent.name
@@ -107,15 +110,16 @@ def sriov(
     """The device that an ADD of `sriov` takes, if the first that fits is free."""
     call = request(ifname, cni_args, **{"type": "sriov"} | config)
     wanted = sriov_options.read(call)
-    require_allowed(Allowance(policy), match_device=wanted.match_device, pf_only=wanted.pf_only)
+    allowance = sriov_permitted.by_options(wanted, of_pod(policy, call.arguments.pod))
     ask = {"needed": not wanted.device and not wanted.masters, "wanted": wanted.match_device}
-    with match_of(node.paths, call, policy, **ask) as match:
+    with match_of(node.paths, call, allowance, **ask) as match:
         refusals: list[CNIError] = []
         for address in devices.candidates(node.paths, wanted, match):
             function = pci.find(node.paths, address)
             assert function is not None
             try:
                 devices.require_entitled(node.paths, address, wanted, match)
+                sriov_permitted.on_device(node.paths, match, function, wanted, allowance)
                 devices.require_match(node.paths, function, wanted, match)
             except CNIError as refusal:
                 refusals.append(refusal)
