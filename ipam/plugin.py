@@ -36,6 +36,7 @@ from ipam.store import (
     AddressTaken,
     Grant,
     Owner,
+    Quota,
     RangeUsage,
     Reservation,
     ReservedAddress,
@@ -135,7 +136,7 @@ class AddressPlugin:
         dns = options.dns
         if options.resolv_conf:
             dns = resolv_conf.read(options.resolv_conf, policy.resolv_conf_directories)
-        owner = Owner(_attachment(request), _encodable(request.arguments.pod))
+        owner = _owner(request, allowed)
         try:
             grant = self._stores.of_request(options, self._boot()).reserve(
                 owner,
@@ -168,7 +169,7 @@ class AddressPlugin:
 
         result, grant, sets = self._of_nv_ipam().reserve(
             self._store(self._boot()),
-            Owner(_attachment(request), _encodable(request.arguments.pod)),
+            _owner(request, allowed),
             request,
             segments.of_config(request.config) if segment is None else segment,
             usable,
@@ -309,6 +310,12 @@ class AddressPlugin:
 def _attachment(request: Request) -> Attachment:
     _require_text(request.ifname, "CNI_IFNAME")
     return Attachment(request.network, request.container_id, request.ifname)
+
+
+def _owner(request: Request, allowed: Allowance) -> Owner:
+    most = allowed.addresses_of_namespace()
+    quota = None if most is None else Quota(most, allowed.titles())
+    return Owner(_attachment(request), _encodable(request.arguments.pod), quota)
 
 
 def _encodable(pod: Pod) -> Pod:

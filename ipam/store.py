@@ -16,11 +16,22 @@ from ipam.ranges import Range, RangeSet
 from ipam.segments import BEFORE
 
 
+class Quota(msgspec.Struct, frozen=True):
+    """How many addresses a namespace may have on this node, by these rules of the policy."""
+
+    addresses: int
+    rules: tuple[str, ...] = ()
+
+
 class Owner(msgspec.Struct, frozen=True):
-    """An attachment, and the pod it is made for as far as the runtime named it."""
+    """An attachment, and the pod it is made for as far as the runtime named it.
+
+    `quota` is that of the pod's namespace; None without a limit.
+    """
 
     attachment: Attachment
     pod: Pod = Pod()
+    quota: Quota | None = None
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +156,8 @@ class Store(Protocol):
         None of them is one that another domain holds on the same segment, if that is known.
         Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
         address, AddressTaken if a fixed address is held by someone else, and 121 if another
-        network holds an address on the segment that is in a range of `alone`.
+        network holds an address on the segment that is in a range of `alone`, or if the owner's
+        quota does not allow as many.
         """
 
     def undo(self, grant: Grant) -> None:

@@ -172,6 +172,15 @@ class Tables(Database, DomainQueries, BlockTables):
         held = [self._existing(*key) for key in sorted(keys)]
         return [reservation for reservation in held if reservation.is_of(pod)]
 
+    def count_of_namespace(self, namespace: str, boot: str) -> int:
+        """How many addresses the namespace's pods were given in this boot."""
+        (count,) = self._execute(
+            "SELECT COUNT(*) FROM reservation INDEXED BY by_name "
+            "WHERE namespace = ? AND pod != '' AND boot = ?",
+            (namespace, boot),
+        ).fetchone()
+        return int(count)
+
     def all(self) -> Iterator[Reservation]:
         """Every reservation, by domain and address."""
         for row in self._execute(

@@ -12,6 +12,7 @@ import msgspec
 
 from base.pod import Pod
 from cni.policy import rules
+from cni.policy.document import Rule
 from cni.policy.pod_rules import PodRules
 from cni.policy.rules import Policy
 from cni.policy.subjects import Subjects, nothing_known
@@ -115,6 +116,10 @@ class Allowance(msgspec.Struct, frozen=True):
         limits = [rule.use.addresses_per_namespace for rule in self.rules.of(self.left)]
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
+    def titles(self) -> tuple[str, ...]:
+        """The names of the rules that are left."""
+        return () if self.rules is None else tuple(map(_title, self.rules.of(self.left)))
+
     def not_allowed(self, what: str, setting: str, remedy: str = "remove it") -> CNIError:
         """The error for what neither the settings nor the rules allow, as `rules.not_allowed`."""
         if self.rules is None:
@@ -143,6 +148,10 @@ class Allowance(msgspec.Struct, frozen=True):
             str(shown),
             tuple(rule.title for rule in self.rules.of(left)),
         )
+
+
+def _title(rule: Rule) -> str:
+    return rule.title
 
 
 def of_pod(policy: Policy, pod: Pod, subjects: Subjects = nothing_known) -> Allowance:

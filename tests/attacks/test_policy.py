@@ -128,7 +128,10 @@ def test_a_master_yields_the_vfs_of_the_rule_alone(node: Attacked) -> None:
 
 
 def test_the_namespace_is_the_one_that_the_runtime_gave(node: Attacked) -> None:
-    claimed: dict[str, Any] = {"args": {"cni": {"K8S_POD_NAMESPACE": OTHER.namespace}}, "namespace": "victims"}
+    claimed: dict[str, Any] = {
+        "args": {"cni": {"K8S_POD_NAMESPACE": OTHER.namespace}},
+        "namespace": "victims",
+    }
     assert node.call(deviceID=THEIRS, **claimed).code == 121
     assert PASSED in node.call(pod=OTHER, deviceID=THEIRS, vlan=200).text
     assert node.call(pod=OTHER, deviceID=OWN).code == 121

@@ -133,7 +133,8 @@ def test_option_of_sriov_needs_a_rule(
 )
 def test_safe_value_needs_no_rule(card: Holding, option: str, value: object) -> None:
     rules = policy({"devices": ["*"]})
-    assert sriov(card, policy=rules, deviceID=VFS[0], **{option: value}) == VFS[0]
+    config: dict[str, Any] = {option: value}
+    assert sriov(card, policy=rules, deviceID=VFS[0], **config) == VFS[0]
 
 
 @pytest.mark.parametrize(
