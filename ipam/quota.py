@@ -26,10 +26,11 @@ def require(tables: Tables, owner: Owner, choices: Sequence[AddressChoice], boot
     )
     held = tables.count_of_namespace(namespace, boot) - former
     if held + len(choices) > quota.addresses:
+        titles = ", ".join(quota.rules[:8])
         raise NotAllowed(
             f'"{KEY}": the pods of this namespace have {held} addresses on this node, and its '
-            f"rules ({', '.join(quota.rules[:8])}) allow {quota.addresses}: delete pods that no longer "
-            "need one, or ask the administrator",
+            f"rules ({titles}) allow {quota.addresses}: delete pods that no longer need one, or "
+            "ask the administrator",
             KEY,
             str(held + len(choices)),
             quota.rules,
