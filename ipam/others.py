@@ -208,6 +208,7 @@ def _refusal(range_: Range, segment: str) -> CNIError:
         f"{range_.why_private}: a range of its own, while another network uses addresses of "
         f"{range_} on {link},",
         "private_ranges",
+        'remove it, or, where rules are for the namespace, have "private_ranges" in "set" of one',
     )
 
 

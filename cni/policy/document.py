@@ -142,7 +142,7 @@ FIXABLE: Mapping[str, Kind] = {
 """Options for which `fixed` may have the value of definitions that have none."""
 
 _HOST_PATHS = "hostPaths"
-_USE: Mapping[str, tuple[str, Kind]] = {
+USE: Mapping[str, tuple[str, Kind]] = {
     "pools": ("pools", "name"),
     "pkeys": ("pkeys", "pkey"),
     "vlans": ("vlans", "vlan"),
@@ -152,7 +152,7 @@ _USE: Mapping[str, tuple[str, Kind]] = {
     "networkNames": ("network_names", "name"),
     "ranges": ("ranges", "network"),
 }
-_COUNTS = {
+COUNTS = {
     "addressesPerAttachment": "addresses_per_attachment",
     "addressesPerNamespace": "addresses_per_namespace",
 }
@@ -261,13 +261,13 @@ def _requirement(value: object, where: str) -> LabelRequirement:
 
 
 def _use(value: object, where: str) -> Use:
-    fields = _keys(value, ("devices", *_USE, *_COUNTS), where)
+    fields = _keys(value, ("devices", *USE, *COUNTS), where)
     given: dict[str, Any] = {
         name: values.read(fields[key], kind, f"{where}.{key}")
-        for key, (name, kind) in _USE.items()
+        for key, (name, kind) in USE.items()
         if key in fields
     }
-    for key, name in _COUNTS.items():
+    for key, name in COUNTS.items():
         if key in fields:
             given[name] = _count(fields[key], f"{where}.{key}")
     devices = _list(fields.get("devices"), values.ITEMS, f"{where}.devices")

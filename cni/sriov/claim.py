@@ -125,9 +125,7 @@ class Claimer:
             self._release_from_the_dead(address)
             if wanted.device or wanted.device_id:
                 restore_without_journal.fetch_from_dead_pod(host, self._paths, address)
-            wanted, allowance = self._permitted(address, request, wanted, match)
-            plan = plan_of(host, self._paths, address, wanted)
-            allowance = permitted.as_planned(self._paths, plan, wanted, allowance)
+            wanted, plan, allowance = self._planned(host, address, request, wanted, match)
             devices.require_match(self._paths, plan.function, wanted, match)
             record = record_of(plan, wanted)
             if plan.link is not None:
@@ -141,18 +139,19 @@ class Claimer:
             match.take(devices.hca_of(self._paths, plan.function, match))
         return ClaimedDevice(entry, record, plan, wanted, allowance)
 
-    def _permitted(
-        self, address: str, request: Request, wanted: SriovOptions, match: Match
-    ) -> tuple[SriovOptions, Allowance]:
-        """The options on this device, and what else the attachment may use. CNIError 121."""
+    def _planned(
+        self, host: Rtnetlink, address: str, request: Request, wanted: SriovOptions, match: Match
+    ) -> tuple[SriovOptions, DevicePlan, Allowance]:
+        """The options with what rules put in, the plan, and what else the attachment may use."""
         allowance = match.entitlement.allowance
         function = pci.find(self._paths, address)
         if function is None or allowance.rules is None:
-            return wanted, allowance
-        wanted, allowance = permitted.completed(
-            request, wanted, allowance, infiniband=devices.is_infiniband(self._paths, function)
-        )
-        return wanted, permitted.on_device(self._paths, match, function, wanted, allowance)
+            return wanted, plan_of(host, self._paths, address, wanted), allowance
+        infiniband = devices.is_infiniband(host, self._paths, function)
+        wanted, allowance = permitted.completed(request, wanted, allowance, infiniband=infiniband)
+        allowance = permitted.on_device(self._paths, match, function, wanted, allowance)
+        plan = plan_of(host, self._paths, address, wanted)
+        return wanted, plan, permitted.as_planned(plan, wanted, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""

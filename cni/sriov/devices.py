@@ -14,8 +14,6 @@ from host import links, pci, sysfs
 from host.netlink import Rtnetlink
 from host.pci import Function
 
-INFINIBAND = str(links.ARPHRD_INFINIBAND)
-
 
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if there are none.
@@ -87,11 +85,12 @@ def hca_of(paths: Paths, function: Function, match: Match) -> str:
     return next((name for name in function.rdma if match.holdings.hca(name) is not None), address)
 
 
-def is_infiniband(paths: Paths, function: Function) -> bool:
+def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
     """Whether the device's interface is InfiniBand's; its PF's, if it has none on the host."""
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
-    name = next(filter(None, names), "")
-    return bool(name) and sysfs.text(f"{paths.sys}/class/net/{name}/type") == INFINIBAND
+    found = (links.find(host, name) for name in names if name)
+    link = next(filter(None, found), None)
+    return link is not None and link.link_type == links.ARPHRD_INFINIBAND
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from cni.policy.allowance import Allowance
 from cni.policy.values import number_of
 from cni.spec.request import Request
 from cni.sriov import options
-from cni.sriov.devices import hca_of, is_infiniband
+from cni.sriov.devices import hca_of
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan
 from cni.sriov.values import VLAN_PROTOCOLS
@@ -68,19 +68,17 @@ def on_device(
 
 
 def as_planned(
-    paths: Paths, plan: DevicePlan, wanted: SriovOptions, allowance: Allowance
+    plan: DevicePlan, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
 ) -> Allowance:
     """The allowance with what the device keeps where the configuration is silent. CNIError 121.
 
     These are an Ethernet VF's VLAN and an InfiniBand interface's P_Key. The MTU that the device has
     is as good as none.
     """
-    if allowance.rules is None:
-        return allowance
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
-    if is_infiniband(paths, plan.function):
+    if infiniband:
         # A new GUID brings another partition, which is known once the VF has it.
         return allowance if wanted.guid else in_partition(plan, wanted, allowance)
     if plan.vf is not None and wanted.vlan is None:

@@ -1,0 +1,82 @@
+"""docs/policy.md says of every option of every plugin what a rule can say, and names its test."""
+
+import re
+from collections import defaultdict
+
+import msgspec
+import pytest
+
+from cni.ipoib.options import KNOWN as IPOIB
+from cni.policy import document, values
+from cni.policy.document import rules_of
+from cni.sriov.options import KNOWN as SRIOV
+from cni.sriov.options import _SriovRuntimeConfig
+from ipam.nv_ipam.options import _PodWishes, _PoolNames, _RuntimeWishes
+from ipam.options import ArgumentIPs, IpamKeys, RuntimeIPs
+from tests.runtime import CHECKOUT
+
+TEXT = (CHECKOUT / "docs/policy.md").read_text()
+TABLE = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in TEXT.partition("## Every option")[2].splitlines()
+    if line.startswith("| ") and not line.startswith("| plugin")
+]
+
+
+def written(struct: type[msgspec.Struct], where: str = "") -> set[str]:
+    """The keys of a struct as users write them."""
+    return {f"{where}{field.encode_name}" for field in msgspec.structs.fields(struct)}
+
+
+OPTIONS = {
+    "ipoib": set(IPOIB),
+    "sriov": set(SRIOV) | written(_SriovRuntimeConfig, "runtimeConfig."),
+    "podfabric-ipam": written(IpamKeys)
+    | written(RuntimeIPs, "runtimeConfig.")
+    | written(ArgumentIPs, "args.cni."),
+    "nv-ipam": written(_PoolNames)
+    | written(_PodWishes, "args.cni.")
+    | written(_RuntimeWishes, "runtimeConfig."),
+}
+
+
+@pytest.mark.parametrize("plugin", OPTIONS)
+def test_every_option_of_every_plugin_has_one_row(plugin: str) -> None:
+    told = [key for row in TABLE if row[0] == plugin for key in re.findall(r"`(.+?)`", row[1])]
+    assert sorted(told) == sorted(OPTIONS[plugin])
+
+
+def test_every_key_of_a_rule_is_in_a_row() -> None:
+    told: dict[str, set[str]] = defaultdict(set)
+    for row in TABLE:
+        for part, key in re.findall(r"`(use|set|fixed)\.(\w+)`", row[3]):
+            told[part].add(key)
+    assert told["set"] == {*document.SETTABLE, "hostPaths"}
+    assert told["fixed"] == set(document.FIXABLE)
+    assert told["use"] == {"devices", *document.USE, *document.COUNTS}
+
+
+def test_every_option_with_authority_names_a_test_that_exists() -> None:
+    for row in TABLE:
+        if row[3].startswith("none"):
+            continue
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[4])
+        assert named, row
+        for file, name in named:
+            assert f"def {name}(" in (CHECKOUT / file).read_text(), row
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert (
+        f"at most {document.RULES} rules, a rule {document.SUBJECTS} subjects, a list "
+        f"{values.ITEMS} items, an item {values.LONGEST} characters"
+    ) in TEXT
+
+
+def test_the_examples_are_valid() -> None:
+    import yaml
+
+    blocks = re.findall(r"```yaml\n(policy:\n.*?)```", TEXT, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert rules_of(yaml.safe_load(block)["policy"]["rules"], "rules")

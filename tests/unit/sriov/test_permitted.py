@@ -1,0 +1,127 @@
+"""Rules where only the device can tell: its VLAN, P_Key and MTU, and what is put in."""
+
+import json
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from base.pod import Pod
+from cni.attachments.journal import Journal
+from cni.attachments.matching import Entitlement, Match
+from cni.policy.allowance import NotAllowed, of_pod
+from cni.policy.document import rules_of
+from cni.policy.rules import Policy
+from cni.spec.config import decode
+from cni.spec.request import Request
+from cni.sriov import options, permitted
+from cni.sriov.claim import ClaimedDevice, Claimer
+from deviceplugin.pod_devices import PodHoldings
+from host.namespaces import NetworkNamespace
+from tests.unit.sriov.node import HOST, VF0, VF1, Node
+
+GUID = "02:00:00:00:00:00:00:01"
+
+
+def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  # noqa: ANN401
+    """The device that an ADD gets under these rules for its namespace."""
+    named = [
+        {"name": f"r{index}", "subjects": [{"namespaces": ["*"]}], **rule}
+        for index, rule in enumerate(rules)
+    ]
+    policy = Policy(rules=rules_of(named, "rules"))
+    netns = f"/proc/{os.getpid()}/ns/net"
+    request = Request(
+        command="ADD",
+        container_id="c1",
+        netns=netns,
+        ifname="net1",
+        network="fabric",
+        config=decode(json.dumps({"type": "sriov", "deviceID": VF0, **config}).encode()),
+    )
+    wanted = options.read(request)
+    allowance = permitted.by_options(wanted, of_pod(policy, Pod("a", "p")))
+    match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", Entitlement(allowance=allowance))
+    claimer = Claimer(Journal(node.paths), node.paths)
+    with NetworkNamespace.open(netns) as namespace:
+        claimed = claimer.claim(request, wanted, namespace, HOST, match)
+    Journal(node.paths).remove(claimed.entry.attachment)
+    return claimed
+
+
+def refused(node: Node, *rules: dict[str, Any], **config: Any) -> NotAllowed:  # noqa: ANN401
+    with pytest.raises(NotAllowed) as caught:
+        claim(node, *rules, **config)
+    assert list(Journal(node.paths).entries()) == []
+    return caught.value
+
+
+ANY = {"devices": ["*"]}
+
+
+def test_vf_keeps_its_vlan_only_if_a_rule_has_it(ethernet: Node) -> None:
+    assert refused(ethernet, {"use": ANY}).key == f"vlan of {VF0}"
+    assert claim(ethernet, {"use": ANY | {"vlans": [0]}}).record.applied == ethernet.vfs[0]
+    ethernet.vfs[0] = msgspec.structs.replace(ethernet.vfs[0], vlan=7)
+    assert refused(ethernet, {"use": ANY | {"vlans": [0]}}).value == "7"
+
+
+def test_vf_of_a_master_that_has_another_vlan_is_passed_over(ethernet: Node) -> None:
+    ethernet.vfs[0] = msgspec.structs.replace(ethernet.vfs[0], vlan=7)
+    claimed = claim(ethernet, {"use": ANY | {"vlans": [0]}}, deviceID=None, master="enp175s0f1")
+    assert claimed.record.device == VF1
+
+
+def test_interface_of_infiniband_is_in_a_partition_that_a_rule_has(infiniband: Node) -> None:
+    link = infiniband.links["ib1"]
+    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8005)
+    error = refused(infiniband, {"use": ANY | {"pkeys": ["0x8001"]}})
+    assert (error.key, error.value) == (f"pkey of {VF0}", "0x8005")
+    assert claim(infiniband, {"use": ANY | {"pkeys": ["0x8005"]}}).record.pkey == 0x8005
+
+
+def test_partition_of_a_new_guid_is_asked_once_the_vf_has_it(infiniband: Node) -> None:
+    infiniband.links["ib1"] = msgspec.structs.replace(infiniband.links["ib1"], pkey=0x8005)
+    use = ANY | {"pkeys": ["0x8001"], "guids": [GUID]}
+    claimed = claim(infiniband, {"use": use}, guid=GUID)
+    with pytest.raises(NotAllowed):
+        permitted.in_partition(claimed.plan, claimed.wanted, claimed.allowance)
+
+
+def test_mtu_of_the_device_needs_no_rule(ethernet: Node) -> None:
+    use = {"use": ANY | {"vlans": ["*"]}}
+    assert claim(ethernet, use, mtu=1500).wanted.mtu == 1500
+    assert refused(ethernet, use, mtu=1400).key == "mtu"
+    assert claim(ethernet, use | {"set": {"mtu": ["1000-1400"]}}, mtu=1400).record.mtu == 1400
+
+
+def test_a_rule_puts_the_vlan_into_an_ethernet_vf_and_the_pkey_into_none(ethernet: Node) -> None:
+    rule = {"use": ANY, "fixed": {"vlan": 100, "vlanQoS": 3, "pkey": "0x8001", "trust": False}}
+    claimed = claim(ethernet, rule)
+    assert claimed.record.applied is not None
+    assert (claimed.record.applied.vlan, claimed.record.applied.qos) == (100, 3)
+    assert claimed.wanted.pkey is None and claimed.wanted.trust is False
+
+
+def test_a_rule_puts_the_pkey_into_an_infiniband_vf_and_the_vlan_into_none(
+    infiniband: Node,
+) -> None:
+    claimed = claim(infiniband, {"use": ANY, "fixed": {"vlan": 100, "pkey": "0x8001"}})
+    assert (claimed.wanted.pkey, claimed.wanted.vlan) == (0x8001, None)
+
+
+def test_what_the_definition_says_is_not_replaced(ethernet: Node) -> None:
+    rule = {"use": ANY | {"vlans": [5]}, "fixed": {"vlan": 100, "vlanQoS": 3}}
+    claimed = claim(ethernet, rule, VLAN=5)
+    assert claimed.wanted.vlan is not None
+    assert (claimed.wanted.vlan.id, claimed.wanted.vlan.qos) == (5, 0)
+
+
+def test_of_the_rules_left_the_first_that_fixes_a_key_counts(ethernet: Node) -> None:
+    rules = (
+        {"use": ANY, "fixed": {"vlan": 1}},
+        {"use": ANY | {"macs": ["02:00:00:00:00:01"]}, "fixed": {"vlan": 2}},
+    )
+    claimed = claim(ethernet, *rules, mac="02:00:00:00:00:01")
+    assert claimed.wanted.vlan is not None and claimed.wanted.vlan.id == 2
