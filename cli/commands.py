@@ -35,6 +35,9 @@ COMMANDS = {
     "explain": Command(
         "the devices and interfaces of a pod, and whether they match", "cli.explain"
     ),
+    "policy": Command(
+        "what the rules of a policy say of definitions, before a pod asks", "cli.policy"
+    ),
     "doctor": Command("check this node, and say what to do (1: a check failed)", "cli.doctor"),
     "agent": Command("serve the launchers of this node until SIGTERM", "cli.agent"),
     "controller": Command(

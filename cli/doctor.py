@@ -6,13 +6,24 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import Check, Finding, addresses, fabric, installation, kernel, kubelet, roce
+from cli.checks import (
+    Check,
+    Finding,
+    addresses,
+    fabric,
+    installation,
+    kernel,
+    kubelet,
+    policy,
+    roce,
+)
 from cli.output import Cell, Table
 from cli.this_node import ThisNode
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
     ("pools", kubelet.pools),
+    ("policy", policy.rules_of_node),
     ("module ib_uverbs", kernel.verbs_module),
     ("module rdma_ucm", kernel.connection_manager),
     ("module ib_ipoib", kernel.ipoib_module),

@@ -92,7 +92,7 @@ class Delegation:
         if self._is_ours(config.type, request):
             allowance = self._plugin.permitted(request, allowance)
             return InProcess(request, self._plugin, allowance), allowance
-        _require_allowed(config, allowance)
+        require_allowed(config, allowance)
         return _ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
@@ -107,7 +107,7 @@ class Delegation:
         if not config.type or self._is_ours(config.type, request):
             return InProcess(request, self._plugin) if config.type else None
         if config != added:
-            for_anyone(self._policy(), partial(_require_allowed, config))
+            for_anyone(self._policy(), partial(require_allowed, config))
         return _ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
@@ -125,7 +125,7 @@ class Delegation:
             if self._is_ours(config.type, request):
                 return InProcess(request, self._plugin)
             _require_plain(config)
-            _require_allowed(config, self._allowance(request))
+            require_allowed(config, self._allowance(request))
             delegate.find(config.type, self._directory)
         except CNIError as error:
             if added is None:
@@ -162,7 +162,7 @@ class Delegation:
         return True
 
 
-def _require_allowed(config: IpamConfig, allowance: Allowance) -> None:
+def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
     """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
     types = allowance.policy.ipam_types
     if allowance.rules is not None:

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from cni.policy.allowance import Allowance
+from cni.spec.request import Request
 from cni.spec.result import Result
+from ipam import options as ipam_options
 from ipam.addresses import parse_interface, text
 from ipam.ranges import RangeSet
+from ipam.requested_ips import final_sets
 
 TYPE, NETWORK_NAME = "ipam.type", "ipam.network_name"
 
@@ -13,6 +16,15 @@ TYPE, NETWORK_NAME = "ipam.type", "ipam.network_name"
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
     """The allowance of an attachment with an IPAM plugin of this type. NotAllowed."""
     return allowance.using("ipamTypes", ipam_type, TYPE, ipam_type)
+
+
+def of_configuration(allowance: Allowance, request: Request) -> Allowance:
+    """The allowance with what a configuration of podfabric-ipam asks for. CNIError 7, 121."""
+    options = ipam_options.read(request.config)
+    if options.scope:
+        allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
+    sets = final_sets(options, request.arguments)
+    return of_sets(allowance, (options.network_name,), sets)
 
 
 def of_sets(

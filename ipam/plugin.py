@@ -104,11 +104,7 @@ class AddressPlugin:
             return allowed
         if is_nv_ipam(request.config):
             return self._of_nv_ipam().permitted(request, allowed)
-        options = ipam_options.read(request.config)
-        if options.scope:
-            allowed.require_option("scope", options.scope, "ipam.scope", options.scope)
-        sets = final_sets(options, request.arguments)
-        return permitted.of_sets(allowed, (options.network_name,), sets)
+        return permitted.of_configuration(allowed, request)
 
     def reserve(
         self, request: Request, segment: str | None = None, allowed: Allowance | None = None

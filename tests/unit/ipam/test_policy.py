@@ -9,7 +9,7 @@ from cni.policy.allowance import NotAllowed
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
 from cni.spec.errors import CNIError, Code
-from tests.unit.ipam.calls import Calls, How, error_of
+from tests.unit.ipam.calls import Calls, error_of
 
 POOL = {"type": "podfabric-ipam", "range": "10.1.0.0/24"}
 USE = {"ipamTypes": ["podfabric-ipam"], "ranges": ["10.1.0.0/16"]}
@@ -136,12 +136,12 @@ def test_a_removal_asks_no_rule(node: Calls) -> None:
 
 
 def test_private_range_that_another_network_uses_needs_a_rule(node: Calls) -> None:
-    link: How = {"config": {"master": "eth0"}}
+    link = {"master": "eth0"}
     evil = {**POOL, "network_name": "evil"}
     node.policy = policy(USE | {"networkNames": ["evil"]})
-    node.add(POOL, "c1", network="theirs", pod="victim", **link)
-    error = error_of(lambda: node.add(evil, "c2", network="mine", pod="p", **link))
+    node.add(POOL, "c1", network="theirs", pod="victim", config=link)
+    error = error_of(lambda: node.add(evil, "c2", network="mine", pod="p", config=link))
     assert error.code == Code.NOT_ALLOWED
     assert '"private_ranges" in "set"' in error.message
     node.policy = policy(USE | {"networkNames": ["evil"]}, set={"private_ranges": [True]})
-    assert node.addresses(evil, "c2", network="mine", pod="p", **link) == ["10.1.0.2/24"]
+    assert node.addresses(evil, "c2", network="mine", pod="p", config=link) == ["10.1.0.2/24"]

@@ -1,0 +1,212 @@
+"""What the rules of a policy say of definitions, before a pod asks: `podfabric policy check`.
+
+Devices, and what only a node knows of them, are compared when a pod is attached.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from base.pod import Pod
+from cni.ipoib import options as ipoib_options
+from cni.ipoib import permitted as ipoib_permitted
+from cni.policy import allowance
+from cni.policy.allowance import Allowance, NotAllowed
+from cni.policy.document import Rule, Subject
+from cni.policy.rules import Policy
+from cni.policy.subjects import CallingPod, Facts
+from cni.policy.values import Span
+from cni.spec.config import decode
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from cni.sriov import options as sriov_options
+from cni.sriov import permitted as sriov_permitted
+from ipam import permitted as ipam_permitted
+from ipam.delegation import require_allowed
+from ipam.nv_ipam.options import TYPE as NV_IPAM
+from ipam.options import TYPES
+
+SRIOV = ("sriov", "ib-sriov")
+_FULL = 0x8000
+_NODE = "the settings of the node"
+
+
+class WrittenDefinition(msgspec.Struct, frozen=True):
+    """A NetworkAttachmentDefinition: its namespace, its name, and its `spec.config`."""
+
+    namespace: str
+    name: str
+    config: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules say of one plugin of a definition, for the pods of a namespace."""
+
+    definition: str
+    namespace: str
+    plugin: str
+    allowed: bool
+    rules: tuple[str, ...]  # that allow it; of what is refused, those that were left before
+    key: str = ""
+    value: str = ""
+    said: str = ""  # the error that a pod would get
+
+
+class SharedPartition(msgspec.Struct, frozen=True):
+    """Partitions that pods of several namespaces may join, as P_Keys of full members."""
+
+    first: str
+    last: str
+    namespaces: tuple[str, ...]
+
+
+class KnownNamespaces:
+    """The labels of the namespaces that are known. Service accounts are not."""
+
+    def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+        self._labels = labels
+
+    def __call__(self, pod: Pod, wanted: Facts) -> CallingPod:
+        """As a source of `Subjects`."""
+        return CallingPod(namespace=pod.namespace, labels=self._labels.get(pod.namespace))
+
+
+def verdicts(
+    definitions: Sequence[WrittenDefinition],
+    policy: Policy,
+    subjects: KnownNamespaces,
+    namespaces: Sequence[str] = (),
+) -> list[Verdict]:
+    """Of each definition, for the pods of its own namespace, and of `namespaces`."""
+    return [
+        verdict
+        for definition in definitions
+        for namespace in dict.fromkeys((definition.namespace, *namespaces))
+        for verdict in _of_definition(definition, namespace, policy, subjects)
+    ]
+
+
+def _of_definition(
+    definition: WrittenDefinition, namespace: str, policy: Policy, subjects: KnownNamespaces
+) -> Iterator[Verdict]:
+    name = f"{definition.namespace}/{definition.name}"
+    plugin = ""
+    try:
+        for config in _plugins(definition):
+            plugin = str(config.get("type", ""))
+            allowed = allowance.of_pod(policy, Pod(namespace, "pod"), subjects)
+            request = Request(
+                command="ADD",
+                args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",
+                network=definition.name,
+                config=decode(msgspec.json.encode(config)),
+            )
+            left = _judged(plugin, request, allowed)
+            yield Verdict(
+                definition=name,
+                namespace=namespace,
+                plugin=plugin,
+                allowed=True,
+                rules=left.titles() or (_NODE,),
+            )
+    except CNIError as error:
+        refused = error if isinstance(error, NotAllowed) else None
+        yield Verdict(
+            definition=name,
+            namespace=namespace,
+            plugin=plugin,
+            allowed=False,
+            rules=refused.rules if refused else (),
+            key=refused.key if refused else "",
+            value=refused.value if refused else "",
+            said=error.message,
+        )
+
+
+def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:
+    """The configurations of a definition's plugins, as a runtime passes them."""
+    whole = decode(definition.config.encode()).keys
+    shared = {key: whole[key] for key in ("cniVersion",) if key in whole}
+    listed = whole.get("plugins")
+    if not isinstance(listed, list):
+        return [whole]
+    return [
+        {**each, **shared, "name": definition.name} for each in listed if isinstance(each, dict)
+    ]
+
+
+def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
+    """What is left of the allowance. CNIError 7 and 121."""
+    if plugin == "ipoib":
+        wanted = ipoib_options.read(request)
+        allowed = _addresses(request, ipoib_permitted.by_options(wanted, allowed))
+        return ipoib_permitted.completed(request, wanted, allowed)[1]
+    if plugin in SRIOV:
+        options = sriov_options.read(request, needs_device=False)
+        return _addresses(request, sriov_permitted.by_options(options, allowed))
+    if request.config.ipam.type in TYPES:
+        return _addresses(request, allowed)
+    return allowed  # another program's interface, with addresses that are not ours
+
+
+def _addresses(request: Request, allowed: Allowance) -> Allowance:
+    config = request.config.ipam
+    if not config.type:
+        return allowed
+    allowed = ipam_permitted.of_type(allowed, config.type)
+    if config.type in TYPES:
+        return ipam_permitted.of_configuration(allowed, request)
+    if config.type != NV_IPAM:
+        require_allowed(config, allowed)
+    return allowed
+
+
+def shared_partitions(
+    policy: Policy, subjects: KnownNamespaces, namespaces: Sequence[str]
+) -> list[SharedPartition]:
+    """The partitions that more than one of the namespaces may use, by rules for them."""
+    known = dict.fromkeys((*namespaces, *_named(policy.rules)))
+    spans = {name: _partitions(name, policy, subjects) for name in known}
+    edges = sorted(
+        {edge for own in spans.values() for low, high in own for edge in (low, high + 1)}
+    )
+    shared: list[SharedPartition] = []
+    for low, high in pairwise(edges):
+        users = tuple(
+            sorted(name for name, own in spans.items() if any(a <= low <= b for a, b in own))
+        )
+        if len(users) > 1:
+            shared.append(SharedPartition(_shown(low), _shown(high - 1), users))
+    return shared
+
+
+def _named(rules: Sequence[Rule]) -> Iterator[str]:
+    """The namespaces that rules name, without patterns."""
+    subjects: Iterator[Subject] = (subject for rule in rules for subject in rule.subjects)
+    for subject in subjects:
+        for name in subject.namespaces.names if subject.namespaces is not None else ():
+            if "*" not in name and "?" not in name:
+                yield name
+
+
+def _partitions(namespace: str, policy: Policy, subjects: KnownNamespaces) -> list[Span]:
+    """The partitions that a namespace's pods may join, without the bit of a full member."""
+    found = allowance.of_pod(policy, Pod(namespace, "pod"), subjects).rules
+    partitions: list[Span] = []
+    for rule in found.rules if found is not None else ():
+        if rule.use.pkeys.any:
+            partitions.append((1, _FULL - 1))
+        for first, last in rule.use.pkeys.spans:
+            if first < _FULL <= last:
+                partitions += [(first, _FULL - 1), (1, last & ~_FULL)]
+            else:
+                partitions.append((first & ~_FULL, last & ~_FULL))
+        if "pkey" in rule.fixed:
+            partitions.append((rule.fixed["pkey"] & ~_FULL,) * 2)
+    return partitions
+
+
+def _shown(partition: int) -> str:
+    return f"{partition | _FULL:#06x}"

@@ -1,0 +1,50 @@
+"""Doctor looks at the rules in config.yaml."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from base.paths import Paths
+from cli import doctor
+from cli.checks import Finding
+from cli.this_node import ThisNode
+from tests.unit.host import servers
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    made = servers.dgx(tmp_path)
+    made.etc.mkdir(exist_ok=True)
+    return made
+
+
+def found(paths: Paths, *rules: dict[str, Any]) -> list[Finding]:
+    paths.config.write_text(json.dumps({"policy": {"rules": rules}}))
+    checks = [check for check in doctor.CHECKS if check[0] == "policy"]
+    return doctor.examine(ThisNode(paths, tolerant=True), checks)
+
+
+def rule(**subject: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"name": "r", "subjects": [subject]}
+
+
+def test_a_node_without_rules_needs_none(paths: Paths) -> None:
+    assert [finding.status for finding in found(paths)] == ["not applicable"]
+
+
+def test_rules_are_counted_and_named(paths: Paths) -> None:
+    (finding,) = found(paths, rule(namespaces=["a"]))
+    assert (finding.status, finding.seen) == ("ok", "rules in config.yaml: r")
+
+
+def test_rules_that_match_nobody_here_are_told(paths: Paths) -> None:
+    _, finding = found(paths, rule(namespaces=["a"], serviceAccounts=["x"]))
+    assert finding.status == "warning" and finding.seen.startswith("r: only the API server")
+
+
+def test_rules_that_cannot_be_read_fail(paths: Paths) -> None:
+    (finding,) = found(paths, {"name": "r"})
+    assert finding.status == "failed"
+    assert "policy.rules[0].subjects: is missing" in finding.seen
