@@ -1,4 +1,4 @@
-"""`podfabric policy check`: what the rules of a policy say of definitions, from files."""
+"""`podfabric policy`: what the rules of a policy say of definitions, and a rule to begin with."""
 
 import argparse
 import os
@@ -110,7 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also for pods of this namespace (default: that of each definition); repeatable",
     )
     output.add_option(check)
-    parser.set_defaults(main=run)
+    check.set_defaults(main=run)
+    default = actions.add_parser(
+        "default", help="print the safe settings of a node as a rule, to begin with"
+    )
+    default.set_defaults(main=print_default)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -134,6 +138,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(judged, shared)
     return 1 if any(not verdict.allowed for verdict in judged) else 0
+
+
+def print_default(arguments: argparse.Namespace) -> int:
+    """Print the rules that say what a node without rules does, as a config.yaml."""
+    from cni.policy import default, rules
+
+    output.document({rules.PART: {"rules": default.document()}}, "yaml")
+    return 0
 
 
 def _show(judged: "Sequence[Verdict]", shared: "Sequence[SharedPartition]") -> None:

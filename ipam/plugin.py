@@ -286,7 +286,8 @@ class AddressPlugin:
         policy = Policy()
         if log_file:
             try:
-                policy = self._policy()
+                pod = request.arguments.pod
+                policy = of_pod(self._policy(), pod, self._subjects).policy
             except CNIError as error:
                 note(printable(f"policy: {error}"))
             warn_of_ignored((), {"log_file": log_file}, policy)

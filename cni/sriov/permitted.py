@@ -44,9 +44,14 @@ def completed(
 ) -> tuple[SriovOptions, Allowance]:
     """The options with what rules put in where the configuration is silent. CNIError 121.
 
-    A rule may fix a VLAN and a P_Key: the device has one of them.
+    A rule may fix a VLAN and a P_Key: the device has one of them. What does not go with the
+    configuration is left out, so that the plan tells which of its keys the device cannot have.
     """
-    keys = ["link_state", *(_OF_INFINIBAND if infiniband else _OF_ETHERNET)]
+    keys = ["link_state"]
+    if infiniband and not _asks_for_ethernet(wanted):
+        keys += _OF_INFINIBAND
+    if not infiniband and not wanted.guid and wanted.pkey is None:
+        keys += _OF_ETHERNET
     if not wanted.vfio_pci_mode:
         keys += _OF_INTERFACES
     if wanted.vlan is not None:
@@ -94,6 +99,11 @@ def in_partition(plan: DevicePlan, wanted: SriovOptions, allowance: Allowance) -
         return allowance
     pkey = plan.link.pkey
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")
+
+
+def _asks_for_ethernet(wanted: SriovOptions) -> bool:
+    values = (wanted.vlan, wanted.spoofchk, wanted.trust, wanted.min_tx_rate, wanted.max_tx_rate)
+    return bool(wanted.mac) or any(value is not None for value in values)
 
 
 def _options(wanted: SriovOptions) -> tuple[tuple[str, int | str | None, int | str | None], ...]:

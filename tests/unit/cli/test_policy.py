@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from base.paths import Paths
+from cni.policy import rules
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 
@@ -136,6 +137,14 @@ def test_without_rules_in_the_files_those_of_the_node_count(shell: Shell, tmp_pa
     own = write(tmp_path, {"policy": {"unmatched_devices": True}}, name="config.yaml")
     config.unlink()
     assert shell("policy", "check", file, own).code == 0
+
+
+def test_the_default_rule_is_one_that_a_node_can_read(shell: Shell, tmp_path: Path) -> None:
+    printed = shell("policy", "default")
+    path = tmp_path / "config.yaml"
+    path.write_text(printed.out)
+    (found,) = rules.load(path).rules
+    assert (printed.code, found.name) == (0, "default")
 
 
 def test_a_list_of_kubectl_is_read(shell: Shell, tmp_path: Path) -> None:
