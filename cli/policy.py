@@ -27,13 +27,6 @@ _NOTE = (
 )
 
 
-class CheckedPolicy(msgspec.Struct, frozen=True):
-    """What the command prints for programs."""
-
-    verdicts: "tuple[Verdict, ...]"
-    shared_partitions: "tuple[SharedPartition, ...]"
-
-
 class ReadFiles:
     """What files hold: definitions, rules, and the labels of namespaces."""
 
@@ -119,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
-    from cli.policy_check import KnownNamespaces, shared_partitions, verdicts
+    from cli.policy_check import CheckedPolicy, KnownNamespaces, shared_partitions, verdicts
 
     found = ReadFiles()
     try:

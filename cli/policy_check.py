@@ -62,6 +62,13 @@ class SharedPartition(msgspec.Struct, frozen=True):
     namespaces: tuple[str, ...]
 
 
+class CheckedPolicy(msgspec.Struct, frozen=True):
+    """What the command prints for programs."""
+
+    verdicts: tuple[Verdict, ...]
+    shared_partitions: tuple[SharedPartition, ...]
+
+
 class KnownNamespaces:
     """The labels of the namespaces that are known. Service accounts are not."""
 
