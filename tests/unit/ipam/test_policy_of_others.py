@@ -1,0 +1,101 @@
+"""Rules for other IPAM plugins: their type, their paths, and the addresses that they answer."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from base.pod import Pod
+from cni.policy.allowance import NotAllowed, of_pod
+from cni.policy.document import rules_of
+from cni.policy.rules import Policy
+from cni.spec.notes import collected
+from cni.spec.request import Request
+from ipam.delegation import Delegation, IpamCall
+from tests.unit.ipam.calls import Calls, error_of, request
+from tests.unit.ipam.test_delegation import RESULT, calls_of, executable
+
+TYPE = "elsewhere"  # its RESULT has 10.7.0.1/24
+
+
+def policy(*, subjects: str = "ns", **more: Any) -> Policy:  # noqa: ANN401
+    use = {"ipamTypes": [TYPE], "ranges": more.pop("ranges", ["10.7.0.0/16"])}
+    rule = {"name": "r", "subjects": [{"namespaces": [subjects]}], "use": use, **more}
+    return Policy(rules=rules_of([rule], "rules"))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / TYPE
+    executable(path, RESULT)
+    return path
+
+
+def asked(command: str, **options: object) -> Request:
+    given = request(command, {"type": TYPE, **options}, "c1", pod="p")
+    return msgspec.structs.replace(given, environ={"PATH": "/bin", "CNI_COMMAND": command})
+
+
+def added(node: Calls, program: Path, rules: Policy, **options: object) -> IpamCall:
+    """The plugin of an ADD, which has not run yet."""
+    delegation = Delegation(node.plugin, program.parent, lambda: rules)
+    call, _ = delegation.of_add(asked("ADD", **options), of_pod(rules, Pod("ns", "p")))
+    assert call is not None
+    return call
+
+
+def test_answer_within_the_ranges_is_taken(node: Calls, program: Path) -> None:
+    rules = policy()
+    result = added(node, program, rules).add("", of_pod(rules, Pod("ns", "p")))
+    assert [ip.address for ip in result.ips] == ["10.7.0.1/24"]
+    assert calls_of(program) == ["ADD"]
+
+
+@pytest.mark.parametrize("use", [{"ranges": ["10.8.0.0/16"]}, {"ranges": []}])
+def test_answer_that_no_rule_has_is_released_and_refused(
+    node: Calls, program: Path, use: dict[str, Any]
+) -> None:
+    rules = policy(**use)
+    call = added(node, program, rules)
+    error = error_of(lambda: call.add("", of_pod(rules, Pod("ns", "p"))))
+    assert isinstance(error, NotAllowed)
+    assert (error.key, error.value) == (f"ipam ({TYPE})", "10.7.0.1")
+    assert calls_of(program) == ["ADD", "DEL"]
+
+
+def test_paths_need_a_rule(node: Calls, program: Path) -> None:
+    error = error_of(lambda: added(node, program, policy(), dataDir="/var/lib/x/y"))
+    assert isinstance(error, NotAllowed) and '"set.hostPaths"' in error.message
+    added(node, program, policy(set={"hostPaths": ["/var/lib/x"]}), dataDir="/var/lib/x/y")
+    assert calls_of(program) == []
+
+
+def test_del_of_what_the_rules_refused_starts_nothing(node: Calls, program: Path) -> None:
+    """Else a tenant could have a plugin run by the DEL that follows its refused ADD."""
+    rules = policy(set={"hostPaths": ["/x"]}, subjects="others")
+    rules = msgspec.structs.replace(
+        rules,
+        rules=(
+            *rules.rules,
+            *rules_of([{"name": "mine", "subjects": [{"namespaces": ["ns"]}]}], "rules"),
+        ),
+    )
+    delegation = Delegation(node.plugin, program.parent, lambda: rules)
+    with collected() as notes:
+        assert delegation.of_removal(asked("DEL", dataDir="/x/y"), False) is None
+    assert "since no ADD has run it" in notes.text
+    call = delegation.of_removal(asked("DEL", dataDir="/x/y"), True)
+    assert call is not None
+    call.delete()
+    assert calls_of(program) == ["DEL"]
+
+
+def test_status_runs_what_some_pod_may_have(node: Calls, program: Path) -> None:
+    rules = policy()
+    call = Delegation(node.plugin, program.parent, lambda: rules).of(asked("STATUS"))
+    assert call is not None
+    call.status()
+    refused = Delegation(node.plugin, program.parent, Policy)
+    assert error_of(lambda: refused.of(asked("STATUS"))).code == 121
