@@ -63,7 +63,7 @@ def _evaluate(policy: Policy, *devices: HCA) -> None:
         mine.using("pkeys", 0x9000, "pkey", "0x9000")
         .using("ipamTypes", "podfabric-ipam", "ipam.type", "podfabric-ipam")
         .using("networkNames", "team-a-1", "ipam.network_name", "team-a-1")
-        .using("ranges", (base, base + 255), "ipam.range", "10.1.0.0/24")
+        .within(((base, base + 255),), "ipam.range", str)
         .using("addressesPerAttachment", 1, "ipam", 1)
     )
     for device in devices:

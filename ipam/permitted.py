@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from cni.policy.allowance import Allowance
+from cni.policy.values import Span
 from cni.spec.request import Request
 from cni.spec.result import Result
 from ipam import options as ipam_options
@@ -40,15 +41,13 @@ def of_sets(
         allowance = allowance.using("networkNames", name, key, name)
     for range_set in sets:
         for range_ in range_set.ranges:
-            for part in range_.parts:
-                shown = _interval(part.first, part.last)
-                allowance = allowance.using("ranges", (part.first, part.last), range_.where, shown)
+            allowance = allowance.within(range_.parts, range_.where, _interval)
     return allowance.using("addressesPerAttachment", len(sets), "ipam", f"{len(sets)} addresses")
 
 
 def of_address(allowance: Allowance, address: int, key: str) -> Allowance:
     """The allowance of an attachment with this address, which `key` asks for. NotAllowed."""
-    return allowance.using("ranges", (address, address), key, text(address))
+    return allowance.within(((address, address),), key, _interval)
 
 
 def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
@@ -60,6 +59,7 @@ def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
     allowance.using("addressesPerAttachment", count, "ipam", f"{count} addresses")
 
 
-def _interval(first: int, last: int) -> str:
+def _interval(interval: Span) -> str:
     """As a person reads it: "10.0.0.1", "10.0.0.1-10.0.0.9"."""
+    first, last = interval
     return text(first) if first == last else f"{text(first)}-{text(last)}"

@@ -5,7 +5,7 @@ is refused when none is left. Options (`set`) count one by one: any rule for the
 Where no rule is for the pod, the settings of the node decide (`rules.Policy`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from cni.policy.document import Rule
 from cni.policy.pod_rules import PodRules
 from cni.policy.rules import Policy
 from cni.policy.subjects import Subjects, nothing_known
+from cni.policy.values import Span
 from cni.spec.errors import CNIError, Code
 
 T = TypeVar("T")
@@ -77,6 +78,24 @@ class Allowance(msgspec.Struct, frozen=True):
                 self.left,
             )
         return self if left == self.left else Allowance(self.policy, self.rules, left)
+
+    def within(
+        self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
+    ) -> "Allowance":
+        """`using` of addresses: each interval lies within one network of a rule."""
+        if self.rules is None or not intervals:
+            return self
+        left = self.left & self.rules.having(tuple(intervals))
+        if left:
+            return self if left == self.left else Allowance(self.policy, self.rules, left)
+        alone = (each for each in intervals if not self.left & self.rules.having((each,)))
+        raise self._refused(
+            what,
+            shown(next(alone, intervals[0])),
+            f"none of the rules that allow the rest ({self.rules.titles(self.left)}) lists it "
+            'in "use.ranges"',
+            self.left,
+        )
 
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
         """Raise NotAllowed unless a rule lets the definition set an option to this value."""

@@ -12,10 +12,11 @@ import msgspec
 from base.pod import Pod
 from cni.policy.document import Rule, Subject, Use
 from cni.policy.subjects import CallingPod, Facts, Subjects
-from cni.policy.values import NOTHING
+from cni.policy.values import NOTHING, Span, Values
 
 _KEPT = 1024  # pods or values: what is made for tenants must not grow without end
 _TOLD = 8  # rules, in an error
+_FEW = 4  # intervals of one range
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -37,10 +38,6 @@ def _has_device(use: Use, device: Device) -> bool:
     return use.has_device(device.hca) or any(map(use.pools.allows, device.resources))
 
 
-def _has_range(use: Use, interval: tuple[int, int]) -> bool:
-    return use.ranges.allows_all(*interval)
-
-
 def _has_count(use: Use, count: int) -> bool:
     most = use.addresses_per_attachment
     return most is None or count <= most
@@ -54,7 +51,6 @@ _USES: Mapping[str, Callable[[Use, Any], bool]] = {
     "macs": _of_values("macs"),
     "networkNames": _of_values("network_names"),
     "pkeys": _of_values("pkeys"),
-    "ranges": _has_range,
     "vlans": _of_values("vlans"),
 }
 """The keys of `use` by which an attachment narrows the rules."""
@@ -71,6 +67,7 @@ class PodRules:
         self.every = (1 << len(rules)) - 1
         self.blind = blind  # titles of rules that look at what this node does not know
         self._masks: dict[tuple[str, Hashable], int] = {}
+        self._by_ranges: dict[Values, int] = {}
 
     def allowing(self, key: str, value: Hashable) -> int:
         """The rules whose `use` has this value."""
@@ -81,6 +78,26 @@ class PodRules:
                 at, sum(1 << i for i, rule in enumerate(self.rules) if _allows(rule, *at))
             )
         return mask
+
+    def having(self, intervals: tuple[Span, ...]) -> int:
+        """The rules within whose networks each interval lies.
+
+        A tenant may make a thousand intervals: what is worked out of many is not kept, and rules
+        with the same networks count once.
+        """
+        at = ("ranges", intervals)
+        mask = self._masks.get(at) if len(intervals) <= _FEW else None
+        if mask is not None:
+            return mask
+        if not self._by_ranges:
+            for i, rule in enumerate(self.rules):
+                ranges = rule.use.ranges
+                self._by_ranges[ranges] = self._by_ranges.get(ranges, 0) | 1 << i
+        mask = 0
+        for ranges, some in self._by_ranges.items():
+            if all(ranges.allows_all(first, last) for first, last in intervals):
+                mask |= some
+        return self._kept(at, mask) if len(intervals) <= _FEW else mask
 
     def may_set(self, key: str, value: int | str) -> bool:
         """Whether one of the rules lets a definition set an option to this value."""

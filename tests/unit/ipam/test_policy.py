@@ -59,6 +59,14 @@ def test_what_an_exclusion_leaves_out_is_not_asked_for(node: Calls) -> None:
     assert node.addresses(wide, pod="p") == ["10.1.0.0/15"]
 
 
+def test_a_rule_that_has_all_but_what_is_excluded_stays(node: Calls) -> None:
+    wide = {"name": "wide", "subjects": [{"namespaces": ["ns"]}], "use": USE | {"ranges": ["*"]}}
+    narrow = {**wide, "name": "narrow", "use": USE | {"networkNames": ["a"]}}
+    node.policy = Policy(rules=rules_of([wide, narrow], "rules"))
+    range_ = {**POOL, "range": "10.0.0.0/15", "exclude": ["10.0.0.0/16"], "network_name": "a"}
+    assert node.addresses(range_, pod="p") == ["10.1.0.0/15"]
+
+
 @pytest.mark.parametrize(
     "how",
     [

@@ -145,9 +145,9 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
         {"name": "s", "subjects": EVERYBODY, "use": use | {"addressesPerNamespace": 9}},
     )
     base = (0xFFFF << 32) | 0x0A010000
-    mine = of(rules).using("ranges", (base, base + 0xFFFF), "ipam.range", "10.1.0.0/16")
+    mine = of(rules).within([(base, base + 0xFFFF)], "ipam.range", str)
     with pytest.raises(NotAllowed):
-        mine.using("ranges", (base, base + 0x10000), "ipam.range", "10.1.0.0/15")
+        mine.within([(base, base + 5), (base, base + 0x10000)], "ipam.range", str)
     with pytest.raises(NotAllowed):
         mine.using("addressesPerAttachment", 3, "ipam", 3)
     assert mine.using("addressesPerAttachment", 2, "ipam", 2).addresses_of_namespace() == 9
