@@ -68,7 +68,7 @@ def read(items: object, kind: Kind, where: str) -> Values:
         if isinstance(read_one, str):
             names.append(read_one)
         else:
-            spans.append(read_one)
+            spans += _without_ipv4(read_one) if kind == "network" else [read_one]
     return Values(spans=tuple(_merged(spans)), names=tuple(dict.fromkeys(names)))
 
 
@@ -173,6 +173,15 @@ def _network(text: str) -> Span:
     network = ipaddress.ip_network(text)  # its errors say enough
     offset = _MAPPED if network.version == 4 else 0
     return offset + int(network[0]), offset + int(network[-1])
+
+
+def _without_ipv4(span: Span) -> list[Span]:
+    """A network of IPv6 without the place of IPv4's addresses: "::/0" allows none of these."""
+    first, last = span
+    behind = _MAPPED + (1 << 32)
+    if first < _MAPPED and last >= behind:
+        return [(first, _MAPPED - 1), (behind, last)]
+    return [span]
 
 
 def _name(text: str) -> str:

@@ -242,6 +242,15 @@ def test_spans_that_meet_are_one_and_a_run_must_lie_within_one() -> None:
     assert read_list.allows(40) and not read_list.allows(35) and not NOTHING.allows(40)
 
 
+def test_a_network_is_of_one_family() -> None:
+    ipv4 = int(ipaddress.IPv6Address("::ffff:10.0.0.1"))
+    ipv6 = int(ipaddress.IPv6Address("fd00::1"))
+    both = {"0.0.0.0/0": (True, False), "::/0": (False, True), "::ffff:0:0/96": (True, False)}
+    for text, expected in both.items():
+        listed = values.read([text], "network", "x")
+        assert (listed.allows(ipv4), listed.allows(ipv6)) == expected, text
+
+
 def test_the_part_of_the_nodes_file_has_the_same_rules(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("policy:\n  rules:\n" + WHOLE.replace("\n", "\n    "))
