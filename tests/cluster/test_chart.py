@@ -29,7 +29,8 @@ CONTROLLERS = (
     *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 )
-PER_NODE = ("--set", "ipam.scope=node")
+NO_POLICIES = ("--set", "policy.enabled=false")
+PER_NODE = ("--set", "ipam.scope=node", *NO_POLICIES)
 
 
 def _objects(*arguments: str) -> dict[tuple[str, str], Manifest]:
@@ -84,7 +85,7 @@ def test_addresses_per_node_need_no_right() -> None:
 
 
 def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only() -> None:
-    objects = _objects()
+    objects = _objects(*NO_POLICIES)
     assert objects.keys() - _objects(*PER_NODE).keys() == {
         *(("CustomResourceDefinition", f"{kind}.ipam.podfabric.io") for kind in ADDRESSES),
         ("ClusterRole", "podfabric-agent"),
@@ -96,6 +97,30 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
     assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(objects)["automountServiceAccountToken"] is True
     assert objects["NetworkPolicy", "podfabric"]["spec"]["egress"]
+
+
+def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
+    per_node = ("--set", "ipam.scope=node")
+    objects = _objects(*per_node)
+    assert objects.keys() - _objects(*PER_NODE).keys() == {
+        ("CustomResourceDefinition", "fabricpolicies.fabric.podfabric.io"),
+        *((kind, "podfabric-policy") for kind in ("ClusterRole", "ClusterRoleBinding")),
+        ("ValidatingAdmissionPolicy", "podfabric-policy-ranges"),
+        ("ValidatingAdmissionPolicyBinding", "podfabric-policy-ranges"),
+    }
+    assert _pod(objects)["automountServiceAccountToken"] is True
+
+    def rights(*values: str) -> dict[str, list[str]]:
+        role = _objects(*per_node, *values)["ClusterRole", "podfabric-policy"]
+        return {rule["resources"][0]: rule["verbs"] for rule in role["rules"]}
+
+    needed = {
+        "fabricpolicies": ["list", "watch"],
+        "namespaces": ["list", "watch"],
+        "events": ["create"],
+    }
+    assert rights() == needed
+    assert rights("--set", "policy.serviceAccounts=true") == needed | {"pods": ["get"]}
 
 
 def test_following_nv_ipam_needs_its_pools_in_one_namespace_and_its_executable() -> None:

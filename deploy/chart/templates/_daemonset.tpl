@@ -43,8 +43,9 @@ spec:
         {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: podfabric
-      # With a token of the API server, from which the node leases blocks of addresses.
-      automountServiceAccountToken: {{ eq $root.Values.ipam.scope "cluster" }}
+      # With a token of the API server, from which the node leases blocks of addresses and reads
+      # FabricPolicies.
+      automountServiceAccountToken: {{ eq (include "podfabric.asks-api" $root) "true" }}
       enableServiceLinks: false
       {{- with $root.Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}

@@ -16,6 +16,11 @@ app.kubernetes.io/component: agent
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* "true" if the agents ask the API server: they lease addresses from it, or read policies. */}}
+{{- define "podfabric.asks-api" -}}
+{{- if or (eq .Values.ipam.scope "cluster") .Values.policy.enabled }}true{{ end }}
+{{- end }}
+
 {{- define "podfabric.listen" -}}
 {{ dig "agent" "listen" "127.0.0.1:9810" .Values.config }}
 {{- end }}
@@ -57,7 +62,7 @@ metadata:
     meta.helm.sh/release-name: {{ $root.Release.Name }}
     meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
 {{- end }}
-# The agent's pod asks for a token where it needs one: for addresses of the cluster.
+# The agent's pod asks for a token where it needs one: for addresses of the cluster and policies.
 automountServiceAccountToken: false
 {{- end }}
 

@@ -28,5 +28,5 @@ fsGroup: {type: RunAsAny}
 supplementalGroups: {type: RunAsAny}
 seLinuxContext: {type: RunAsAny}
 seccompProfiles: [runtime/default]
-volumes: [configMap, hostPath{{ if eq $root.Values.ipam.scope "cluster" }}, projected{{ end }}]
+volumes: [configMap, hostPath{{ if include "podfabric.asks-api" $root }}, projected{{ end }}]
 {{- end }}
