@@ -43,12 +43,19 @@ class Observer(Protocol):
 class Calls:
     """Runs calls of the agent's plugins, which have the names of their executables.
 
-    With `until_empty` nothing is attached.
+    With `until_empty` nothing is attached. `watched` returns a plugin that does what another one
+    does, and more.
     """
 
     def __init__(
-        self, plugins: Mapping[str, Loader], observer: Observer, *, until_empty: bool = False
+        self,
+        plugins: Mapping[str, Loader],
+        observer: Observer,
+        *,
+        until_empty: bool = False,
+        watched: Callable[[Plugin], Plugin] = lambda plugin: plugin,
     ) -> None:
+        self._watched = watched
         self._plugins = plugins
         self._observer = observer
         self._refused = _LEAVING if until_empty else {}
@@ -86,7 +93,7 @@ class Calls:
             return request.config
 
         return answer(
-            lambda: load(request.environ),
+            lambda: self._watched(load(request.environ)),
             request.environ,
             read_config,
             netns,

@@ -62,8 +62,13 @@ def lessee_of(
     return Lessee(api, files, node, boot, compat=settings.compat != "None")
 
 
-def api_of(environ: Mapping[str, str]) -> "KubernetesApi | None":
-    """A client of the node's cluster; None without one, and the log says why."""
+def api_of(
+    environ: Mapping[str, str],
+    setting: str = '"ipam.scope" is cluster',
+    until_then: str = "no pod gets an address of the cluster",
+) -> "KubernetesApi | None":
+    """A client of the node's cluster; None without one, and the log says why: `setting` needs one,
+    and what happens `until_then`."""
     from ipam.cluster.api import ApiError
     from ipam.cluster.kubernetes_api import KubernetesApi
 
@@ -72,11 +77,12 @@ def api_of(environ: Mapping[str, str]) -> "KubernetesApi | None":
         return KubernetesApi(Path(kubeconfig) if kubeconfig else None, writer="podfabric-agent")
     except ApiError as error:
         _log.error(
-            '"ipam.scope" is cluster, and there is no cluster to ask: %s; run the agent in a pod '
-            "with a service account (the chart does), or set %s to a kubeconfig; until then no "
-            "pod gets an address of the cluster",
+            "%s, and there is no cluster to ask: %s; run the agent in a pod with a service account "
+            "(the chart does), or set %s to a kubeconfig; until then %s",
+            setting,
             error,
             KUBECONFIG,
+            until_then,
         )
         return None
 

@@ -158,6 +158,7 @@ def remove_state(paths: Paths) -> None:
     begun = paths.state / _BEGUN
     for directory in (paths.attachments, paths.devices, paths.ipam):
         _remove(directory)
+    _remove(paths.cluster_policies)
     remove_identity(paths.state)
     for path in paths.run.iterdir():
         if path in (paths.locks, paths.agent_socket) or path.match("state-*.json"):

@@ -18,7 +18,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -36,6 +35,7 @@ from agent import (
     unix_socket,
 )
 from agent.calls import Calls, Loader
+from agent.cluster_policies import AgentPolicies
 from agent.departure import STANDING_BY, Departure, Leaving
 from agent.http import Endpoint
 from agent.metrics import Lasting, Metrics
@@ -47,10 +47,9 @@ from agent.workers import Workers
 from base import locks, msgspec_warmup
 from base.paths import Paths
 from cni.attachments import pod_choices
-from cni.attachments.journal import Journal, JournalDamaged
+from cni.attachments.journal import Journal
 from cni.attachments.sweep import sweep_all
 from cni.ipoib.plugin import IPoIB
-from cni.policy.rules import Policy
 from cni.rdma.plugin import Rdma
 from cni.sriov.plugin import Sriov
 from deviceplugin.pools import formats
@@ -124,14 +123,17 @@ class Agent:
             self._store, lambda: loaded.ipam.scope, self._lessee, lambda: loaded.ipam.compat
         )
         self._nv_ipam = nv_ipam_pools.service_of(paths, self._store, loaded.ipam)
+        policies = self._policies = AgentPolicies(paths, lambda: self._settings.policy)
+        stack.callback(policies.close)
         self._addresses = AddressPlugin(
             stores,
             cache(paths.boot_id),
-            self._policy,
+            policies.source,
             nv_ipam_pools.plugin_of(paths, loaded.ipam, self._nv_ipam, self._lessee),
+            policies.subjects,
         )
-        self._ipoib = IPoIB(paths, self._addresses, self._policy)
-        self._sriov = Sriov(paths, self._addresses, self._policy)
+        self._ipoib = IPoIB(paths, self._addresses, policies.source, policies.subjects)
+        self._sriov = Sriov(paths, self._addresses, policies.source, policies.subjects)
         self._rdma = Rdma(paths)
         self._devices = Service(
             paths,
@@ -144,7 +146,7 @@ class Agent:
         self._metrics = Metrics(
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
-            attachments=self._attachments,
+            attachments=Journal(paths).counts,
             devices=self._devices.states,
             allocations=self._devices.held,
             by_range=loaded.listen.startswith(UNIX),  # only root can read there
@@ -156,10 +158,12 @@ class Agent:
         if self._nv_ipam is not None:
             self._metrics.more.append(nv_ipam_pools.families(self._nv_ipam))
             stack.callback(self._nv_ipam.close)
+        self._metrics.more.append(policies.denials.families)
         self._calls = Calls(
             {**self._plugins(), **extra(self._addresses)},
             self._metrics,
             until_empty=leaving is not None,
+            watched=policies.denials.watched,
         )
         self._metrics.watch(
             running=lambda: self._workers.running,
@@ -210,6 +214,7 @@ class Agent:
         self._open_endpoint()
         watched = settings.WatchedSettings(self._paths.config, self._settings, self._take)
         self._stack.callback(watched.close)
+        self._policies.start()
         if self._leaving is None:
             self._devices.start()
         if self._lessee is not None:
@@ -316,9 +321,6 @@ class Agent:
             )
         return True, text
 
-    def _policy(self) -> Policy:
-        return self._settings.policy
-
     def _take(self, new: Settings) -> None:
         """Apply new settings, as far as a running agent can."""
         logs.configure(new)
@@ -326,6 +328,7 @@ class Agent:
         if self._server is not None:
             self._server.limits = new
         self._settings = new
+        self._policies.start()
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -356,6 +359,7 @@ class Agent:
             self._lessee.close()
         if self._nv_ipam is not None:
             self._nv_ipam.close()
+        self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
             _log.info("left the next calls to the next agent")
@@ -374,13 +378,3 @@ class Agent:
             self._open_endpoint()
         while not self._stopping:
             time.sleep(LOOK_EVERY)
-
-    def _attachments(self) -> Mapping[tuple[str, str], int]:
-        """The number of journal entries by plugin and phase."""
-        counted: Counter[tuple[str, str]] = Counter()
-        for entry in Journal(self._paths).entries():
-            if isinstance(entry, JournalDamaged):
-                counted["", "damaged"] += 1
-            else:
-                counted[entry.plugin, entry.phase] += 1
-        return counted

@@ -82,6 +82,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The socket that launchers connect to."""
         return self.run / "agent.sock"
 
+    @cached_property
+    def cluster_policies(self) -> Path:
+        """The policies of the cluster, as the agent saw them last (cni/policy/cluster.py)."""
+        return self.state / "cluster_policies.json"
+
     def boot_id(self) -> str:
         """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
         return boot_id_of(self.proc)

@@ -28,19 +28,21 @@ def _load(script: str) -> "Plugin":
     import sys
 
     from cni.installation import paths_of
-    from cni.policy import rules
+    from cni.policy import cluster
     from ipam import scope
     from ipam.executable import IpamExecutable
     from ipam.nv_ipam import plugin as nv_ipam
     from ipam.plugin import AddressPlugin
 
     paths = paths_of(script, os.environ, sys.argv[1:])
+    policy, subjects = cluster.on_node(paths)
     addresses = AddressPlugin.on_node(
         paths.ipam,
         paths.boot_id,
-        rules.on_node(paths.config),
+        policy,
         scope.on_node(paths.config, paths.ipam),
         scope.compat_on_node(paths.config),
         nv_ipam.on_node(paths),
+        subjects,
     )
     return IpamExecutable(addresses, paths.locks)

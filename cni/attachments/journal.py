@@ -12,7 +12,8 @@ it, the one before it does.
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -268,6 +269,16 @@ class Journal:
         path.replace(aside)
         files.sync_directory(self._directory)
         return aside
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """The number of entries by plugin and phase; the plugin of damaged ones is ""."""
+        counted: Counter[tuple[str, str]] = Counter()
+        for entry in self.entries():
+            if isinstance(entry, JournalDamaged):
+                counted["", "damaged"] += 1
+            else:
+                counted[entry.plugin, entry.phase] += 1
+        return counted
 
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
         """Every entry, or why it cannot be read, in no particular order."""

@@ -23,7 +23,7 @@ from cni.attachments import results
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from cni.attachments.matching import require_allowed
 from cni.attachments.sandbox import lives
-from cni.policy import allowance, rules
+from cni.policy import allowance, cluster, rules
 from cni.policy.allowance import Allowance
 from cni.policy.subjects import Subjects, nothing_known
 from cni.spec.attachment import Attachment
@@ -165,7 +165,9 @@ class InterfacePlugin(ABC):
         subjects: Subjects = nothing_known,
     ) -> None:
         self.paths = paths
-        self._policy = policy or rules.on_node(paths.config)
+        if policy is None:
+            policy, subjects = cluster.on_node(paths)
+        self._policy = policy
         self._subjects = subjects
         self._addresses = addresses or AddressPlugin.on_node(
             paths.ipam,

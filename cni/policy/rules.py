@@ -39,6 +39,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unassigned_devices: bool = False
     # A private range ("network_name") whose addresses another network uses on the same link.
     private_ranges: bool = False
+    # Whether FabricPolicies are followed, whose rules are added (cni/policy/cluster.py).
+    cluster: bool = False
     # Where one of them is for a pod, only they count for it, and not the settings above.
     rules: tuple[Rule, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Events that the lessee writes for people: each once for a pod or block, by its own thread."""
+"""Events that an agent writes for people: each once for an object, by a thread of its own."""
 
 import threading
 from collections import OrderedDict, deque
@@ -23,25 +23,27 @@ class PendingEvents:
         self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
-    def of_pod(self, reason: str, message: str, pod: Pod) -> None:
-        """An event on a pod, if it is known by name."""
+    def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
+        """An event on a pod, if it is known by name; with `each_message` for every other text."""
         if pod.name and pod.namespace:
             regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
             regarding |= {"name": pod.name, "uid": pod.uid}
-            self._add(reason, message, regarding)
+            self.add(reason, message, regarding, message if each_message else "")
 
     def of_block(self, reason: str, message: str, name: str) -> None:
         """An event on an AddressBlock."""
         kind = AddressBlock.KIND
-        self._add(reason, message, {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "name": name})
+        self.add(reason, message, {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "name": name})
 
-    def send(self) -> None:
-        """Write a few that wait. An event that cannot be written is left out."""
-        for _ in range(min(_AT_ONCE, len(self._waiting))):
+    def send(self, most: int = _AT_ONCE) -> bool:
+        """Write a few that wait; whether more do. An event that cannot be written is left out."""
+        for _ in range(min(most, len(self._waiting))):
             self._api.report(*self._waiting.popleft())
+        return bool(self._waiting)
 
-    def _add(self, reason: str, message: str, regarding: dict[str, Any]) -> None:
-        key = (reason, *map(str, regarding.values()))
+    def add(self, reason: str, message: str, regarding: dict[str, Any], occasion: str = "") -> None:
+        """An event on an object, once for each occasion."""
+        key = (reason, *map(str, regarding.values()), occasion)
         with self._lock:
             if key in self._told:
                 return

@@ -295,7 +295,7 @@ def test_configuration_comes_to_the_nodes_as_it_is_written() -> None:
     for key in ("ceding", "ipamClaims", "nv_ipam", "nv_ipam_namespace"):
         values.pop(key, None)
     assert scope.of(values, "values.yaml").scope == "cluster"  # an agent can read it
-    assert written == {**config, "ipam": values}
+    assert written == {**config, "ipam": values, "policy": {"cluster": True}}
     (data,) = _objects(*PER_NODE)["ConfigMap", "podfabric"]["data"].values()
     assert yaml.safe_load(data) == {"ipam": {**values, "scope": "node"}}
 

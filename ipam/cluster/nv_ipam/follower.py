@@ -28,9 +28,9 @@ from ipam.cluster.nv_ipam.objects import Invalid, NvPool, allotted, elsewhere, e
 from ipam.cluster.nv_ipam.reports import MoveReports
 from ipam.cluster.nv_ipam.retries import Retries
 from ipam.cluster.nv_ipam.shares import MAX_OFFLINE, Shares, common, intervals, size, without
-from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.nv_ipam.takeover import address_pool_of, used_before, why_no_more
 from ipam.cluster.pools import Unusable
+from ipam.cluster.step_thread import StepThread
 from ipam.confirmed import boottime
 from ipam.nv_ipam.pools import NodePool, domain_of, listed
 from ipam.nv_ipam.requests import taken
@@ -86,7 +86,7 @@ class PoolFollower(StepThread):
         serves: str = "",
         why_not: Callable[[], str | None] = lambda: None,
     ) -> None:
-        super().__init__()
+        super().__init__("nv-ipam")
         self._api = api
         self._files = files
         self._file = NodeFile(files.directory, node, serves)

@@ -23,9 +23,9 @@ from ipam.cluster.identity import identified
 from ipam.cluster.nv_ipam.objects import Invalid, NvIPPool, NvIPPoolEntry
 from ipam.cluster.nv_ipam.own_pools import TAKEN_OVER, allocations_of, name_of, own_node_pool
 from ipam.cluster.nv_ipam.shares import JOINED, MAX_OFFLINE, coarse, share_name, without
-from ipam.cluster.nv_ipam.step_thread import StepThread
 from ipam.cluster.objects import AddressPool, AddressShare, Holder, Meta, ShareSpec
 from ipam.cluster.pools import Unusable
+from ipam.cluster.step_thread import StepThread
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pools import OWN_FILE, NodePool, NodePools, PoolsFile, domain_of, listed
 from ipam.store_files import StoreFiles
@@ -55,7 +55,7 @@ class PoolOwner(StepThread):
         daemon_store: Path = importing.STORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        super().__init__("nv-ipam")
         self._api = api
         self._files = files
         self._file = PoolsFile(files.directory, OWN_FILE)

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent import nv_ipam_pools
 from agent.cluster_addresses import families
+from agent.denials import Denials
 from agent.metrics import MAX_REASONS, Lasting, Metrics
-from cni.spec.errors import Code
+from cni.spec.errors import CNIError, Code
 from deviceplugin.kubelet.server import PoolState
 from ipam.cluster.lessee import Lessee
 from ipam.cluster.nv_ipam.follower import FollowedPool
@@ -21,6 +22,7 @@ from ipam.store import RangeUsage
 from ipam.store_files import PerCall
 from tests.fake_api import FakeApi
 from tests.plugins import CHECKOUT
+from tests.unit.agent.test_denials import ADD, Failing, deny
 from tests.waiting import PATIENCE
 
 
@@ -234,6 +236,10 @@ def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> N
     pools = NvPoolService(FakeApi(), PerCall(tmp_path), "node-a", "boot-1", "nv")
     pools.follower.states = {"ippool/a": FollowedPool(entry=1, usable=1)}
     metrics.more.append(nv_ipam_pools.families(pools))
+    denials = Denials(lambda pod, message: None)
+    with pytest.raises(CNIError):
+        denials.watched(Failing(deny("pkey", "rule"))).add(ADD)
+    metrics.more.append(denials.families)
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

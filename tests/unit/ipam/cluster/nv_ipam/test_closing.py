@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ipam.cluster.nv_ipam.service import NvPoolService, OwnPoolService
-from ipam.cluster.nv_ipam.step_thread import _JOIN, StepThread
 from ipam.cluster.objects import AddressBlock
+from ipam.cluster.step_thread import _JOIN, StepThread
 from ipam.cluster.until_closed import UntilClosed
 from ipam.resident import Resident
 from tests.fake_api import FakeApi
@@ -45,7 +45,7 @@ class Steps(StepThread):
     """Makes a block in each step."""
 
     def __init__(self, calls: UntilClosed) -> None:
-        super().__init__()
+        super().__init__("nv-ipam")
         self._api = calls
 
     def step(self) -> float:

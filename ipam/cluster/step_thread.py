@@ -13,9 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Without `start`, `step` does what is due."""
+    """Without `start`, `step` does what is due. `name` is the thread's, and the log's."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -29,7 +30,7 @@ class StepThread:
         """Work in a thread of its own until `close`. `calls` are those that `step` makes; who
         closes them, before this, need not wait for an answer to a read."""
         self._calls = calls
-        self._thread = threading.Thread(target=self._run, name="nv-ipam", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -49,7 +50,7 @@ class StepThread:
             try:
                 wait = self.step()
             except Exception:  # noqa: BLE001 - a defect in one step must not end the thread
-                _log.exception("nv-ipam: a step failed")
+                _log.exception("%s: a step failed", self._name)
                 wait = _AFTER_DEFECT
             self._wake.wait(wait)
             self._wake.clear()

@@ -1,0 +1,87 @@
+"""The rules that an agent goes by, of the node and of the cluster, and what it tells of denials."""
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agent import cluster_addresses
+from agent.denials import Denials
+from base import msgspec_warmup
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import cluster, rules
+from cni.policy.cluster import ClusterPolicies
+from cni.policy.subjects import CallingPod, Facts, nothing_known
+
+if TYPE_CHECKING:
+    from agent.policy_follower import PolicyFollower
+
+DENIED = "PolicyDenied"
+
+
+class AgentPolicies:
+    """`source` and `subjects` are for the plugins, whose `denials` are counted and told.
+
+    `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
+    """
+
+    def __init__(
+        self, paths: Paths, node: rules.Source, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._paths = paths
+        self._node = node
+        self._environ = environ
+        self._follower: PolicyFollower | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self.source = cluster.joined(node, self._present)
+        self.denials = Denials(self._tell)
+
+    def start(self) -> None:
+        """Follow the cluster's policies, if the node does now. Else nothing is begun."""
+        with self._starting:
+            if self._closed or not self._node().cluster:
+                return
+            if self._follower is not None:
+                self._follower.wake()  # other rules of the node may look at labels
+                return
+            self._follower = self._new_follower()
+            if self._follower is not None:
+                self._follower.start()
+
+    def _new_follower(self) -> "PolicyFollower | None":
+        setting, until_then = '"policy.cluster" is true', "no pod is attached"
+        api = cluster_addresses.api_of(self._environ, setting, until_then)
+        if api is None:
+            return None
+        from agent.policy_follower import PolicyFollower
+
+        msgspec_warmup.build()  # of the modules that were imported just now
+        return PolicyFollower(api, self._paths.cluster_policies, self._node)
+
+    def close(self) -> None:
+        """Follow no more. What is in force stays so for the calls that run."""
+        with self._starting:
+            self._closed = True
+        if self._follower is not None:
+            self._follower.close()
+
+    def subjects(self, pod: Pod, wanted: Facts) -> CallingPod:
+        """The pod with what rules look at. CNIError 11 if that is not known now."""
+        if not self._node().cluster:
+            return nothing_known(pod, wanted)
+        if self._follower is None:
+            raise cluster.unknown("who asks", "it does not follow the cluster")
+        return self._follower.subjects(pod, wanted)
+
+    def _tell(self, pod: Pod, message: str) -> None:
+        # An event for each text, not for each try of the runtime.
+        if self._follower is not None:
+            self._follower.events.of_pod(DENIED, message, pod, each_message=True)
+            self._follower.wake()
+
+    def _present(self) -> ClusterPolicies:
+        if self._follower is not None:
+            return self._follower.present()
+        return cluster.load(self._paths.cluster_policies)

@@ -1,0 +1,194 @@
+"""Follows the cluster's policies, and the labels of namespaces where rules look at them.
+
+What the API server had last is in force, in memory and in a file, until it has something else. A
+policy that cannot be read changes nothing of what is in force, and an event says why.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import cast
+
+from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject
+from base.documents import DocumentError
+from base.pod import Pod
+from base.text import printable
+from cni.policy import cluster, rules
+from cni.policy.cluster import ClusterPolicies, StoredPolicy
+from cni.policy.document import Rule
+from cni.policy.subjects import CallingPod, Facts
+from cni.spec.errors import CNIError
+from ipam.cluster.api import ApiError, ClusterApi, Refused
+from ipam.cluster.controller.complaints import Complaint
+from ipam.cluster.controller.mirror import Mirror
+from ipam.cluster.events import PendingEvents
+from ipam.cluster.step_thread import StepThread
+from ipam.cluster.until_closed import UntilClosed
+
+UNREADABLE = "PolicyUnreadable"
+LOOK_EVERY = 30.0  # seconds, for a file that could not be written
+_ACCOUNTS = 4096  # pods whose service account is kept
+_MIRROR_POD = "kubernetes.io/config.mirror"  # the object of a static pod has a uid of its own
+_RIGHT = "set policy.serviceAccounts to true in the values of podfabric's chart"
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyFollower(StepThread):
+    """The policies in force, and who asks. Threads may share it. `path` is the file of the node,
+    `node` the rules of its configuration, which may look at labels, too.
+
+    Nothing is asked before `start`.
+    """
+
+    def __init__(self, api: ClusterApi, path: Path, node: rules.Source) -> None:
+        super().__init__("policies")
+        self._api = api
+        self._closing = UntilClosed(api)
+        self._asked = cast(ClusterApi, self._closing)
+        self._path = path
+        self._node = node
+        self._present: ClusterPolicies | None = None
+        self._written: ClusterPolicies | None = None
+        self._policies: Mirror[FabricPolicy] | None = None
+        self._namespaces: Mirror[NamespaceObject] | None = None
+        self._accounts: OrderedDict[str, str] = OrderedDict()
+        self._unreadable: set[tuple[str, int]] = set()
+        self._failing = Complaint(_log, f"writing {path}")
+        self.events = PendingEvents(self._asked)
+
+    def start(self, calls: UntilClosed | None = None) -> None:
+        """Follow until `close`, in threads of its own. What was in force last is so at once."""
+        try:
+            self._present = self._written = cluster.load(self._path)
+        except CNIError as error:
+            _log.warning("%s", error)
+        self._policies = Mirror(self._api, FabricPolicy, self.wake)
+        super().start(calls or self._closing)
+
+    def close(self) -> None:
+        """Follow no more. See StepThread.close."""
+        self._closing.close()
+        for mirror in (self._policies, self._namespaces):
+            if mirror is not None:
+                mirror.close()
+        super().close()
+
+    def present(self) -> ClusterPolicies:
+        """The policies in force. CNIError 11 if none were ever seen."""
+        present = self._present
+        if present is None:
+            raise cluster.unknown("the policies of the cluster", "it has not seen them yet")
+        return present
+
+    def subjects(self, pod: Pod, wanted: Facts) -> CallingPod:
+        """The pod with what the API server says of it. CNIError 11 if that is not known now."""
+        return CallingPod(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            labels=self.present().labels(pod.namespace) if wanted.labels else None,
+            service_account=self._account(pod) if wanted.service_account else None,
+        )
+
+    def step(self) -> float:
+        """Bring what is in force up to date, and write one event."""
+        seen = None if self._policies is None else self._policies.items()
+        if seen is not None:
+            self._take(seen)
+        return 0.0 if self.events.send(1) else LOOK_EVERY
+
+    def _take(self, seen: Sequence[FabricPolicy]) -> None:
+        present = self._present
+        last = {each.name: each for each in present.policies} if present else {}
+        found = (self._read(each, last.get(each.metadata.name)) for each in seen)
+        policies = tuple(sorted((each for each in found if each), key=lambda each: each.name))
+        if present is not None and policies == present.policies:
+            policies = present.policies  # with what was worked out of them
+        new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
+        count = len(new.rules)
+        if present is None or policies is not present.policies:
+            _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
+        self._present = new
+        if new != self._written:
+            self._write(new)
+
+    def _write(self, new: ClusterPolicies) -> None:
+        try:
+            cluster.save(self._path, new)
+        except OSError as error:
+            self._failing.fails(error)
+        else:
+            self._failing.works()
+            self._written = new
+
+    def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy | None:
+        """The policy, if its rules can be read; else what was in force of it."""
+        stored = policy.stored()
+        if stored == last:
+            return last
+        try:
+            _ = stored.read
+        except DocumentError as error:
+            self._tell_unreadable(stored, f"{error}; {_in_force(last)}")
+            return last
+        return stored
+
+    def _tell_unreadable(self, stored: StoredPolicy, text: str) -> None:
+        version = (stored.uid, stored.generation)
+        if version in self._unreadable:
+            return
+        self._unreadable.add(version)
+        _log.error("%s", text)
+        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+        regarding = {**kind, "name": stored.name, "uid": stored.uid}
+        self.events.add(UNREADABLE, printable(text), regarding, str(stored.generation))
+
+    def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
+        """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
+        of_cluster = (rule for policy in policies for rule in policy.read)
+        if not any(map(_looks_at_labels, (*self._node().rules, *of_cluster))):
+            if self._namespaces is not None:
+                self._namespaces.close()
+            self._namespaces = None
+            return None
+        if self._namespaces is None:
+            self._namespaces = Mirror(self._api, NamespaceObject, self.wake)
+        seen = self._namespaces.items()
+        if seen is None:
+            return None if self._present is None else self._present.namespaces
+        return {each.metadata.name: each.metadata.labels for each in seen}
+
+    def _account(self, pod: Pod) -> str:
+        """The service account of a pod, which never changes. CNIError 11."""
+        account = self._accounts.get(pod.uid)
+        if account is not None:
+            return account
+        what = f'the service account of pod "{pod}"'
+        if not (pod.name and pod.namespace):
+            raise cluster.unknown(what, "the runtime passes no K8S_POD_NAME")
+        try:
+            found = self._asked.get(AskingPod, pod.name, pod.namespace)
+        except ApiError as error:
+            hint = f": {_RIGHT}" if isinstance(error, Refused) else ""
+            raise cluster.unknown(what, f"{error}{hint}") from None
+        is_copy = _MIRROR_POD in found.metadata.annotations
+        if pod.uid and found.metadata.uid != pod.uid and not is_copy:
+            raise cluster.unknown(what, "the pod was deleted and made again")
+        account = found.spec.service_account_name
+        if pod.uid:
+            self._accounts[pod.uid] = account
+            if len(self._accounts) > _ACCOUNTS:
+                self._accounts.popitem(last=False)
+        return account
+
+
+def _looks_at_labels(rule: Rule) -> bool:
+    return any(subject.namespace_selector is not None for subject in rule.subjects)
+
+
+def _in_force(last: StoredPolicy | None) -> str:
+    if last is None:
+        return "nothing of it is in force"
+    return f"generation {last.generation} stays in force"

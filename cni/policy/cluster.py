@@ -1,0 +1,156 @@
+"""The policies of the cluster, as this node's agent saw them last: a file in the state directory.
+
+The agent writes it whenever they change. While the API server is away, an agent that starts, and a
+process that does one call without an agent, go by it. Without the file nobody knows the rules, so
+no pod is attached: the runtime tries again.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from base.documents import DocumentError
+from base.files import read, write_atomically
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import document, rules
+from cni.policy.document import Rule
+from cni.policy.rules import Policy
+from cni.policy.subjects import CallingPod, Facts, Subjects
+from cni.spec.errors import CNIError, Code
+
+KIND = "FabricPolicy"
+
+
+class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A FabricPolicy in the last form that could be read. `rules` is its `spec.rules`."""
+
+    name: str
+    uid: str
+    generation: int
+    rules: list[Any]
+
+    @cached_property
+    def read(self) -> tuple[Rule, ...]:
+        """The rules, typed. Raises DocumentError."""
+        return document.rules_of(self.rules, f"{KIND} {self.name}: spec.rules", self.name)
+
+
+class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All policies by name, and the labels of all namespaces; None if no rule looks at these."""
+
+    policies: tuple[StoredPolicy, ...]
+    namespaces: dict[str, dict[str, str]] | None
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of all policies. Raises DocumentError."""
+        return tuple(rule for policy in self.policies for rule in policy.read)
+
+    def labels(self, namespace: str) -> Mapping[str, str]:
+        """The labels of a namespace. CNIError 11 if they are not known."""
+        labels = None if self.namespaces is None else self.namespaces.get(namespace)
+        if labels is None:
+            raise unknown(f'the labels of namespace "{namespace}"')
+        return labels
+
+
+Present = Callable[[], ClusterPolicies]
+"""Returns the policies that are in force. CNIError 11 if none were ever seen."""
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """The file: the policies, and the checksum of their text."""
+
+    crc32: str
+    policies: msgspec.Raw
+
+
+def joined(node: rules.Source, cluster: Present) -> rules.Source:
+    """The rules of the node, and behind them those of the cluster where the node follows them.
+
+    The same Policy for as long as both stay as they are: it keeps what was worked out of its rules.
+    """
+    last: tuple[Policy, tuple[StoredPolicy, ...], Policy] | None = None
+
+    def source() -> Policy:
+        nonlocal last
+        own = node()
+        if not own.cluster:
+            return own
+        present, seen = cluster(), last
+        if seen is None or seen[0] is not own or seen[1] is not present.policies:
+            both = msgspec.structs.replace(own, rules=(*own.rules, *present.rules))
+            seen = last = (own, present.policies, both)
+        return seen[2]
+
+    return source
+
+
+def on_node(paths: Paths) -> tuple[rules.Source, Subjects]:
+    """The rules by the files of a node, which are read at each call; and who asks, by them too.
+
+    For a process that does one call: only an agent asks the API server.
+    """
+    node = rules.on_node(paths.config)
+
+    def cluster() -> ClusterPolicies:
+        return load(paths.cluster_policies)
+
+    def subjects(pod: Pod, wanted: Facts) -> CallingPod:
+        asking = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
+        if not node().cluster:
+            return asking
+        if wanted.service_account:
+            raise unknown(f'the service account of pod "{pod}"', "only an agent asks for it")
+        return msgspec.structs.replace(asking, labels=cluster().labels(pod.namespace))
+
+    return joined(node, cluster), subjects
+
+
+def load(path: Path) -> ClusterPolicies:
+    """What the agent saw last. CNIError 11 if there is no such file, or it is damaged."""
+    try:
+        return decode(read(str(path)))
+    except FileNotFoundError:
+        raise unknown("the policies of the cluster", f"{path} is missing") from None
+    except OSError as error:
+        why = f"{path}: cannot be read: {error.strerror}"
+        raise unknown("the policies of the cluster", why) from None
+    except DocumentError as error:
+        why = f"{path} is damaged: {error}"
+        raise unknown("the policies of the cluster", why) from None
+
+
+def save(path: Path, policies: ClusterPolicies) -> None:
+    """Replace the file, durably. Raises OSError."""
+    text = msgspec.json.encode(policies)
+    content = _Content(f"{zlib.crc32(text):08x}", msgspec.Raw(text))
+    write_atomically(path, msgspec.json.encode(content))
+
+
+def decode(content: bytes) -> ClusterPolicies:
+    """The policies in the file's content, whose rules can be read. Raises DocumentError."""
+    try:
+        file = msgspec.json.decode(content, type=_Content)
+        if file.crc32 != f"{zlib.crc32(bytes(file.policies)):08x}":
+            raise DocumentError("its checksum differs")
+        policies = msgspec.json.decode(file.policies, type=ClusterPolicies)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DocumentError(str(error)) from None
+    _ = policies.rules  # which reads them
+    return policies
+
+
+def unknown(what: str, why: str = "") -> CNIError:
+    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
+    because = f" ({why})" if why else ""
+    return CNIError(
+        Code.TRY_AGAIN,
+        f'"{rules.PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
+        "done; the runtime tries again: see whether the agent runs and reaches the API server",
+    )

@@ -1,0 +1,147 @@
+"""A denied attachment is counted by key and rule, and its pod is told; nothing else is."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent import denials
+from agent.cluster_policies import DENIED, AgentPolicies
+from agent.denials import OTHER, SETTINGS, Denials
+from agent.metrics import Metrics
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import allowance
+from cni.policy.allowance import NotAllowed
+from cni.policy.rules import Policy, not_allowed
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from cni.spec.result import Result
+from tests.fake_api import FakeApi
+from tests.unit.agent.test_policy_follower import following
+from tests.unit.policy.test_cluster import POD, RULE, policies
+from tests.waiting import until
+
+ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=team-a;K8S_POD_NAME=p;K8S_POD_UID=u"
+ADD = Request(command="ADD", args=ARGS)
+
+
+class Failing:
+    """A plugin whose ADD does what `act` does."""
+
+    versions = ("1.1.0",)
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def add(self, request: Request) -> Result:
+        self._act()
+        return Result()
+
+    def other(self, request: Request) -> None:
+        self._act()
+
+    delete = check = gc = status = other
+
+
+def deny(key: str = "pkey", *rules: str) -> Callable[[], object]:
+    def act() -> object:
+        raise NotAllowed(f'"{key}": 7 is not allowed', key, "7", rules)
+
+    return act
+
+
+def add(counted: Denials, act: Callable[[], object], request: Request = ADD) -> int:
+    """The error code of an ADD, 0 for none."""
+    try:
+        counted.watched(Failing(act)).add(request)
+    except CNIError as error:
+        return error.code
+    return 0
+
+
+@pytest.fixture
+def told() -> list[tuple[Pod, str]]:
+    return []
+
+
+@pytest.fixture
+def counted(told: list[tuple[Pod, str]]) -> Denials:
+    return Denials(lambda pod, message: told.append((pod, message)))
+
+
+def test_a_denial_is_counted_and_told_and_stays_an_error(
+    counted: Denials, told: list[tuple[Pod, str]]
+) -> None:
+    assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
+    assert add(counted, deny("pkey", "teams/a", "b")) == Code.NOT_ALLOWED
+
+    def by_settings() -> object:
+        raise not_allowed('"pfOnly": true', "whole_pfs")
+
+    add(counted, by_settings)
+    assert counted.counts() == {("pkey", "teams/a,b"): 2, (OTHER, SETTINGS): 1}
+    assert told[0] == (POD, '"pkey": 7 is not allowed')
+    metrics = Metrics(plugins=(), usage=tuple, attachments=dict)
+    metrics.more.append(counted.families)
+    text = metrics.exposition().decode()
+    assert 'podfabric_policy_denied_total{key="pkey",rule="teams/a,b"} 2.0' in text
+
+
+def test_other_errors_and_other_verbs_are_no_denials(
+    counted: Denials, told: list[tuple[Pod, str]]
+) -> None:
+    def later() -> object:
+        raise CNIError(Code.TRY_AGAIN, "later")
+
+    assert add(counted, later) == Code.TRY_AGAIN
+    assert add(counted, lambda: None) == 0
+    watched = counted.watched(Failing(deny()))
+    assert watched.versions == ("1.1.0",)
+    for verb in (watched.delete, watched.check, watched.gc, watched.status):
+        with pytest.raises(NotAllowed):
+            verb(ADD)
+    assert not counted.counts() and not told
+
+
+def test_a_pod_that_is_not_named_is_counted_and_not_told(
+    counted: Denials, told: list[tuple[Pod, str]]
+) -> None:
+    assert add(counted, deny(), Request(command="ADD", args="K8S_POD_NAME")) == Code.NOT_ALLOWED
+    assert sum(counted.counts().values()) == 1
+    assert not told
+
+
+def test_series_do_not_grow_without_end(counted: Denials, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(denials, "MOST", 3)
+    for number in range(9):
+        add(counted, deny(f"key-{number}"))
+    assert len(counted.counts()) == 4
+    assert counted.counts()[OTHER, OTHER] == 6
+
+
+def test_the_event_of_a_denial_names_key_value_and_rule_once_for_each_text(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    with following(server, tmp_path) as node:
+        agents = AgentPolicies(Paths(), Policy)
+        agents._follower = node.follower
+
+        def ask(pkey: int) -> None:
+            allowed = allowance.of_pod(Policy(rules=policies(RULE).rules), POD)
+            allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
+
+        for pkey in (0x8002, 0x8002, 0x8003):
+            assert add(agents.denials, partial(ask, pkey)) == Code.NOT_ALLOWED
+        until(lambda: len(server.events) == 2, what="events")
+    for event, value in zip(server.events, ("0x8002", "0x8003"), strict=True):
+        assert (event.reason, event.regarding["kind"]) == (DENIED, "Pod")
+        assert (event.regarding["namespace"], event.regarding["name"]) == ("team-a", "p")
+        for word in ("pkey", value, "teams/one"):
+            assert word in event.message
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    return FakeApi()

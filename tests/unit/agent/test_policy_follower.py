@@ -1,0 +1,369 @@
+"""What a node enforces of the cluster's policies, whatever becomes of API server, file and disk."""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from agent.policy_follower import UNREADABLE, PolicyFollower
+from agent.policy_objects import AskingPod, FabricPolicy, NamespaceObject, _PodSpec
+from base.pod import Pod
+from cni.policy import allowance, cluster
+from cni.policy.allowance import NotAllowed
+from cni.policy.cluster import ClusterPolicies
+from cni.policy.rules import Policy
+from cni.spec.errors import CNIError, Code
+from ipam.cluster.objects import Meta
+from tests.fake_api import FakeApi, FakeClient, Fault
+from tests.unit.policy.test_cluster import LABELLED, POD, RULE, policies
+from tests.waiting import until
+
+NODE = Policy(cluster=True)
+
+
+def policy(name: str, *rules: object) -> FabricPolicy:
+    return FabricPolicy(metadata=Meta(name=name), spec={"rules": list(rules)})
+
+
+def namespace(name: str, **labels: str) -> NamespaceObject:
+    return NamespaceObject(metadata=Meta(name=name, labels=labels))
+
+
+def for_pkey(pkey: str) -> dict[str, Any]:
+    return {**RULE, "use": {"pkeys": [pkey]}}
+
+
+class Node:
+    """A node that follows, and what its pods may use."""
+
+    def __init__(self, client: FakeClient, directory: Path) -> None:
+        self.client = client
+        self.path = directory / "cluster_policies.json"
+        self.follower = PolicyFollower(client, self.path, lambda: NODE)
+        self.source = cluster.joined(lambda: NODE, self.follower.present)
+
+    def may_use(self, pkey: int, pod: Pod = POD) -> bool:
+        allowed = allowance.of_pod(self.source(), pod, self.follower.subjects)
+        try:
+            allowed.using("pkeys", pkey, "pkey", hex(pkey))
+        except NotAllowed:
+            return False
+        return allowed.rules is not None
+
+    def told_to_come_again(self, pod: Pod = POD) -> str:
+        with pytest.raises(CNIError) as raised:
+            self.may_use(0x8001, pod)
+        assert raised.value.code == Code.TRY_AGAIN
+        return raised.value.message
+
+    def written(self) -> ClusterPolicies | None:
+        try:
+            return cluster.load(self.path)
+        except CNIError:
+            return None
+
+    def await_rules(self, *rules: object) -> None:
+        """Wait until the first policy has these."""
+        until(lambda: self.follower.present().policies[0].rules == list(rules), what="change")
+
+    def pods_asked(self) -> int:
+        return self.client.calls["get", "Pod"]
+
+    def titles(self) -> list[str]:
+        return [rule.title for rule in self.follower.present().rules]
+
+
+@contextmanager
+def running(
+    server: FakeApi, directory: Path, faults: Callable[[str, str, str], Fault | None] | None = None
+) -> Iterator[Node]:
+    node = Node(server.client("node-a", faults), directory)
+    with closing(node.follower):
+        node.follower.start()
+        yield node
+
+
+@contextmanager
+def following(server: FakeApi, directory: Path) -> Iterator[Node]:
+    """A node that has seen the policies, and written them."""
+    with running(server, directory) as node:
+        until(node.written, what="file")
+        yield node
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    return FakeApi()
+
+
+def test_policies_are_in_force_and_on_disk_as_they_come_change_and_go(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    with following(server, tmp_path) as node:
+        assert not node.may_use(0x8001)  # no rule is for the pod: the settings of the node count
+        made = server.put(policy("teams", RULE))
+        until(lambda: node.may_use(0x8001), what="rule in force")
+        server.put(replace(made, spec={"rules": [for_pkey("0x8005")]}))
+        until(lambda: node.may_use(0x8005) and not node.may_use(0x8001), what="change in force")
+        server.put(policy("others", LABELLED | {"subjects": [{"namespaces": ["team-b"]}]}))
+        until(lambda: node.titles() == ["others/gold", "teams/one"], what="second policy")
+        until(lambda: node.written() == node.follower.present(), what="file")
+        server.remove(FabricPolicy, "teams")
+        until(lambda: node.titles() == ["others/gold"], what="end of a policy")
+        until(lambda: node.written() == node.follower.present(), what="file")
+
+
+def test_an_agent_that_never_saw_the_api_server_attaches_no_pod(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    server.put(policy("teams", RULE))
+    server.down = True
+    with running(server, tmp_path) as node:
+        until(lambda: node.client.calls["list", "FabricPolicy"], what="a try")
+        assert "does not know the policies of the cluster" in node.told_to_come_again()
+        server.down = False
+        until(lambda: node.written(), what="file")
+        assert node.may_use(0x8001)
+
+
+def test_an_agent_that_starts_without_the_api_server_enforces_what_it_saw_last(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    made = server.put(policy("teams", RULE))
+    with following(server, tmp_path):
+        pass
+    server.down = True
+    with running(server, tmp_path) as node:
+        assert node.may_use(0x8001)
+        assert not node.may_use(0x8002)
+        server.put(replace(made, spec={"rules": [for_pkey("0x8002")]}))
+        server.down = False
+        until(lambda: node.may_use(0x8002) and not node.may_use(0x8001), what="change in force")
+
+
+def test_the_rules_stay_in_force_while_the_api_server_is_away(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        server.down = True
+        server.end_watches()
+        tries = node.client.calls["list", "FabricPolicy"]
+        until(lambda: node.client.calls["list", "FabricPolicy"] > tries, what="a try")
+        assert node.may_use(0x8001)
+        assert not node.may_use(0x8002)
+
+
+def test_a_kind_that_is_not_installed_is_not_taken_for_no_policy(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    def absent(verb: str, kind: str, name: str) -> Fault | None:
+        return Fault.REFUSED if kind == "FabricPolicy" else None
+
+    with running(server, tmp_path, absent) as node:
+        until(lambda: node.client.calls["list", "FabricPolicy"], what="a try")
+        node.told_to_come_again()
+
+
+def test_a_policy_that_cannot_be_read_leaves_what_was_in_force(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    made = server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        before = node.follower.present()
+        torn = server.put(replace(made, spec={"rules": [for_pkey("0x0")]}))
+        server.put(policy("second", LABELLED | {"subjects": [{"namespaces": ["team-b"]}]}))
+        until(lambda: "second/gold" in node.titles(), what="second policy")
+        assert node.may_use(0x8001)
+        until(lambda: server.events, what="event")
+        server.put(policy("third"))  # makes the follower look again
+        until(lambda: len(node.follower.present().policies) == 3, what="third policy")
+        (event,) = server.events
+        assert (event.reason, event.regarding["name"]) == (UNREADABLE, "teams")
+        assert event.regarding["uid"] == torn.metadata.uid
+        assert "spec.rules[0].use.pkeys[0]" in event.message
+        assert "generation 1 stays in force" in event.message
+        kept = node.written()
+        assert kept is not None and before.policies[0] in kept.policies
+    with following(server, tmp_path) as again:
+        assert again.may_use(0x8001)
+
+
+@pytest.mark.parametrize("spec", [{}, {"rules": "all"}, {"rules": [7]}])
+def test_a_policy_of_another_form_makes_an_event_and_nothing_else(
+    server: FakeApi, tmp_path: Path, spec: dict[str, object]
+) -> None:
+    server.put(policy("teams", RULE))
+    server.put(FabricPolicy(metadata=Meta(name="odd"), spec=spec))
+    with following(server, tmp_path) as node:
+        assert node.titles() == ["teams/one"]
+        until(lambda: server.events, what="event")
+        assert "nothing of it is in force" in server.events[0].message
+
+
+def test_a_damaged_file_is_told_and_written_again(
+    server: FakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        whole = node.path.read_bytes()
+    node.path.write_bytes(whole[:-7])
+    server.down = True
+    with caplog.at_level(logging.WARNING), running(server, tmp_path) as node:
+        assert "is damaged" in caplog.text
+        node.told_to_come_again()
+        server.down = False
+        until(node.written, what="file")
+        assert node.may_use(0x8001)
+        assert node.path.read_bytes() == whole
+
+
+def test_a_full_disk_does_not_keep_a_policy_from_being_in_force(
+    server: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(server, tmp_path) as node:
+
+        def full(path: Path, content: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster, "write_atomically", full)
+            server.put(policy("teams", RULE))
+            until(lambda: node.may_use(0x8001), what="rule in force")
+            assert node.written() != node.follower.present()
+        node.follower.wake()
+        until(lambda: node.written() == node.follower.present(), what="file")
+
+
+def test_labels_are_followed_only_where_a_rule_looks_at_them(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    server.put(namespace("team-a", tier="gold"))
+    server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        assert node.may_use(0x8001)
+        assert not node.client.calls["list", "Namespace"]
+        server.put(policy("gold", LABELLED))
+        until(lambda: node.follower.present().namespaces, what="labels")
+        assert node.may_use(0x8002)
+        server.put(namespace("team-b"))
+        until(lambda: "team-b" in (node.follower.present().namespaces or {}), what="namespace")
+        assert not node.may_use(0x8002, Pod(namespace="team-b", name="p"))
+        assert 'namespace "new"' in node.told_to_come_again(Pod(namespace="new", name="p"))
+        until(lambda: node.written() == node.follower.present(), what="file")
+    server.down = True
+    with running(server, tmp_path) as node:
+        assert node.may_use(0x8002)
+
+
+def test_a_label_that_changes_changes_who_may(server: FakeApi, tmp_path: Path) -> None:
+    server.put(policy("gold", LABELLED))
+    made = server.put(namespace("team-a", tier="gold"))
+    with following(server, tmp_path) as node:
+        until(lambda: node.follower.present().namespaces, what="labels")
+        until(lambda: node.may_use(0x8002), what="a match")
+        server.put(replace(made, metadata=replace(made.metadata, labels={"tier": "iron"})))
+        until(lambda: not node.may_use(0x8002), what="no match")
+
+
+def pod(uid: str, account: str = "trainer") -> AskingPod:
+    meta = Meta(name="p", namespace="team-a", uid=uid)
+    return AskingPod(metadata=meta, spec=_PodSpec(service_account_name=account))
+
+
+TRAINERS = RULE | {"subjects": [{"namespaces": ["team-a"], "serviceAccounts": ["train*"]}]}
+
+
+def test_the_service_account_of_a_pod_is_asked_once_and_only_where_rules_name_some(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    uid = server.put(pod("")).metadata.uid
+    asking = replace(POD, uid=uid)
+    made = server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        assert node.may_use(0x8001, asking)
+        assert node.pods_asked() == 0
+        server.put(replace(made, spec={"rules": [TRAINERS]}))
+        node.await_rules(TRAINERS)
+        for _ in range(3):
+            assert node.may_use(0x8001, asking)
+        assert node.pods_asked() == 1
+        server.down = True
+        assert node.may_use(0x8001, asking)
+        assert "does not know the service account" in node.told_to_come_again()
+
+
+def test_a_pod_of_another_service_account_is_not_meant(server: FakeApi, tmp_path: Path) -> None:
+    uid = server.put(pod("", "default")).metadata.uid
+    server.put(policy("teams", TRAINERS))
+    with following(server, tmp_path) as node:
+        assert not node.may_use(0x8001, replace(POD, uid=uid))
+        text = node.told_to_come_again(replace(POD, uid="an earlier pod's"))
+        assert "was deleted and made again" in text
+        text = node.told_to_come_again(replace(POD, name=""))
+        assert "K8S_POD_NAME" in text
+
+
+def test_a_right_that_the_agent_lacks_is_named(server: FakeApi, tmp_path: Path) -> None:
+    server.put(policy("teams", TRAINERS))
+
+    def forbidden(verb: str, kind: str, name: str) -> Fault | None:
+        return Fault.REFUSED if kind == "Pod" else None
+
+    with running(server, tmp_path, forbidden) as node:
+        until(node.written, what="file")
+        assert "policy.serviceAccounts" in node.told_to_come_again()
+
+
+def test_each_add_sees_one_set_of_rules_while_policies_change(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    """P_Keys 0x8001 and 0x8002 belong to one version, 0x8003 and 0x8004 to the other."""
+    versions = [
+        [for_pkey(first) | {"name": "first"}, for_pkey(second) | {"name": "second"}]
+        for first, second in (("0x8001", "0x8002"), ("0x8003", "0x8004"))
+    ]
+    made = server.put(policy("teams", *versions[0]))
+    seen: list[tuple[bool, ...]] = []
+    over = threading.Event()
+    with following(server, tmp_path) as node:
+
+        def attach() -> None:
+            while not over.is_set():
+                allowed = allowance.of_pod(node.source(), POD, node.follower.subjects)
+                seen.append(tuple(_allows(allowed, pkey) for pkey in range(0x8001, 0x8005)))
+
+        threads = [threading.Thread(target=attach) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for turn in range(20):
+            rules = versions[(turn + 1) % 2]
+            made = server.put(replace(made, spec={"rules": rules}))
+            node.await_rules(*rules)
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert set(seen) == {(True, True, False, False), (False, False, True, True)}
+
+
+def _allows(allowed: allowance.Allowance, pkey: int) -> bool:
+    try:
+        allowed.using("pkeys", pkey, "pkey", hex(pkey))
+    except NotAllowed:
+        return False
+    return True
+
+
+def test_the_file_is_json_that_a_person_can_read(server: FakeApi, tmp_path: Path) -> None:
+    server.put(policy("teams", RULE))
+    with following(server, tmp_path) as node:
+        file = msgspec.json.decode(node.path.read_bytes())
+    assert file["policies"]["policies"][0]["rules"] == [RULE]
+    assert node.follower.present().rules == policies(RULE).rules

@@ -1,0 +1,153 @@
+"""The file of the cluster's policies: whole or refused, and what is in force by it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import allowance, cluster
+from cni.policy.allowance import NotAllowed
+from cni.policy.cluster import ClusterPolicies, StoredPolicy
+from cni.policy.rules import Policy
+from cni.policy.subjects import Facts
+from cni.spec.errors import CNIError, Code
+
+POD = Pod(namespace="team-a", name="p", uid="u")
+RULE = {
+    "name": "one",
+    "subjects": [{"namespaces": ["team-a"]}],
+    "use": {"pkeys": ["0x8001"]},
+}
+LABELLED = {
+    "name": "gold",
+    "subjects": [{"namespaceSelector": {"matchLabels": {"tier": "gold"}}}],
+    "use": {"pkeys": ["0x8002"]},
+}
+
+
+def policies(
+    *rules: object, namespaces: dict[str, dict[str, str]] | None = None
+) -> ClusterPolicies:
+    stored = StoredPolicy(name="teams", uid="u-1", generation=1, rules=list(rules))
+    return ClusterPolicies(policies=(stored,), namespaces=namespaces)
+
+
+def unknown(path: Path) -> str:
+    """Why the file is of no use: an ADD is told to come again."""
+    with pytest.raises(CNIError) as raised:
+        cluster.load(path)
+    assert raised.value.code == Code.TRY_AGAIN
+    return raised.value.message
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "state/policies.json"
+    for written in (
+        policies(RULE, namespaces={"team-a": {"tier": "gold"}}),
+        policies(),
+        ClusterPolicies(policies=(), namespaces=None),
+    ):
+        cluster.save(path, written)
+        assert cluster.load(path) == written
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_file_an_add_is_told_to_come_again(tmp_path: Path) -> None:
+    assert "policies.json is missing" in unknown(tmp_path / "policies.json")
+
+
+def test_a_file_that_lacks_its_end_or_has_another_byte_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policies.json"
+    cluster.save(path, policies(RULE))
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert "is damaged" in unknown(path)
+    for at, byte in enumerate(whole):
+        path.write_bytes(whole[:at] + bytes((byte ^ 1,)) + whole[at + 1 :])
+        assert "is damaged" in unknown(path)
+
+
+def test_a_file_with_a_rule_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policies.json"
+    cluster.save(path, policies(RULE | {"use": {"pkeys": ["0x0"]}}))
+    text = unknown(path)
+    assert "FabricPolicy teams: spec.rules[0].use.pkeys[0]" in text
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from cni.policy import cluster
+def killed(*paths):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(os, sys.argv[2], killed)
+cluster.save(Path(sys.argv[1]), cluster.ClusterPolicies(policies=(), namespaces=None))
+"""
+
+
+@pytest.mark.parametrize("step", ["pwrite", "fsync", "replace"])
+def test_a_kill_at_any_step_of_writing_leaves_the_last_good_set(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "policies.json"
+    cluster.save(path, policies(RULE))
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(path), step], check=False)
+    assert done.returncode == -9
+    assert cluster.load(path) == policies(RULE)
+    cluster.save(path, policies(LABELLED))  # over what the killed one left
+    assert cluster.load(path) == policies(LABELLED)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_node_that_does_not_follow_never_looks_at_the_cluster() -> None:
+    def never() -> ClusterPolicies:
+        raise AssertionError
+
+    assert cluster.joined(Policy, never)() == Policy()
+
+
+def test_the_rules_of_the_cluster_are_added_to_those_of_the_node() -> None:
+    node = Policy(cluster=True, rules=policies(LABELLED).rules)
+    source = cluster.joined(lambda: node, lambda: policies(RULE))
+    assert [rule.title for rule in source().rules] == ["teams/gold", "teams/one"]
+
+
+def test_what_was_worked_out_is_kept_until_a_policy_changes() -> None:
+    node, present = Policy(cluster=True), policies(RULE)
+    source = cluster.joined(lambda: node, lambda: present)
+    first = source()
+    assert source() is first
+    present = replace(present, namespaces={"team-a": {}})
+    assert source() is first
+    present = policies(RULE)
+    assert source() is not first
+
+
+def test_a_process_for_one_call_goes_by_the_files(tmp_path: Path) -> None:
+    paths = Paths(state=tmp_path / "state", etc=tmp_path / "etc")
+    paths.etc.mkdir()
+    source, subjects = cluster.on_node(paths)
+    assert source() == Policy()
+    paths.config.write_text("policy: {cluster: true}")
+    with pytest.raises(CNIError) as raised:
+        source()
+    assert raised.value.code == Code.TRY_AGAIN
+    cluster.save(
+        paths.cluster_policies,
+        policies(RULE, LABELLED, namespaces={"team-a": {"tier": "gold"}, "team-b": {}}),
+    )
+    allowed = allowance.of_pod(source(), POD, subjects)
+    for pkey in (0x8001, 0x8002):
+        allowed.using("pkeys", pkey, "pkey", hex(pkey))
+    with pytest.raises(NotAllowed):
+        allowed.using("pkeys", 0x8003, "pkey", "0x8003")
+    with pytest.raises(CNIError) as raised:
+        allowance.of_pod(source(), Pod(namespace="new", name="p"), subjects)
+    assert raised.value.code == Code.TRY_AGAIN
+    assert 'the labels of namespace "new"' in raised.value.message
+    with pytest.raises(CNIError) as raised:
+        subjects(POD, Facts(service_account=True))
+    assert raised.value.code == Code.TRY_AGAIN
