@@ -1,0 +1,285 @@
+"""A node follows FabricPolicies of a real API server, with the rights of its agent."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cluster_addresses import KUBECONFIG
+from agent.cluster_policies import DENIED, AgentPolicies
+from agent.policy_objects import AskingPod, FabricPolicy
+from base.paths import Paths
+from base.pod import Pod
+from cni.policy import allowance, cluster
+from cni.policy.allowance import NotAllowed
+from cni.policy.rules import Policy
+from cni.spec.errors import CNIError, Code
+from cni.spec.plugin import Plugin
+from cni.spec.request import Request
+from cni.spec.result import Result
+from ipam.cluster.api import Refused
+from ipam.cluster.kubernetes_api import KubernetesApi
+from ipam.cluster.objects import Meta
+from tests.api.conftest import NODE_A
+from tests.api.server import ACCOUNT, ApiServer, Document, name
+from tests.api.test_fabric_policies import KIND
+from tests.waiting import until
+from tools.manifests import NAMESPACE
+
+RIGHT = "/apis/rbac.authorization.k8s.io/v1/clusterroles/podfabric-policy"
+MINE, THEIRS = 0x8001, 0x8002
+
+
+class Node:
+    """What an agent makes of the policies."""
+
+    def __init__(self, server: ApiServer, directory: Path) -> None:
+        self.paths = Paths(state=directory / "state", etc=directory / "etc")
+        kubeconfig = server.plane.directory / f"{NODE_A}.kubeconfig"
+        self.policies = AgentPolicies(
+            self.paths, lambda: Policy(cluster=True), {KUBECONFIG: str(kubeconfig)}
+        )
+        self.policies.start()
+
+    def asks(self, pod: Pod, pkey: int) -> None:
+        """As a plugin does. NotAllowed, CNIError 11."""
+        allowed = allowance.of_pod(self.policies.source(), pod, self.policies.subjects)
+        allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
+        if allowed.rules is None:
+            raise AssertionError("no rule is for the pod")
+
+    def outcome(self, pod: Pod, pkey: int) -> str:
+        try:
+            self.asks(pod, pkey)
+        except NotAllowed:
+            return "denied"
+        except CNIError as error:
+            assert error.code == Code.TRY_AGAIN
+            return error.message
+        except AssertionError:
+            return "no rule"
+        return "allowed"
+
+    def await_outcome(self, pod: Pod, pkey: int, wanted: str) -> None:
+        until(lambda: wanted in self.outcome(pod, pkey), what=f"{wanted} for {pod}", pause=0.1)
+
+    def await_file(self) -> None:
+        """Wait until what is in force is on disk."""
+
+        def same() -> bool:
+            try:
+                return cluster.load(self.paths.cluster_policies).rules == (
+                    self.policies.source().rules
+                )
+            except CNIError:
+                return False
+
+        until(same, what="file")
+
+
+@pytest.fixture
+def node(server: ApiServer, node_a: KubernetesApi, tmp_path: Path) -> Iterator[Node]:
+    node = Node(server, tmp_path)
+    with closing(node.policies):
+        yield node
+
+
+class Tenant:
+    """A namespace, and a policy for it."""
+
+    def __init__(self, server: ApiServer, **labels: str) -> None:
+        self.server = server
+        self.namespace = name("tenant")
+        meta: Document = {"name": self.namespace, "labels": labels}
+        server.make(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+        )
+
+    def pod(self, account: str = "default") -> Pod:
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        accounts = f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
+        self.server.make(
+            accounts,
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
+        )
+        spec = {
+            "nodeName": NODE_A,
+            "serviceAccountName": account,
+            "containers": [{"name": "c", "image": "i"}],
+        }
+        made = self.server.make(
+            pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name("p")}, "spec": spec}
+        )
+        meta = made["metadata"]
+        return Pod(namespace=self.namespace, name=meta["name"], uid=meta["uid"])
+
+    def anyone(self) -> Pod:
+        return Pod(namespace=self.namespace, name="p", uid="u")
+
+    def events(self) -> list[Document]:
+        _, found = self.server.send("GET", f"/api/v1/namespaces/{self.namespace}/events")
+        items: list[Document] = found["items"]
+        return items
+
+
+def put(server: ApiServer, title: str, rule: Document, *, pkey: int = MINE) -> None:
+    """Write a policy of one rule, as kubectl does."""
+    document: dict[str, Any] = {
+        "apiVersion": "fabric.podfabric.io/v1alpha1",
+        "kind": "FabricPolicy",
+        "metadata": {"name": title},
+        "spec": {"rules": [{"name": "r", "use": {"pkeys": [f"{pkey:#06x}"]}, **rule}]},
+    }
+    status, stored = server.send("GET", f"{KIND}/{title}")
+    if status == 404:
+        server.make(KIND, document)
+        return
+    document["metadata"] = stored["metadata"]
+    status, answer = server.send("PUT", f"{KIND}/{title}", document)
+    assert status == 200, answer
+
+
+@pytest.fixture
+def title(server: ApiServer) -> Iterator[str]:
+    """The name of a policy, which ends with the test."""
+    title = name("policy")
+    yield title
+    server.send("DELETE", f"{KIND}/{title}")
+
+
+def for_namespace(tenant: Tenant) -> Document:
+    return {"subjects": [{"namespaces": [tenant.namespace]}]}
+
+
+def test_a_policy_is_in_force_changes_and_ends(server: ApiServer, node: Node, title: str) -> None:
+    tenant = Tenant(server)
+    node.await_outcome(tenant.anyone(), MINE, "no rule")
+    put(server, title, for_namespace(tenant))
+    node.await_outcome(tenant.anyone(), MINE, "allowed")
+    assert node.outcome(tenant.anyone(), THEIRS) == "denied"
+    put(server, title, for_namespace(tenant), pkey=THEIRS)
+    node.await_outcome(tenant.anyone(), THEIRS, "allowed")
+    assert node.outcome(tenant.anyone(), MINE) == "denied"
+    node.await_file()
+    server.send("DELETE", f"{KIND}/{title}")
+    node.await_outcome(tenant.anyone(), MINE, "no rule")
+
+
+def test_labels_of_namespaces_decide_as_they_change(
+    server: ApiServer, node: Node, title: str
+) -> None:
+    gold, iron = Tenant(server, tier="gold"), Tenant(server)
+    selector = {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["gold"]}]}
+    put(server, title, {"subjects": [{"namespaceSelector": selector}]})
+    node.await_outcome(gold.anyone(), MINE, "allowed")
+    node.await_outcome(iron.anyone(), MINE, "no rule")
+    server.kubectl("label", "namespace", iron.namespace, "tier=gold")
+    node.await_outcome(iron.anyone(), MINE, "allowed")
+    missing = Pod(namespace=name("missing"), name="p", uid="u")
+    assert "does not know the labels" in node.outcome(missing, MINE)
+
+
+def test_service_accounts_need_a_right_that_the_chart_gives_when_asked(
+    server: ApiServer, node: Node, title: str
+) -> None:
+    tenant = Tenant(server)
+    trainer, other = tenant.pod("trainer"), tenant.pod("other")
+    subject = {"namespaces": [tenant.namespace], "serviceAccounts": ["train*"]}
+    put(server, title, {"subjects": [subject]})
+    node.await_outcome(trainer, MINE, "policy.serviceAccounts")
+    _, role = server.send("GET", RIGHT)
+    before = list(role["rules"])
+    role["rules"] = [*before, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
+    assert server.send("PUT", RIGHT, role)[0] == 200
+    try:
+        node.await_outcome(trainer, MINE, "allowed")
+        node.await_outcome(other, MINE, "no rule")
+    finally:
+        _, role = server.send("GET", RIGHT)
+        role["rules"] = before
+        assert server.send("PUT", RIGHT, role)[0] == 200
+
+
+class _Asking:
+    """A plugin whose ADD asks for a P_Key."""
+
+    versions = ("1.1.0",)
+
+    def __init__(self, node: Node, pkey: int) -> None:
+        self._node, self._pkey = node, pkey
+
+    def add(self, request: Request) -> Result:
+        self._node.asks(request.arguments.pod, self._pkey)
+        return Result()
+
+    def other(self, request: Request) -> None:
+        raise AssertionError
+
+    delete = check = gc = status = other
+
+
+def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(
+    server: ApiServer, node: Node, title: str
+) -> None:
+    tenant = Tenant(server)
+    pod = tenant.pod("a")
+    put(server, title, for_namespace(tenant))
+    node.await_outcome(pod, MINE, "allowed")
+    plugin: Plugin = _Asking(node, THEIRS)
+    args = f"K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name};K8S_POD_UID={pod.uid}"
+    for _ in range(2):
+        with pytest.raises(NotAllowed):
+            node.policies.denials.watched(plugin).add(Request(command="ADD", args=args))
+    until(tenant.events, what="event")
+    (event,) = tenant.events()
+    assert event["reason"] == DENIED
+    assert event["involvedObject"]["uid"] == pod.uid
+    for word in ("pkey", "0x8002", f"{title}/r"):
+        assert word in event["message"]
+    assert node.policies.denials.counts() == {("pkey", f"{title}/r"): 2}
+
+
+def test_what_was_in_force_is_enforced_without_the_api_server_also_by_a_new_agent(
+    server: ApiServer, node: Node, title: str, tmp_path: Path
+) -> None:
+    tenant = Tenant(server)
+    put(server, title, for_namespace(tenant))
+    node.await_outcome(tenant.anyone(), MINE, "allowed")
+    node.await_file()
+    server.plane.stop_api_server()
+    try:
+        assert node.outcome(tenant.anyone(), THEIRS) == "denied"
+        again, never = Node(server, tmp_path), Node(server, tmp_path / "never")
+        with closing(again.policies), closing(never.policies):
+            assert again.outcome(tenant.anyone(), MINE) == "allowed"
+            assert again.outcome(tenant.anyone(), THEIRS) == "denied"
+            assert "has not seen them yet" in never.outcome(tenant.anyone(), MINE)
+            server.plane.start_api_server()
+            never.await_outcome(tenant.anyone(), MINE, "allowed")
+            put(server, title, for_namespace(tenant), pkey=THEIRS)
+            for each in (node, again, never):
+                each.await_outcome(tenant.anyone(), THEIRS, "allowed")
+    finally:
+        if not server.plane.is_ready():
+            server.plane.start_api_server()
+
+
+def test_an_agent_writes_no_policy_and_reads_no_pod(
+    server: ApiServer, node_a: KubernetesApi, title: str
+) -> None:
+    tenant = Tenant(server)
+    put(server, title, for_namespace(tenant))
+    stored = server.admin.get(FabricPolicy, title)
+    assert node_a.list(FabricPolicy).items
+    acts = (
+        lambda: node_a.create(FabricPolicy(metadata=Meta(name=title), spec={"rules": []})),
+        lambda: node_a.update(stored),
+        lambda: node_a.delete(stored),
+        lambda: node_a.get(AskingPod, f"agent-{NODE_A}", NAMESPACE),
+    )
+    for act in acts:
+        with pytest.raises(Refused) as raised:
+            act()
+        assert f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}" in str(raised.value)
