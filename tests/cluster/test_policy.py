@@ -1,0 +1,256 @@
+"""Two tenants with rules of their own: what one tries of the other's is refused, and says why."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agent.cluster_policies import DENIED
+from tests.cluster.cluster import PATIENCE, Cluster, Document, Namespace, namespaces
+from tests.cluster.configurations import ipoib
+from tests.cluster.installation import (
+    HCA,
+    await_agent,
+    await_nothing_left,
+    configured,
+    kill_agent,
+    with_vfs,
+)
+from tests.cluster.seen import pings
+from tests.waiting import until
+
+POLICY = "tenants"
+SUBNETS = ("10.61.0.0/16", "10.62.0.0/16")
+PKEYS = ("0x8001", "0x8002")
+VFS = ("rdma/vf-a", "rdma/vf-b")
+GUIDS = ("02:00:00:00:00:00:00", "02:00:00:00:00:00:01")
+"""The first seven bytes of each tenant's."""
+
+Tenants = tuple[Namespace, Namespace]
+
+
+def rule(tenant: Namespace, number: int, **changes: object) -> Document:
+    """All that a tenant may use: its own partition, VF, GUIDs and addresses."""
+    guids = f"{GUIDS[number]}:00-{GUIDS[number]}:ff"
+    return {
+        "name": tenant.name[-1],
+        "subjects": [{"namespaces": [tenant.name]}],
+        "use": {
+            "pools": [HCA, VFS[number]],
+            "pkeys": [PKEYS[number]],
+            "vlans": [0],
+            "guids": [guids],
+            "ipamTypes": ["podfabric-ipam"],
+            "ranges": [SUBNETS[number]],
+            **changes,
+        },
+        "set": {"scope": ["node"]},
+    }
+
+
+def put(cluster: Cluster, *rules: Document) -> None:
+    """Make the policy, or change it to have these rules."""
+    cluster.apply(
+        {
+            "apiVersion": "fabric.podfabric.io/v1alpha1",
+            "kind": "FabricPolicy",
+            "metadata": {"name": POLICY},
+            "spec": {"rules": list(rules)},
+        }
+    )
+
+
+@contextmanager
+def policy(cluster: Cluster, *rules: Document) -> Iterator[None]:
+    """A policy for the block, which is in force on the node."""
+    put(cluster, *rules)
+    await_in_force(cluster, *rules)
+    try:
+        yield
+    finally:
+        kinds = cluster.objects.resources.get(
+            api_version="fabric.podfabric.io/v1alpha1", kind="FabricPolicy"
+        )
+        kinds.delete(name=POLICY)
+        await_in_force(cluster)
+
+
+def await_in_force(cluster: Cluster, *rules: Document) -> None:
+    """Wait until the agent has written that it goes by just these rules."""
+
+    def written() -> list[Document]:
+        path = "/var/lib/podfabric/cluster_policies.json"
+        policies = json.loads(cluster.node.run(f"cat {path}"))["policies"]["policies"]
+        return [one for each in policies for one in each["rules"]]
+
+    until(lambda: written() == list(rules), PATIENCE, "policy in force", pause=0.5)
+
+
+def refused(tenant: Namespace, pod: str, *words: str) -> None:
+    """Wait until an event of the pod says that the policy denies it, with these words."""
+
+    def told() -> bool:
+        events = [each for each in tenant.events(pod) if each.startswith(DENIED)]
+        return any(all(word in each for word in words) for each in events)
+
+    try:
+        until(told, PATIENCE, f"event with {words}", pause=1)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {tenant.events(pod)}") from None
+
+
+@pytest.fixture
+def tenants(cluster: Cluster) -> Iterator[Tenants]:
+    """Two tenants, each with rules of its own."""
+    with (
+        namespaces(cluster, ["tenant-a", "tenant-b"]) as (one, other),
+        policy(cluster, rule(one, 0), rule(other, 1)),
+    ):
+        yield one, other
+    await_nothing_left(cluster)
+
+
+def test_tenants_reach_their_own_pods_and_not_the_partition_or_the_addresses_of_another(
+    tenants: Tenants,
+) -> None:
+    one, other = tenants
+    for tenant, subnet, pkey in zip(tenants, SUBNETS, PKEYS, strict=True):
+        tenant.network("own", ipoib(subnet, pkey=pkey))
+        for name in ("first", "second"):
+            tenant.pod(name, networks="own", devices={HCA: 1})
+    one.network("partition", ipoib(SUBNETS[0], pkey=PKEYS[1]))
+    one.network("range", ipoib(SUBNETS[1], pkey=PKEYS[0]))
+    one.network("silent", ipoib(SUBNETS[0]))  # on the parent's partition, which is nobody's
+    for name in ("partition", "range", "silent"):
+        one.pod(name, networks=name, devices={HCA: 1})
+    for tenant in tenants:
+        tenant.running("first", "second")
+        assert pings(tenant, "first", tenant.address("second"))
+    assert not pings(one, "first", other.address("first"))
+    refused(one, "partition", "pkey", "0x8002", f"{POLICY}/a")
+    refused(one, "range", "ipam.range", "10.62.0.", f"{POLICY}/a")
+    refused(one, "silent", "pkey", f"{POLICY}/a")
+    metrics = one.cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
+    assert f'podfabric_policy_denied_total{{key="pkey",rule="{POLICY}/a"}}' in metrics
+    one.delete("first", "second", "partition", "range", "silent")
+    other.delete("first", "second")
+
+
+@pytest.fixture
+def vfs(cluster: Cluster) -> Iterator[None]:
+    """A VF for each tenant, without an RDMA device."""
+    with with_vfs(cluster, 2) as pf:
+        pools = [
+            {
+                "name": name,
+                "mode": "exclusive",
+                "rdma": False,
+                "selectors": {"pfNames": [f"{pf}#{number}"]},
+            }
+            for number, name in enumerate(VFS)
+        ]
+        with configured(cluster, {"pools": pools}, dict.fromkeys(VFS, 1)):
+            yield
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("vfs")
+def test_a_tenant_gets_its_own_vf_and_no_other_device_or_setting(tenants: Tenants) -> None:
+    one, _ = tenants
+    ipam = {"type": "podfabric-ipam", "range": SUBNETS[0]}
+    one.network("own", {"type": "sriov", "ipam": ipam}, resource=VFS[0])
+    one.pod("own", networks="own", devices={VFS[0]: 1})
+    one.running("own")
+    one.delete("own")
+    tries: dict[str, tuple[str, dict[str, Any], str]] = {
+        "theirs": (VFS[1], {}, "deviceID"),
+        "guid": (VFS[0], {"guid": f"{GUIDS[1]}:07"}, "guid"),
+        "trust": (VFS[0], {"trust": "on"}, "trust"),
+        "whole": (VFS[0], {"pfOnly": True}, "pfOnly"),
+        "vlan": (VFS[0], {"vlan": 7}, "vlan"),
+    }
+    for name, (resource, options, key) in tries.items():
+        one.network(name, {"type": "sriov", "ipam": ipam, **options}, resource=resource)
+        one.pod(name, networks=name, devices={resource: 1})
+        refused(one, name, key, f"{POLICY}/a")
+        one.delete(name)
+
+
+def test_a_policy_that_changes_while_pods_start_counts_for_those_that_are_not_attached(
+    cluster: Cluster, tenants: Tenants
+) -> None:
+    one, other = tenants
+    one.network("own", ipoib(SUBNETS[0], pkey=PKEYS[0]))
+    names = [f"job-{number}" for number in range(6)]
+    for name in names:
+        one.pod(name, networks="own", devices={HCA: 1})
+    one.running(names[0])  # the others are at some step of their start
+    before = rule(one, 0), rule(other, 1)
+    after = rule(one, 0, pkeys=["0x8003"]), rule(other, 1)
+    put(cluster, *after)
+    await_in_force(cluster, *after)
+    one.pod("late", networks="own", devices={HCA: 1})
+    refused(one, "late", "pkey", PKEYS[0], f"{POLICY}/a")
+    one.running(names[0])  # what is attached stays so
+    put(cluster, *before)
+    one.running(*names, "late")
+    assert len({one.address(name) for name in (*names, "late")}) == len(names) + 1
+    one.delete(*names, "late")
+
+
+def attach(cluster: Cluster, tenant: str, subnet: str, verb: str = "ADD") -> Document:
+    """The answer of podfabric-ipam on the node, called as a runtime does, which needs no API."""
+    ipam = {"type": "podfabric-ipam", "range": subnet, "scope": "node"}
+    configuration = {"cniVersion": "1.0.0", "name": "direct", "type": "ipoib", "ipam": ipam}
+    environment = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": f"direct-{subnet[:5]}",
+        "CNI_NETNS": "/run/netns/direct",
+        "CNI_IFNAME": "net1",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_ARGS": f"K8S_POD_NAMESPACE={tenant};K8S_POD_NAME=direct;K8S_POD_UID=direct",
+    }
+    words = " ".join(f"'{key}={value}'" for key, value in environment.items())
+    status, output, errors = cluster.node.status_of(
+        f"env {words} /opt/cni/bin/podfabric-ipam", standard_input=json.dumps(configuration)
+    )
+    assert output or status == 0, errors
+    answer: Document = json.loads(output or "{}")
+    return answer
+
+
+@pytest.fixture
+def direct(cluster: Cluster) -> Iterator[None]:
+    """A network namespace of no pod."""
+    cluster.node.run("ip netns add direct")
+    yield
+    cluster.node.run("ip netns delete direct")
+
+
+@pytest.mark.usefixtures("direct")
+def test_rules_are_enforced_without_the_api_server_also_by_an_agent_that_starts(
+    cluster: Cluster, tenants: Tenants
+) -> None:
+    one, _ = tenants
+
+    def enforced() -> bool:
+        """The agent answers by the rules. Until it serves again, launchers are told code 11."""
+        own = attach(cluster, one.name, SUBNETS[0])
+        theirs = attach(cluster, one.name, SUBNETS[1])
+        attach(cluster, one.name, SUBNETS[0], "DEL")
+        assert theirs["code"] in (11, 121), theirs
+        assert "ips" in own or own["code"] == 11, own
+        return "ips" in own and theirs["code"] == 121
+
+    assert enforced()
+    cluster.plane.stop_api_server()
+    try:
+        assert enforced()
+        kill_agent(cluster)
+        until(enforced, PATIENCE, "rules in force in the next agent", pause=1)
+    finally:
+        cluster.plane.start_api_server()
+        until(cluster.is_ready, PATIENCE, "ready node", pause=0.5)
+    await_agent(cluster)
