@@ -5,7 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from base.pod import Pod
 from cli.this_node import ThisNode, gpu_label, rdma_label
+from cni.policy import allowance, cluster
+from cni.policy.allowance import NotAllowed
+from cni.policy.pod_rules import Device
+from cni.spec.errors import CNIError
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.config import ConfigError
@@ -38,7 +43,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and how many ids there were to choose from."""
+    """The answer, and how many ids there were to choose from. `policy` is what the rules say of the
+    HCAs, for pods of the namespace that was asked about."""
 
     resource: str
     mode: str
@@ -49,9 +55,12 @@ class PreferredIds(msgspec.Struct, frozen=True, kw_only=True):
     chosen: tuple[Chosen, ...]
     rule: str
     notes: tuple[str, ...]
+    policy: tuple[str, ...] = ()
 
 
-def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> PreferredIds:
+def choose(
+    node: ThisNode, resource: str, size: int, gpus: Sequence[str], namespace: str = ""
+) -> PreferredIds:
     """The choice of `size` ids for a container with these GPUs. Raises Impossible."""
     try:
         pool = next((pool for pool in node.pools if pool.config.resource == resource), None)
@@ -87,7 +96,8 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
                 why=_why(pool, distance, loads[hca.id] if hca else 0),
             )
         )
-    notes += _out_of_reach(node, near, [pool.hca(choice.hca) for choice in chosen])
+    hcas = [hca for choice in chosen if (hca := pool.hca(choice.hca)) is not None]
+    notes += _out_of_reach(node, near, hcas)
     return PreferredIds(
         resource=resource,
         mode=pool.config.mode,
@@ -98,7 +108,32 @@ def choose(node: ThisNode, resource: str, size: int, gpus: Sequence[str]) -> Pre
         chosen=tuple(chosen),
         rule=_rule(pool, near),
         notes=tuple(notes),
+        policy=_by_policy(node, namespace, resource, hcas) if namespace else (),
     )
+
+
+def _by_policy(
+    node: ThisNode, namespace: str, resource: str, hcas: Sequence[HCA]
+) -> tuple[str, ...]:
+    """Which rules let pods of a namespace use the HCAs, by what this node knows of rules."""
+    source, subjects = cluster.on_node(node.paths)
+    try:
+        allowed = allowance.of_pod(source(), Pod(namespace, "pod"), subjects)
+    except CNIError as error:
+        return (error.message,)
+    rules = allowed.rules
+    if rules is None:
+        return (f"no rule is for pods of {namespace}: the settings of the node count",)
+    lines = []
+    for hca in dict.fromkeys(hcas):
+        try:
+            left = allowed.using("devices", Device(hca, frozenset({resource})), "device", hca.id)
+        except NotAllowed as error:
+            lines.append(f"pods of {namespace} may not use {hca.id}: {error.message}")
+        else:
+            by = rules.titles(left.left)
+            lines.append(f"pods of {namespace} may use {hca.id}, by the rules {by}")
+    return tuple(lines)
 
 
 def _unhealthy(unfit: Mapping[str, str]) -> list[str]:
@@ -148,11 +183,10 @@ def _rule(pool: Pool, near: Sequence[str]) -> str:
     )
 
 
-def _out_of_reach(node: ThisNode, near: Sequence[str], hcas: Sequence[HCA | None]) -> list[str]:
-    present = [hca for hca in hcas if hca is not None]
+def _out_of_reach(node: ThisNode, near: Sequence[str], hcas: Sequence[HCA]) -> list[str]:
     notes = []
     for gpu in near:
-        ways = [node.topology.distance(gpu, hca.address) for hca in present]
+        ways = [node.topology.distance(gpu, hca.address) for hca in hcas]
         if ways and min(ways) > Distance.PXB:
             notes.append(
                 f"GPUDirect RDMA would not work for {gpu_label(node.gpus, gpu)} ({gpu}): the "
