@@ -69,13 +69,13 @@ def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
 
 
-def add_kubeconfig(parser: argparse.ArgumentParser) -> None:
-    """Add `--kubeconfig`."""
+def add_kubeconfig(parser: argparse.ArgumentParser, when: str = "with --cluster") -> None:
+    """Add `--kubeconfig`, which counts `when`."""
     parser.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="with --cluster: how to reach the API server; default: $KUBECONFIG, or as a pod",
+        help=f"{when}: how to reach the API server; default: $KUBECONFIG, or as a pod",
     )
 
 

@@ -14,12 +14,15 @@ from base.documents import DocumentError
 from base.paths import Paths
 from cli import output
 from cli.arguments import file, namespace
+from cli.cluster_addresses import add_kubeconfig, connect
 from cli.output import Cell, Table
+from ipam.cluster.api import ApiError
 
 if TYPE_CHECKING:
     from cli.policy_check import SharedPartition, Verdict, WrittenDefinition
     from cni.policy.document import Rule
     from cni.policy.rules import Policy
+    from ipam.cluster.api import ClusterApi
 
 _NOTE = (
     "Devices, and what only a node knows of them, are compared when a pod is attached. Service "
@@ -27,8 +30,8 @@ _NOTE = (
 )
 
 
-class ReadFiles:
-    """What files hold: definitions, rules, and the labels of namespaces."""
+class CheckInput:
+    """What files or a cluster have: definitions, rules, and the labels of namespaces."""
 
     def __init__(self) -> None:
         self.definitions: list[WrittenDefinition] = []
@@ -69,8 +72,23 @@ class ReadFiles:
         elif kind is None and rules.PART in document:
             self.settings = rules.of(document[rules.PART], where)
 
+    def read_cluster(self, api: "ClusterApi") -> None:
+        """Add what the API server has. Raises ApiError, DocumentError."""
+        from agent.policy_objects import FabricPolicy, NamespaceObject
+        from cli.policy_check import WrittenDefinition
+
+        for policy in api.list(FabricPolicy).items:
+            self.rules += policy.stored().read
+        for each in api.list(NamespaceObject).items:
+            self.labels[each.metadata.name] = each.metadata.labels
+        self.definitions += (
+            WrittenDefinition(each.namespace, each.name, each.config)
+            for each in api.network_definitions()
+            if each.config  # without one the configuration is a file of the node
+        )
+
     def policy(self, paths: Paths) -> "Policy":
-        """The rules of the files; those of this node if the files have none."""
+        """The rules that were found; those of this node if there are none."""
         from cni.policy import rules
 
         settings = self.settings
@@ -88,12 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument(
         "files",
-        nargs="+",
+        nargs="*",
         type=file,
         metavar="FILE",
         help="definitions, FabricPolicies, Namespaces, or a config.yaml; without rules in them, "
-        "those of this node",
+        "those of this node; without a file, what the API server has",
     )
+    add_kubeconfig(check, "without a file")
     check.add_argument(
         "-n",
         "--namespace",
@@ -114,12 +133,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 1 if something is refused or cannot be read."""
     from cli.policy_check import CheckedPolicy, KnownNamespaces, shared_partitions, verdicts
 
-    found = ReadFiles()
+    found = CheckInput()
     try:
         for path in arguments.files:
             found.read(path)
+        if not arguments.files:
+            found.read_cluster(connect(arguments.kubeconfig))
         policy = found.policy(Paths.from_environ(os.environ))
-    except (DocumentError, OSError) as error:
+    except (ApiError, DocumentError, OSError) as error:
         sys.stderr.write(f"podfabric policy: {error}\n")
         return 1
     subjects = KnownNamespaces(found.labels)
@@ -162,7 +183,7 @@ def _show(judged: "Sequence[Verdict]", shared: "Sequence[SharedPartition]") -> N
             ("DEFINITION", "FOR PODS OF", "PLUGIN", "", "BY RULES, OR WHY NOT"), rows, folded=True
         )
         if rows
-        else "The files have no NetworkAttachmentDefinition.",
+        else "There is no NetworkAttachmentDefinition.",
         "\n".join(("Partitions that namespaces share:", *lines)) if lines else "",
         _NOTE,
     )

@@ -12,7 +12,7 @@ _IPAM_TYPES = ["podfabric-ipam", "nv-ipam", "dhcp", "host-local", "static", "whe
 
 def document() -> list[dict[str, Any]]:
     """The rules, as in `policy.rules`: for everybody, what `rules.Policy()` allows."""
-    use = {key: ["*"] for key in ("devices", *USE)} | {"ipamTypes": _IPAM_TYPES}
+    use = {key: ["*"] for key in USE} | {"devices": [{}], "ipamTypes": _IPAM_TYPES}
     options = {key: ["*"] for key in SETTABLE if key not in _UNSAFE}
     subjects = [{"namespaces": ["*"]}]
     return [{"name": NAME, "subjects": subjects, "use": use, "set": options}]

@@ -1,5 +1,6 @@
 """A node follows FabricPolicies of a real API server, with the rights of its agent."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from agent.cluster_policies import DENIED, AgentPolicies
 from agent.policy_objects import AskingPod, FabricPolicy
 from base.paths import Paths
 from base.pod import Pod
+from cli.commands import run
 from cni.policy import allowance, cluster
 from cni.policy.allowance import NotAllowed
 from cni.policy.rules import Policy
@@ -283,3 +285,20 @@ def test_an_agent_writes_no_policy_and_reads_no_pod(
         with pytest.raises(Refused) as raised:
             act()
         assert f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}" in str(raised.value)
+
+
+def test_policy_check_reads_the_cluster_as_its_administrator(
+    server: ApiServer,
+    node_a: KubernetesApi,
+    title: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A second namespace with the same rule shares its partition."""
+    tenants = [Tenant(server), Tenant(server)]
+    names = sorted(tenant.namespace for tenant in tenants)
+    put(server, title, {"subjects": [{"namespaces": names}]}, pkey=0x8123)
+    monkeypatch.setenv("KUBECONFIG", str(server.plane.kubeconfig("admin")))
+    assert run(["policy", "check", "-o", "json"]) == 0
+    shared = json.loads(capsys.readouterr().out)["shared_partitions"]
+    assert {"first": "0x8123", "last": "0x8123", "namespaces": names} in shared
