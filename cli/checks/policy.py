@@ -1,25 +1,33 @@
-"""A check of the rules in config.yaml: that they can be read, and match somebody."""
+"""A check of the rules of a node: that they can be read, and match somebody."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from base.documents import DocumentError
 from cli.checks import Outcome, failed, not_applicable, ok, warning
 from cli.this_node import ThisNode
-from cni.policy import rules
+from cni.policy import cluster, rules
 from cni.policy.document import Rule
+from cni.spec.errors import CNIError
+
+_SHOWN = 20  # rules
 
 
 def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
-    """The part `policy` of the configuration."""
+    """The part `policy` of the configuration, and the policies of the cluster that it follows."""
     try:
         policy = rules.load(node.config_file)
     except (DocumentError, OSError) as error:
         yield failed(f"{error}: no pod gets an attachment", "correct the file")
         return
+    if policy.cluster:
+        yield _of_cluster(node)
     if not policy.rules:
-        yield not_applicable("config.yaml has no rules: the settings of the node count")
+        if not policy.cluster:
+            yield not_applicable("config.yaml has no rules: the settings of the node count")
         return
-    yield ok(f"rules in config.yaml: {', '.join(rule.title for rule in policy.rules)}")
+    yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
+    if policy.cluster:
+        return
     blind = [rule.title for rule in policy.rules if _looks_at_the_api_server(rule)]
     if blind:
         yield warning(
@@ -27,6 +35,23 @@ def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
             "rules match nobody on a node that does not ask it",
             "name the namespaces, or write the rules as a FabricPolicy",
         )
+
+
+def _of_cluster(node: ThisNode) -> Outcome:
+    """The policies of the cluster, as the agent wrote them last."""
+    try:
+        found = cluster.load(node.paths.cluster_policies).rules
+    except CNIError as error:
+        return failed(
+            error.message,
+            "see the agent's log; on a node without an API server set policy.cluster to false",
+        )
+    return ok(f"rules of the cluster: {_listed(found) or 'none, the settings of the node count'}")
+
+
+def _listed(found: Sequence[Rule]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(rule.title for rule in found[:_SHOWN]) + more
 
 
 def _looks_at_the_api_server(rule: Rule) -> bool:

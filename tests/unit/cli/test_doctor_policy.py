@@ -1,4 +1,4 @@
-"""Doctor looks at the rules in config.yaml."""
+"""Doctor looks at the rules in config.yaml, and at those of the cluster."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding
 from cli.this_node import ThisNode
+from cni.policy.cluster import ClusterPolicies, StoredPolicy, save
 from tests.unit.host import servers
 
 
@@ -20,8 +21,8 @@ def paths(tmp_path: Path) -> Paths:
     return made
 
 
-def found(paths: Paths, *rules: dict[str, Any]) -> list[Finding]:
-    paths.config.write_text(json.dumps({"policy": {"rules": rules}}))
+def found(paths: Paths, *rules: dict[str, Any], cluster: bool = False) -> list[Finding]:
+    paths.config.write_text(json.dumps({"policy": {"rules": rules, "cluster": cluster}}))
     checks = [check for check in doctor.CHECKS if check[0] == "policy"]
     return doctor.examine(ThisNode(paths, tolerant=True), checks)
 
@@ -48,3 +49,16 @@ def test_rules_that_cannot_be_read_fail(paths: Paths) -> None:
     (finding,) = found(paths, {"name": "r"})
     assert finding.status == "failed"
     assert "policy.rules[0].subjects: is missing" in finding.seen
+
+
+def test_policies_of_the_cluster_are_named_or_missed(paths: Paths) -> None:
+    (finding,) = found(paths, cluster=True)
+    assert finding.status == "failed" and "cluster_policies.json is missing" in finding.seen
+    stored = StoredPolicy(name="tenants", uid="u", generation=1, rules=[rule(namespaces=["a"])])
+    save(paths.cluster_policies, ClusterPolicies(policies=(stored,), namespaces=None))
+    (finding,) = found(paths, cluster=True)
+    assert (finding.status, finding.seen) == ("ok", "rules of the cluster: tenants/r")
+    save(paths.cluster_policies, ClusterPolicies(policies=(), namespaces=None))
+    of_cluster, own = found(paths, rule(serviceAccounts=["x"]), cluster=True)
+    assert "none, the settings of the node count" in of_cluster.seen
+    assert own.seen == "rules in config.yaml: r"
