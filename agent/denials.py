@@ -1,5 +1,6 @@
 """Attachments that the policy denies: counted, and told to their pods."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from base.pod import Pod
-from base.text import printable
 from cni.policy.allowance import NotAllowed
 from cni.spec.errors import CNIError, Code
 from cni.spec.plugin import Plugin
@@ -17,6 +17,8 @@ from cni.spec.result import Result
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+_INDEX = re.compile(r"\[[0-9]+\]")
+_KEY = re.compile(r"[A-Za-z_.]{1,64}")
 MOST = 1000  # pairs of a key and rules: administrators write rules, but many may come and go
 OTHER = "other"
 SETTINGS = "config.yaml"
@@ -57,13 +59,20 @@ class Denials:
     def _denied(self, request: Request, error: CNIError) -> None:
         labels = (OTHER, SETTINGS)
         if isinstance(error, NotAllowed):
-            labels = (printable(error.key), ",".join(error.rules))
+            labels = (_label(error.key), ",".join(error.rules))
         with self._lock:
             if labels not in self._counts and len(self._counts) >= MOST:
                 labels = (OTHER, OTHER)
             self._counts[labels] += 1
         with suppress(CNIError):  # CNI_ARGS that name no pod
             self._tell(request.arguments.pod, error.message)
+
+
+def _label(key: str) -> str:
+    """A configuration's key without indexes; "other" for what names a pool or a device, which the
+    endpoint shows to nobody."""
+    plain = _INDEX.sub("", key)
+    return plain if _KEY.fullmatch(plain) else OTHER
 
 
 class _Watched:

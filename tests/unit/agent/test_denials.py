@@ -113,10 +113,27 @@ def test_a_pod_that_is_not_named_is_counted_and_not_told(
     assert not told
 
 
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("ipam.ranges[0][12].subnet", "ipam.ranges.subnet"),
+        ("runtimeConfig.infinibandGUID", "runtimeConfig.infinibandGUID"),
+        ("ippool/secret", OTHER),
+        ("pkey of 0000:3b:00.1", OTHER),
+        ("k" * 65, OTHER),
+    ],
+)
+def test_a_label_has_no_index_and_names_no_pool_or_device(
+    counted: Denials, key: str, label: str
+) -> None:
+    add(counted, deny(key, "r"))
+    assert counted.counts() == {(label, "r"): 1}
+
+
 def test_series_do_not_grow_without_end(counted: Denials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(denials, "MOST", 3)
     for number in range(9):
-        add(counted, deny(f"key-{number}"))
+        add(counted, deny("key", f"rule-{number}"))
     assert len(counted.counts()) == 4
     assert counted.counts()[OTHER, OTHER] == 6
 
