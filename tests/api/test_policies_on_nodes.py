@@ -299,6 +299,9 @@ def test_policy_check_reads_the_cluster_as_its_administrator(
     names = sorted(tenant.namespace for tenant in tenants)
     put(server, title, {"subjects": [{"namespaces": names}]}, pkey=0x8123)
     monkeypatch.setenv("KUBECONFIG", str(server.plane.kubeconfig("admin")))
-    assert run(["policy", "check", "-o", "json"]) == 0
-    shared = json.loads(capsys.readouterr().out)["shared_partitions"]
-    assert {"first": "0x8123", "last": "0x8123", "namespaces": names} in shared
+    status = run(["policy", "check", "-o", "json"])
+    found = json.loads(capsys.readouterr().out)
+    # Other tests have definitions here, too.
+    assert status == any(not verdict["allowed"] for verdict in found["verdicts"])
+    shared = {"first": "0x8123", "last": "0x8123", "namespaces": names}
+    assert shared in found["shared_partitions"]
