@@ -232,7 +232,9 @@ def _free_port() -> int:
 
 def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path: Path) -> None:
     """With the capabilities, mounts and read-only root of the chart, and nothing else."""
-    values = f"ipam.scope=node,config.agent.listen=127.0.0.1:{_free_port()}"
+    # There is no API server to ask for policies.
+    listen = f"config.agent.listen=127.0.0.1:{_free_port()}"
+    values = f"ipam.scope=node,policy.enabled=false,{listen}"
     pod, config_map = _pod("--set", values)
     (agent,) = pod["containers"]
     container = _container(rootfs, tmp_path, agent, pod["volumes"], config_map)
