@@ -222,18 +222,17 @@ def attach(cluster: Cluster, tenant: str, subnet: str, verb: str = "ADD") -> Doc
 
 
 @pytest.fixture
-def direct(cluster: Cluster) -> Iterator[None]:
-    """A network namespace of no pod."""
+def direct(cluster: Cluster, tenants: Tenants) -> Iterator[Tenants]:
+    """The tenants, and a namespace of no pod, which goes before they look at what is left."""
     cluster.node.run("ip netns add direct")
-    yield
+    yield tenants
     cluster.node.run("ip netns delete direct")
 
 
-@pytest.mark.usefixtures("direct")
 def test_rules_are_enforced_without_the_api_server_also_by_an_agent_that_starts(
-    cluster: Cluster, tenants: Tenants
+    cluster: Cluster, direct: Tenants
 ) -> None:
-    one, _ = tenants
+    one, _ = direct
 
     def enforced() -> bool:
         """The agent answers by the rules. Until it serves again, launchers are told code 11."""
