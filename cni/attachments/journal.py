@@ -14,7 +14,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +32,7 @@ from cni.spec.request import Request
 from host.namespaces import NetworkNamespace
 
 VERSION = 1
+_UNFINISHED = ".json.tmp"  # the end of a name while files.write_atomically writes the file
 
 U = TypeVar("U")
 
@@ -262,6 +263,19 @@ class Journal:
         """
         files.remove(self._file_of(attachment), durable=False)
 
+    def remove_unfinished(self) -> None:
+        """Remove what writers of first entries left when they were killed.
+
+        A container's id never comes again, so no later writer would overwrite it. What cannot be
+        removed stays for the next sweep.
+        """
+        with suppress(OSError):
+            for path in self._paths(_UNFINISHED):
+                key = path.name.removesuffix(_UNFINISHED).rpartition("-")[2]
+                lock = locks.locked(self._lock_of(key), path.name, timeout=0.0)
+                with suppress(locks.Busy), lock:  # else it is being written now
+                    path.unlink(missing_ok=True)
+
     def set_aside(self, attachment: Attachment) -> Path:
         """Rename a damaged file, so that an administrator can look at it. Answers its new path."""
         path = self.path_of(attachment)
@@ -318,8 +332,7 @@ class Journal:
         self, attachment: Attachment, timeout: float = locks.TIMEOUT
     ) -> AbstractContextManager[None]:
         """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
-        path = f"{self._locks}/attachment-{attachment.key}"
-        return AttachmentLock(path, str(attachment), timeout)
+        return AttachmentLock(self._lock_of(attachment.key), str(attachment), timeout)
 
     def device_locked(
         self, device: str, timeout: float = locks.TIMEOUT
@@ -331,10 +344,17 @@ class Journal:
         name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
         return f"{self._files_below}/{name}"
 
+    def _lock_of(self, key: str) -> str:
+        return f"{self._locks}/attachment-{key}"
+
     def _files(self) -> list[Path]:
-        """The files' paths. Raises OSError; glob would take an unreadable directory for empty."""
+        """The paths of the entries' files. Raises OSError."""
+        return [path for path in self._paths(".json") if not path.name.startswith(".")]
+
+    def _paths(self, ending: str) -> list[Path]:
+        """Raises OSError; glob would take an unreadable directory for empty."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
-        return [path for path in paths if path.suffix == ".json" and not path.name.startswith(".")]
+        return [path for path in paths if path.name.endswith(ending)]

@@ -100,6 +100,7 @@ def sweep(plugin: InterfacePlugin) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
     with explained():
         boot_id = plugin.paths.boot_id()
+        plugin.journal.remove_unfinished()
         for entry in plugin.journal.entries():
             if isinstance(entry, JournalDamaged):
                 outcomes.append(DamagedFile(str(entry)))

@@ -239,3 +239,34 @@ def test_call_whose_client_has_gone_does_not_get_the_lock(journal: Journal) -> N
             raise AssertionError("it has the lock")
     with journal.locked(_entry().attachment, timeout=0.0):
         pass
+
+
+def test_what_a_killed_writer_left_goes_but_not_what_is_being_written(journal: Journal) -> None:
+    killed, writing = _entry("c1"), _entry("c2")
+    left = [_killed_while_writing(journal, entry) for entry in (killed, writing)]
+    assert list(journal.entries()) == []
+    with journal.locked(writing.attachment):
+        journal.remove_unfinished()
+        assert [path.exists() for path in left] == [False, True]
+    journal.write(writing)
+    journal.remove_unfinished()
+    assert list(journal.entries()) == [writing]
+
+
+def _killed_while_writing(journal: Journal, entry: JournalEntry) -> Path:
+    """The file that a process left which was killed before its first entry was on disk."""
+    directory = journal.path_of(entry.attachment).parent
+    before = set(directory.iterdir()) if directory.exists() else set()
+    process = multiprocessing.get_context("fork").Process(
+        target=_write_and_die, args=(journal, entry)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    (left,) = set(directory.iterdir()) - before
+    return left
+
+
+def _write_and_die(journal: Journal, entry: JournalEntry) -> None:
+    os.fsync = lambda _: os._exit(9)  # type: ignore[assignment]
+    journal.write(entry)

@@ -122,6 +122,14 @@ def test_damaged_file_that_every_sweep_meets_is_reported_once(paths: Paths) -> N
     assert other == RemovedStray("ib0.8001")
 
 
+def test_what_was_begun_of_an_entry_by_a_killed_call_goes(paths: Paths) -> None:
+    made = Made(paths)
+    entry = made.journal.path_of(killed(made, "c1"))
+    begun = entry.rename(entry.with_name(f".{entry.name}.tmp"))  # as base.files names it
+    assert sweep_all(addresses(paths), made) == ()
+    assert not begun.exists()
+
+
 def test_removals_are_told_from_failures_by_their_type(paths: Paths) -> None:
     made = Made(paths)
     made.stuck = ("c1",)
