@@ -117,13 +117,40 @@ def configured(
 def with_vfs(cluster: Cluster, number: int, rdma: str = "") -> Iterator[str]:
     """VFs of the node's first network card for the block, which gets the PF's name.
 
-    `rdma` is what is on each VF: "soft" or "isolated", as vfs.py describes them.
+    `rdma` is what is on each VF: "soft", "isolated" or "infiniband", as vfs.py describes them.
     """
     command = f"cd {layout.CHECKOUT} && {layout.PYTHON} -m tests.cluster.vfs"
     try:
         yield cluster.node.run(f"{command} {number} {rdma}", timeout=600).strip()
     finally:
         cluster.node.run(f"{command} 0", timeout=600)
+
+
+@contextmanager
+def with_pools_of_vfs(cluster: Cluster, rdma: str, pools: Mapping[str, str]) -> Iterator[None]:
+    """Two VFs for the block, each with an RDMA device in exclusive mode, and pools of them.
+
+    `rdma` is "isolated" or "infiniband", as vfs.py describes them. `pools` has which VFs each pool
+    offers, as a selector has them behind the PF's name: "#0" for the first, "" for both.
+    """
+    with with_vfs(cluster, 2, rdma) as pf:
+        offered = {name: 1 if vfs else 2 for name, vfs in pools.items()}
+        shape = {"mode": "exclusive", "overlap": True}
+        own = [
+            {"name": name, **shape, "selectors": {"pfNames": [pf + pools[name]]}} for name in pools
+        ]
+        try:
+            upgrade(cluster, {"pools": own})
+            until(
+                lambda: {name: cluster.allocatable(name) for name in offered} == offered,
+                PATIENCE,
+                f"node with {offered}",
+                pause=0.5,
+            )
+            yield
+        finally:
+            upgrade(cluster, {})
+    until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
 
 
 @contextmanager

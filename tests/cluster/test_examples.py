@@ -24,6 +24,7 @@ from tests.cluster.installation import (
     await_nothing_left,
     configured,
     following_nv_ipam,
+    with_pools_of_vfs,
     with_vfs,
 )
 from tests.runtime import CHECKOUT
@@ -44,17 +45,24 @@ CANNOT = {
     "nccl": "the machine has no GPU",
     "sriov-dpdk": "the machine's CPU has no pages of 1 GiB",
     "sriov-vlan": "max_tx_rate is more than the emulated card's 1000 Mbit/s",
-    "sriov-dual-rail": "rdmaIsolation: the emulated card's VFs have no RDMA devices",
-    "sriov-infiniband": "rdmaIsolation: the emulated card's VFs have no RDMA devices",
-    "sriov-matched": "rdmaIsolation: the emulated card's VFs have no RDMA devices",
-    "sriov-roce": "rdmaIsolation: the emulated card's VFs have no RDMA devices",
     "sriov-whole-pf": "rdmaIsolation: the emulated card has no RDMA device",
 }
 FILES = sorted(EXAMPLES.glob("*.yaml"))
-OF_VFS = [file.stem for file in FILES if file.stem.startswith("sriov-")]
+OF_ISOLATED_VFS = ["sriov-dual-rail", "sriov-matched", "sriov-roce"]
+OF_INFINIBAND_VFS = "sriov-infiniband"
+OF_RDMA_VFS = [*OF_ISOLATED_VFS, OF_INFINIBAND_VFS]
+OF_VFS = [
+    file.stem for file in FILES if file.stem.startswith("sriov-") and file.stem not in OF_RDMA_VFS
+]
+ISOLATED_POOLS = {
+    "example.com/roce_vf": "",
+    "rdma/vf": "",
+    "example.com/rail0_vf": "#0",
+    "example.com/rail1_vf": "#1",
+}
 OF_RAILS, OF_STICKY = "rails-same-index", "sticky"
 OF_NV_IPAM, OF_CLAIM = OF_NONE_ELSE = "nv-ipam", "ipam-claim"
-OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *OF_NONE_ELSE)]
+OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *OF_RDMA_VFS, *OF_NONE_ELSE)]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -102,6 +110,20 @@ def vfs(cluster: Cluster) -> Iterator[None]:
         entry = {"resourceName": "eth_vf", "resourcePrefix": "example.com", "selectors": selectors}
         with configured(cluster, {"resourceList": [entry]}, {VF: 2}):
             yield
+
+
+@pytest.fixture(scope="module")
+def isolated_vfs(cluster: Cluster) -> Iterator[None]:
+    """The pools that the examples of RDMA devices in exclusive mode name."""
+    with with_pools_of_vfs(cluster, "isolated", ISOLATED_POOLS):
+        yield
+
+
+@pytest.fixture
+def infiniband_vfs(cluster: Cluster) -> Iterator[None]:
+    """The pool that the example with InfiniBand VFs names."""
+    with with_pools_of_vfs(cluster, "infiniband", {"example.com/ib_vf": ""}):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +248,33 @@ def test_the_example_of_nv_ipam_runs(cluster: Cluster, namespace: Namespace) -> 
 def test_an_example_with_a_vf_runs(name: str, namespace: Namespace) -> None:
     apply(namespace, name)
     require_running(namespace, name)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("isolated_vfs")
+@pytest.mark.parametrize("name", OF_ISOLATED_VFS)
+def test_an_example_with_an_isolated_rdma_device_runs(name: str, namespace: Namespace) -> None:
+    apply(namespace, name)
+    require_running(namespace, name)
+    (pod,) = pods_of(documents(name))
+    devices = namespace.run(pod, "ls", "/sys/class/infiniband").split()
+    assert len(devices) == len(namespace.networks(pod)) - 1
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("infiniband_vfs")
+def test_the_example_with_an_infiniband_vf_has_its_guid(namespace: Namespace) -> None:
+    apply(namespace, OF_INFINIBAND_VFS)
+    require_running(namespace, OF_INFINIBAND_VFS)
+    (pod,) = [each for each in documents(OF_INFINIBAND_VFS) if each["kind"] == "Pod"]
+    name = pod["metadata"]["name"]
+    (asked,) = json.loads(pod["metadata"]["annotations"][NETWORKS_ANNOTATION])
+    assert asked["infinibandGUID"] in namespace.run(name, "ip", "link", "show", "net1")
+    (device,) = namespace.run(name, "ls", "/sys/class/infiniband").split()
+    assert (
+        namespace.run(name, "cat", f"/sys/class/infiniband/{device}/ports/1/state").strip()
+        == "4: ACTIVE"
+    )
 
 
 def test_a_reason_is_given_for_a_file_that_is_there() -> None:

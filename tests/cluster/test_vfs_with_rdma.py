@@ -5,7 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace
-from tests.cluster.installation import HCA, await_nothing_left, configured, upgrade, with_vfs
+from tests.cluster.installation import (
+    await_nothing_left,
+    configured,
+    with_pools_of_vfs,
+    with_vfs,
+)
 from tests.cluster.seen import pings, rdma_of, uverbs
 from tests.waiting import until
 
@@ -70,20 +75,8 @@ def test_a_pods_soft_roce_is_on_its_interface_and_returns_to_the_node(
 @pytest.fixture
 def isolated(cluster: Cluster) -> Iterator[None]:
     """An HCA on each of two VFs, in the RDMA subsystem's exclusive mode."""
-    with with_vfs(cluster, len(NAMES), "isolated") as pf:
-        pool = {"name": VF, "mode": "exclusive", "selectors": {"pfNames": [pf]}}
-        try:
-            upgrade(cluster, {"pools": [pool]})
-            until(
-                lambda: cluster.allocatable(VF) == len(NAMES),
-                PATIENCE,
-                f"node with {VF}",
-                pause=0.5,
-            )
-            yield
-        finally:
-            upgrade(cluster, {})
-    until(lambda: cluster.allocatable(HCA), PATIENCE, f"node with {HCA}", pause=0.5)
+    with with_pools_of_vfs(cluster, "isolated", {VF: ""}):
+        yield
 
 
 @pytest.mark.long

@@ -1,20 +1,26 @@
-"""In the node: `python -m tests.cluster.vfs NUMBER [RDMA]` gives the first PF VFs, and prints it.
+"""In the node: `python -m tests.cluster.vfs NUMBER [RDMA]` gives a PF VFs, and prints it.
 
 The VFs have addresses, as an administrator would give them. RDMA is what is on each VF:
 "soft" for Soft-RoCE, "isolated" for an HCA of its own, with the RDMA subsystem in exclusive mode
-and no other HCA. The number 0 removes all of that.
+and no other HCA, "infiniband" for InfiniBand VFs of another PF in that mode, beside the node's
+HCAs. The number 0 removes all of that.
 """
 
 import subprocess
 import sys
-from functools import partial
 
+from tests.kernel import infiniband_vfs
 from tests.kernel.cards import Card, cards, make_vfs, netdev_of, rdma_mode, remove_vfs
 from tests.kernel.igb import PARENTS, RDMA, give_addresses
 from tests.kernel.pods import IP, run
 from tests.waiting import until
 
 PATIENCE = 120.0  # seconds
+MODULES = (
+    *("ibloop", "ib_ipoib", "rdma_rxe", "ib_umad", "rdma_ucm", "ib_uverbs"),
+    *("rdma_cm", "iw_cm", "ib_cm", "ib_core"),
+)
+"""All of the RDMA subsystem, users first."""
 
 
 def main(number: int, kind: str = "") -> None:
@@ -23,6 +29,11 @@ def main(number: int, kind: str = "") -> None:
     if not number:
         _remove_rdma()
         remove_vfs(first)
+        return
+    if kind == "infiniband":
+        _load_in_mode("exclusive")
+        _plug_in()
+        print(infiniband_vfs.make(number).pf)
         return
     card = make_vfs(first, number)
     give_addresses(card)
@@ -42,8 +53,7 @@ def _make_soft(card: Card) -> None:
 
 
 def _make_isolated(card: Card) -> None:
-    run("/sbin/modprobe", "--remove", "ibloop")
-    _set_mode("exclusive")
+    _load_in_mode("exclusive")
     run("/sbin/modprobe", "ibloop", f"parents={','.join(card.vfs)}")
 
 
@@ -52,21 +62,33 @@ def _remove_rdma() -> None:
         name = line.split()[1].rstrip(":")
         if name.startswith("rxe"):
             run(RDMA, "link", "delete", name)
+    if infiniband_vfs.are_made():
+        infiniband_vfs.remove("igb")
     if rdma_mode() == "exclusive":
-        run("/sbin/modprobe", "--remove", "ibloop")
-        _set_mode("shared")
-        run("/sbin/modprobe", "ibloop")
-        for parent in PARENTS:
-            run(IP, "link", "set", parent, "up")
+        _load_in_mode("shared")
+        _plug_in()
 
 
-def _set_mode(mode: str) -> None:
-    """The kernel refuses it while there are other namespaces, and removes those a little later."""
-    command = [RDMA, "system", "set", "netns", mode]
-    until(partial(_succeeds, command), PATIENCE, f"RDMA subsystem in {mode} mode", pause=0.2)
+def _plug_in() -> None:
+    """The node's own HCAs, as at its start."""
+    run("/sbin/modprobe", "ibloop")
+    for parent in PARENTS:
+        run(IP, "link", "set", parent, "up")
 
 
-def _succeeds(command: list[str]) -> bool:
+def _load_in_mode(mode: str) -> None:
+    """Load the subsystem again, without an HCA, as after a restart of the node.
+
+    The kernel refuses to change the mode of a loaded one while there are other namespaces. The
+    agent has a netlink socket of it now and then, which keeps it loaded.
+    """
+    until(_is_unloaded, PATIENCE, "end of the RDMA subsystem", pause=0.2)
+    run("/sbin/modprobe", "ib_core", f"netns_mode={int(mode == 'shared')}")
+    run("/sbin/modprobe", "--all", *MODULES[1:-1])
+
+
+def _is_unloaded() -> bool:
+    command = ["/sbin/modprobe", "--remove", "--all", *MODULES]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

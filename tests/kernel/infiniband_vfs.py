@@ -17,33 +17,54 @@ VOLATILE = (" address", " broadcast")  # of IPoIB: each binding makes a new queu
 
 @contextmanager
 def with_infiniband_vfs(number: int) -> Iterator[Card]:
+    """`make`, for the block."""
+    before = cards.driver_of(_address())
+    try:
+        yield make(number)
+    finally:
+        remove(before)
+
+
+def make(number: int) -> Card:
     """A PF with that many VFs, all of them with an HCA and an IPoIB interface. The PF is up.
 
     The VFs have GUIDs of their own, of which the PF knows nothing until it sets some.
     """
-    address = max(path.parent.name for path in DEVICES.glob("*/sriov_totalvfs"))
-    before = cards.driver_of(address)
+    address = _address()
     take(address)
     card = Card(address, cards.await_netdev(address))
-    try:
-        # VFs would go to igbvf, which knows their IDs.
-        (DEVICES / address / "sriov_drivers_autoprobe").write_text("0")
-        (DEVICES / address / "sriov_numvfs").write_text(str(number))
-        vfs = tuple(function.address for function in pci.vfs(Paths(), address))
-        for vf in vfs:
-            take(vf)
-            cards.await_netdev(vf)
-        run(IP, "link", "set", card.pf, "up")
-        igb.await_carrier(card.pf)
-        yield card._replace(vfs=vfs)
-    finally:
-        cards.remove_vfs(card)
-        (DEVICES / address / "sriov_drivers_autoprobe").write_text("1")
-        igb.unbind(address)
-        (DEVICES / address / "driver_override").write_text("\n")
-        if before:
-            igb.bind(address, before)
-            cards.await_netdev(address)
+    # VFs would go to igbvf, which knows their IDs.
+    (DEVICES / address / "sriov_drivers_autoprobe").write_text("0")
+    (DEVICES / address / "sriov_numvfs").write_text(str(number))
+    vfs = tuple(function.address for function in pci.vfs(Paths(), address))
+    for vf in vfs:
+        take(vf)
+        cards.await_netdev(vf)
+    run(IP, "link", "set", card.pf, "up")
+    igb.await_carrier(card.pf)
+    return card._replace(vfs=vfs)
+
+
+def remove(driver: str) -> None:
+    """Remove what `make` made or began to make; the PF goes to `driver`, "" for none."""
+    address = _address()
+    (DEVICES / address / "sriov_numvfs").write_text("0")
+    (DEVICES / address / "sriov_drivers_autoprobe").write_text("1")
+    igb.unbind(address)
+    (DEVICES / address / "driver_override").write_text("\n")
+    if driver:
+        igb.bind(address, driver)
+        cards.await_netdev(address)
+
+
+def are_made() -> bool:
+    """Whether `make` has taken the PF."""
+    return cards.driver_of(_address()) == DRIVER
+
+
+def _address() -> str:
+    """The PF of the last card."""
+    return max(path.parent.name for path in DEVICES.glob("*/sriov_totalvfs"))
 
 
 def take(function: str) -> None:
