@@ -52,13 +52,11 @@ def uninstall(cluster: Cluster) -> None:
 
 
 def await_custodian_and_delete_it(cluster: Cluster) -> None:
-    """Waits until the custodian says that the node is empty, by being ready."""
-    until(
-        lambda: any(is_ready(pod) for pod in agents(cluster)),
-        PATIENCE,
-        "custodian that is done",
-        pause=1,
-    )
+    """Waits until the custodian says that the node is empty, by being ready.
+
+    A former agent that ends may still be ready, so this waits as `kubectl rollout status` does.
+    """
+    until(lambda: _is_rolled_out(cluster), PATIENCE, "custodian that is done", pause=1)
     cluster.core.delete_namespaced_service_account(CUSTODIAN, NAMESPACE)
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     sets.delete(name=CUSTODIAN, namespace=NAMESPACE)
