@@ -85,7 +85,7 @@ def as_planned(
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
     if infiniband:
         # A new GUID brings another partition, which is known once the VF has it.
-        return allowance if wanted.guid else in_partition(plan, wanted, allowance)
+        return allowance if wanted.guid else in_partition(plan, allowance)
     if plan.vf is not None and wanted.vlan is None:
         allowance = allowance.using(
             "vlans", plan.vf.vlan, f"vlan of {plan.function.address}", plan.vf.vlan
@@ -93,9 +93,12 @@ def as_planned(
     return allowance
 
 
-def in_partition(plan: DevicePlan, wanted: SriovOptions, allowance: Allowance) -> Allowance:
-    """The allowance in the partition that an InfiniBand interface is in. CNIError 121."""
-    if plan.link is None or plan.link.pkey is None or wanted.pkey is not None:
+def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
+    """The allowance in the partition that an InfiniBand interface is in. CNIError 121.
+
+    Only the subnet manager sets it: a "pkey" that is written moves the interface nowhere.
+    """
+    if plan.link is None or plan.link.pkey is None:
         return allowance
     pkey = plan.link.pkey
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")

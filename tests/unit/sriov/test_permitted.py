@@ -81,12 +81,32 @@ def test_interface_of_infiniband_is_in_a_partition_that_a_rule_has(infiniband: N
     assert claim(infiniband, {"use": ANY | {"pkeys": ["0x8005"]}}).record.pkey == 0x8005
 
 
+@pytest.mark.parametrize(
+    ("rule", "config"),
+    [
+        ({"use": ANY | {"pkeys": ["0x8001"]}}, {"pkey": "0x8001"}),
+        ({"use": ANY, "fixed": {"pkey": "0x8001"}}, {}),
+    ],
+    ids=["definition", "rule"],
+)
+def test_pkey_that_is_written_does_not_hide_the_partition_of_the_interface(
+    infiniband: Node, rule: dict[str, Any], config: dict[str, Any]
+) -> None:
+    link = infiniband.links["ib1"]
+    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8005)
+    error = refused(infiniband, rule, **config)
+    assert (error.key, error.value) == (f"pkey of {VF0}", "0x8005")
+    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8001)
+    assert claim(infiniband, rule, **config).record.pkey == 0x8001
+
+
 def test_partition_of_a_new_guid_is_asked_once_the_vf_has_it(infiniband: Node) -> None:
     infiniband.links["ib1"] = msgspec.structs.replace(infiniband.links["ib1"], pkey=0x8005)
     use = ANY | {"pkeys": ["0x8001"], "guids": [GUID]}
-    claimed = claim(infiniband, {"use": use}, guid=GUID)
-    with pytest.raises(NotAllowed):
-        permitted.in_partition(claimed.plan, claimed.wanted, claimed.allowance)
+    for config in ({}, {"pkey": "0x8001"}):
+        claimed = claim(infiniband, {"use": use}, guid=GUID, **config)
+        with pytest.raises(NotAllowed):
+            permitted.in_partition(claimed.plan, claimed.allowance)
 
 
 def test_mtu_of_the_device_needs_no_rule(ethernet: Node) -> None:
