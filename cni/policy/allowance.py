@@ -115,17 +115,17 @@ class Allowance(msgspec.Struct, frozen=True):
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         """By key, what the rules left put into a definition: into those of `keys` without a value.
 
-        As in Go's decoder, the case of a written key does not matter.
+        `written` are the keys as the plugin reads them: of two spellings, the one that counts.
         """
         if self.rules is None:
             return {}
         # 0 stands for no MTU.
         said = {
-            key.lower()
+            key
             for key, value in written.items()
-            if value not in (None, "") and (value != 0 or key.lower() != "mtu")
+            if value not in (None, "") and (value != 0 or key != "mtu")
         }
-        fixed = {key: self.fixed(key) for key in keys if key.lower() not in said}
+        fixed = {key: self.fixed(key) for key in keys if key not in said}
         return {key: value for key, value in fixed.items() if value is not None}
 
     def addresses_of_namespace(self) -> int | None:

@@ -8,7 +8,7 @@ from cni.spec.request import Request
 from cni.sriov import options
 from cni.sriov.devices import hca_of
 from cni.sriov.options import SriovOptions
-from cni.sriov.plan import DevicePlan
+from cni.sriov.plan import DevicePlan, DeviceUnfit
 from cni.sriov.values import VLAN_PROTOCOLS
 from host.pci import Function
 
@@ -40,23 +40,30 @@ def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
 
 
 def completed(
-    request: Request, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
+    request: Request,
+    wanted: SriovOptions,
+    allowance: Allowance,
+    function: Function,
+    *,
+    infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
-    """The options with what rules put in where the configuration is silent. CNIError 121.
+    """The options with what rules put in where the configuration is silent. CNIError 7, 121.
 
     A rule may fix a VLAN and a P_Key: the device has one of them. What does not go with the
     configuration is left out, so that the plan tells which of its keys the device cannot have.
     """
+    if function.userspace and not infiniband:
+        _require_ethernet(wanted, function)
     keys = ["link_state"]
     if infiniband and not _asks_for_ethernet(wanted):
         keys += _OF_INFINIBAND
     if not infiniband and not wanted.guid and wanted.pkey is None:
         keys += _OF_ETHERNET
-    if not wanted.vfio_pci_mode:
+    if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
     if wanted.vlan is not None:
         keys = [key for key in keys if key not in _OF_TAGS]
-    fixed = allowance.filled(request.config.keys, keys)
+    fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
     if not fixed:
         return wanted, allowance
     wanted = options.read(request.with_keys(fixed))
@@ -102,6 +109,19 @@ def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
         return allowance
     pkey = plan.link.pkey
     return allowance.using("pkeys", pkey, f"pkey of {plan.function.address}", f"{pkey:#06x}")
+
+
+def _require_ethernet(wanted: SriovOptions, function: Function) -> None:
+    """Refuse options of InfiniBand, which the plan cannot tell of a device without an interface.
+
+    With them, what a rule fixes for Ethernet would be left out.
+    """
+    for key, is_set in (("guid", bool(wanted.guid)), ("pkey", wanted.pkey is not None)):
+        if is_set:
+            raise DeviceUnfit(
+                f'"{key}": the link layer of device {function.address} is Ethernet, which has '
+                "none: remove it"
+            )
 
 
 def _asks_for_ethernet(wanted: SriovOptions) -> bool:

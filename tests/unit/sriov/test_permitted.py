@@ -14,6 +14,7 @@ from cni.policy.allowance import NotAllowed, of_pod
 from cni.policy.document import rules_of
 from cni.policy.rules import Policy
 from cni.spec.config import decode
+from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from cni.sriov import options, permitted
 from cni.sriov.claim import ClaimedDevice, Claimer
@@ -136,6 +137,31 @@ def test_what_the_definition_says_is_not_replaced(ethernet: Node) -> None:
     claimed = claim(ethernet, rule, VLAN=5)
     assert claimed.wanted.vlan is not None
     assert (claimed.wanted.vlan.id, claimed.wanted.vlan.qos) == (5, 0)
+
+
+def test_a_key_in_two_spellings_does_not_keep_a_fixed_value_out(ethernet: Node) -> None:
+    rule = {"use": ANY | {"vlans": [0]}, "fixed": {"max_tx_rate": 100, "vlan": 100}}
+    twice = {"MAX_TX_RATE": 7, "max_tx_rate": None, "VLAN": 0, "vlan": None}
+    claimed = claim(ethernet, rule, **twice)
+    assert claimed.wanted.max_tx_rate == 100
+    assert claimed.wanted.vlan is not None and claimed.wanted.vlan.id == 100
+
+
+@pytest.mark.parametrize("option", [{"pkey": "0x8001"}, {"guid": GUID}], ids=str)
+def test_option_of_infiniband_does_not_keep_fixed_values_from_a_vf_without_interface(
+    ethernet: Node, option: dict[str, Any]
+) -> None:
+    ethernet.tree.bound(VF0, "vfio-pci")
+    use = ANY | {"vlans": [0], "pkeys": ["*"], "guids": ["*"]}
+    with pytest.raises(CNIError, match=r"link layer of device .* is Ethernet"):
+        claim(ethernet, {"use": use, "fixed": {"max_tx_rate": 100}}, **option)
+
+
+def test_fixed_values_of_interfaces_are_not_for_a_vf_without_one(ethernet: Node) -> None:
+    ethernet.tree.bound(VF0, "vfio-pci")
+    rule = {"use": ANY | {"vlans": [0]}, "fixed": {"mtu": 1400, "promisc": False, "trust": False}}
+    claimed = claim(ethernet, rule)
+    assert claimed.wanted.mtu is None and claimed.wanted.trust is False
 
 
 def test_of_the_rules_left_the_first_that_fixes_a_key_counts(ethernet: Node) -> None:
