@@ -84,8 +84,9 @@ def as_planned(
 ) -> Allowance:
     """The allowance with what the device keeps where the configuration is silent. CNIError 121.
 
-    These are an Ethernet VF's VLAN and an InfiniBand interface's P_Key. The MTU that the device has
-    is as good as none.
+    These are an Ethernet device's VLAN and an InfiniBand interface's P_Key. No PF tags the frames
+    of an SF or of a whole PF: as with VLAN 0, the pod may send any tag. The MTU that the device
+    has is as good as none.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:
@@ -93,10 +94,9 @@ def as_planned(
     if infiniband:
         # A new GUID brings another partition, which is known once the VF has it.
         return allowance if wanted.guid else in_partition(plan, allowance)
-    if plan.vf is not None and wanted.vlan is None:
-        allowance = allowance.using(
-            "vlans", plan.vf.vlan, f"vlan of {plan.function.address}", plan.vf.vlan
-        )
+    if wanted.vlan is None:
+        vlan = plan.vf.vlan if plan.vf is not None else 0
+        allowance = allowance.using("vlans", vlan, f"vlan of {plan.function.address}", vlan)
     return allowance
 
 

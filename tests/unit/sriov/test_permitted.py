@@ -20,8 +20,9 @@ from cni.sriov import options, permitted
 from cni.sriov.claim import ClaimedDevice, Claimer
 from deviceplugin.pod_devices import PodHoldings
 from host.namespaces import NetworkNamespace
-from tests.unit.sriov.node import HOST, VF0, VF1, Node
+from tests.unit.sriov.node import HOST, VF0, VF1, Node, link
 
+SF, WHOLE = "mlx5_core.sf.6", "0000:05:00.0"  # the latter is a PF without VFs
 GUID = "02:00:00:00:00:00:00:01"
 
 
@@ -68,6 +69,19 @@ def test_vf_keeps_its_vlan_only_if_a_rule_has_it(ethernet: Node) -> None:
     assert refused(ethernet, {"use": ANY | {"vlans": [0]}}).value == "7"
 
 
+@pytest.mark.parametrize("config", [{"deviceID": SF}, {"deviceID": WHOLE, "pfOnly": True}], ids=str)
+def test_device_whose_frames_no_pf_tags_may_send_every_vlan(
+    ethernet: Node, config: dict[str, Any]
+) -> None:
+    ethernet.with_a_scalable_function()
+    ethernet.links["ens1"] = link("ens1", WHOLE)
+    rule = {"use": ANY | {"vlans": ["100-109"]}, "set": {"pfOnly": [True]}}
+    error = refused(ethernet, rule, **config)
+    assert (error.key, error.value) == (f"vlan of {config['deviceID']}", "0")
+    claimed = claim(ethernet, rule | {"use": ANY | {"vlans": [0]}}, **config)
+    assert claimed.record.device == config["deviceID"]
+
+
 def test_vf_of_a_master_that_has_another_vlan_is_passed_over(ethernet: Node) -> None:
     ethernet.vfs[0] = msgspec.structs.replace(ethernet.vfs[0], vlan=7)
     claimed = claim(ethernet, {"use": ANY | {"vlans": [0]}}, deviceID=None, master="enp175s0f1")
@@ -75,8 +89,8 @@ def test_vf_of_a_master_that_has_another_vlan_is_passed_over(ethernet: Node) -> 
 
 
 def test_interface_of_infiniband_is_in_a_partition_that_a_rule_has(infiniband: Node) -> None:
-    link = infiniband.links["ib1"]
-    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8005)
+    before = infiniband.links["ib1"]
+    infiniband.links["ib1"] = msgspec.structs.replace(before, pkey=0x8005)
     error = refused(infiniband, {"use": ANY | {"pkeys": ["0x8001"]}})
     assert (error.key, error.value) == (f"pkey of {VF0}", "0x8005")
     assert claim(infiniband, {"use": ANY | {"pkeys": ["0x8005"]}}).record.pkey == 0x8005
@@ -93,11 +107,11 @@ def test_interface_of_infiniband_is_in_a_partition_that_a_rule_has(infiniband: N
 def test_pkey_that_is_written_does_not_hide_the_partition_of_the_interface(
     infiniband: Node, rule: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    link = infiniband.links["ib1"]
-    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8005)
+    before = infiniband.links["ib1"]
+    infiniband.links["ib1"] = msgspec.structs.replace(before, pkey=0x8005)
     error = refused(infiniband, rule, **config)
     assert (error.key, error.value) == (f"pkey of {VF0}", "0x8005")
-    infiniband.links["ib1"] = msgspec.structs.replace(link, pkey=0x8001)
+    infiniband.links["ib1"] = msgspec.structs.replace(before, pkey=0x8001)
     assert claim(infiniband, rule, **config).record.pkey == 0x8001
 
 
