@@ -246,6 +246,7 @@ def test_a_network_is_of_one_family() -> None:
     ipv4 = int(ipaddress.IPv6Address("::ffff:10.0.0.1"))
     ipv6 = int(ipaddress.IPv6Address("fd00::1"))
     both = {"0.0.0.0/0": (True, False), "::/0": (False, True), "::ffff:0:0/96": (True, False)}
+    both |= {"::/80": (False, False), "::8000:0:0/81": (False, False)}
     for text, expected in both.items():
         listed = values.read([text], "network", "x")
         assert (listed.allows(ipv4), listed.allows(ipv6)) == expected, text
