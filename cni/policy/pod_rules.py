@@ -5,6 +5,7 @@ number with a bit for each of them.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -67,7 +68,6 @@ class PodRules:
         self.every = (1 << len(rules)) - 1
         self.blind = blind  # titles of rules that look at what this node does not know
         self._masks: dict[tuple[str, Hashable], int] = {}
-        self._by_ranges: dict[Values, int] = {}
 
     def allowing(self, key: str, value: Hashable) -> int:
         """The rules whose `use` has this value."""
@@ -89,15 +89,19 @@ class PodRules:
         mask = self._masks.get(at) if len(intervals) <= _FEW else None
         if mask is not None:
             return mask
-        if not self._by_ranges:
-            for i, rule in enumerate(self.rules):
-                ranges = rule.use.ranges
-                self._by_ranges[ranges] = self._by_ranges.get(ranges, 0) | 1 << i
         mask = 0
         for ranges, some in self._by_ranges.items():
             if all(ranges.allows_all(first, last) for first, last in intervals):
                 mask |= some
         return self._kept(at, mask) if len(intervals) <= _FEW else mask
+
+    @cached_property
+    def _by_ranges(self) -> dict[Values, int]:
+        """The rules that have the same networks. Whole once it is seen: calls share it."""
+        found: dict[Values, int] = {}
+        for i, rule in enumerate(self.rules):
+            found[rule.use.ranges] = found.get(rule.use.ranges, 0) | 1 << i
+        return found
 
     def may_set(self, key: str, value: int | str) -> bool:
         """Whether one of the rules lets a definition set an option to this value."""

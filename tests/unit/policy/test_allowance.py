@@ -1,5 +1,6 @@
 """What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from base.pod import Pod
 from cni.policy import allowance
 from cni.policy.allowance import Allowance, NotAllowed
-from cni.policy.document import rules_of
-from cni.policy.pod_rules import Device
+from cni.policy.document import Rule, rules_of
+from cni.policy.pod_rules import Device, PodRules
 from cni.policy.rules import Policy
 from cni.policy.subjects import CallingPod, Facts
 from cni.spec.errors import CNIError, Code
@@ -155,6 +156,35 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
         {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
     )
     assert of(unlimited).addresses_of_namespace() is None
+
+
+class _SeenTwiceAtOnce(tuple[Rule, ...]):
+    """Rules that a second call looks at while the first one is behind one of them."""
+
+    looked = False
+
+    def __iter__(self) -> Iterator[Rule]:
+        for rule in super().__iter__():
+            yield rule
+            if not self.looked:
+                self.looked = True
+                self.second()
+
+    def second(self) -> None:
+        """The second call."""
+
+
+def test_calls_that_come_at_once_see_all_rules() -> None:
+    rules = policy(
+        {"name": "r", "subjects": EVERYBODY, "use": {"ranges": ["10.1.0.0/16"]}},
+        {"name": "s", "subjects": EVERYBODY, "use": {"ranges": ["10.2.0.0/16"]}},
+    )
+    both = _SeenTwiceAtOnce(rules.rules)
+    found = PodRules(both)
+    address = (0xFFFF << 32) | 0x0A020001
+    seen: list[int] = []
+    both.second = lambda: seen.append(found.having(((address, address),)))  # type: ignore[method-assign]
+    assert [found.having(((address, address),)), *seen] == [0b10, 0b10]
 
 
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
