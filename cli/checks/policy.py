@@ -1,9 +1,9 @@
-"""A check of the rules of a node: that they can be read, and match somebody."""
+"""A check of the rules of a node: that they can be read."""
 
 from collections.abc import Iterator, Sequence
 
 from base.documents import DocumentError
-from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.checks import Outcome, failed, not_applicable, ok
 from cli.this_node import ThisNode
 from cni.policy import cluster, rules
 from cni.policy.document import Rule
@@ -26,15 +26,6 @@ def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
             yield not_applicable("config.yaml has no rules: the settings of the node count")
         return
     yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
-    if policy.cluster:
-        return
-    blind = [rule.title for rule in policy.rules if _looks_at_the_api_server(rule)]
-    if blind:
-        yield warning(
-            f"{', '.join(blind)}: only the API server knows labels and service accounts, so these "
-            "rules match nobody on a node that does not ask it",
-            "name the namespaces, or write the rules as a FabricPolicy",
-        )
 
 
 def _of_cluster(node: ThisNode) -> Outcome:
@@ -52,10 +43,3 @@ def _of_cluster(node: ThisNode) -> Outcome:
 def _listed(found: Sequence[Rule]) -> str:
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(rule.title for rule in found[:_SHOWN]) + more
-
-
-def _looks_at_the_api_server(rule: Rule) -> bool:
-    return all(
-        subject.namespace_selector is not None or subject.service_accounts is not None
-        for subject in rule.subjects
-    )

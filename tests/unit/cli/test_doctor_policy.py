@@ -40,9 +40,12 @@ def test_rules_are_counted_and_named(paths: Paths) -> None:
     assert (finding.status, finding.seen) == ("ok", "rules in config.yaml: r")
 
 
-def test_rules_that_match_nobody_here_are_told(paths: Paths) -> None:
-    _, finding = found(paths, rule(namespaces=["a"], serviceAccounts=["x"]))
-    assert finding.status == "warning" and finding.seen.startswith("r: only the API server")
+def test_rules_that_only_the_api_server_can_match_fail_on_a_node_that_does_not_ask_it(
+    paths: Paths,
+) -> None:
+    (finding,) = found(paths, rule(namespaces=["a"], serviceAccounts=["x"]))
+    assert finding.status == "failed"
+    assert "policy.rules[0].subjects[0].serviceAccounts: only the API server" in finding.seen
 
 
 def test_rules_that_cannot_be_read_fail(paths: Paths) -> None:

@@ -254,7 +254,7 @@ def test_a_network_is_of_one_family() -> None:
 
 def test_the_part_of_the_nodes_file_has_the_same_rules(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("policy:\n  rules:\n" + WHOLE.replace("\n", "\n    "))
+    path.write_text("policy:\n  cluster: true\n  rules:\n" + WHOLE.replace("\n", "\n    "))
     assert rules.load(path).rules == read(WHOLE)
     path.write_text("policy: {rules: [{name: a}]}")
     with pytest.raises(DocumentError) as refused:
