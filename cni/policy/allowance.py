@@ -128,11 +128,11 @@ class Allowance(msgspec.Struct, frozen=True):
         fixed = {key: self.fixed(key) for key in keys if key not in said}
         return {key: value for key, value in fixed.items() if value is not None}
 
-    def addresses_of_namespace(self) -> int | None:
-        """How many addresses the pod's namespace may have on this node; None without a limit."""
+    def most(self, count: str) -> int | None:
+        """The largest limit that the rules left have for a count of `Use`; None without one."""
         if self.rules is None:
             return None
-        limits = [rule.use.addresses_per_namespace for rule in self.rules.of(self.left)]
+        limits = [getattr(rule.use, count) for rule in self.rules.of(self.left)]
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
     def titles(self) -> tuple[str, ...]:

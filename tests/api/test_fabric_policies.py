@@ -37,6 +37,7 @@ RULE: Document = {
         "networkNames": ["team-a-*"],
         "ranges": ["10.1.0.0/16", "2001:db8::/64", "10.9.9.9"],
         "addressesPerAttachment": 2,
+        "addressesPerPod": 4,
         "addressesPerNamespace": 100,
     },
     "set": {
@@ -159,6 +160,7 @@ MISTAKES = [
     ("use.ranges", ["10.1.0.0/33"], "ranges[0]"),
     ("use.ranges", ["10.1.0.0-10.1.0.9"], "ranges[0]"),
     ("use.addressesPerAttachment", -1, "addressesPerAttachment"),
+    ("use.addressesPerPod", -1, "addressesPerPod"),
     ("use.addressesPerNamespace", "9", "addressesPerNamespace"),
     ("use.addressesPerNamespace", (1 << 24) + 1, "addressesPerNamespace"),
     ("use.parents", ["ib0"], "parents"),

@@ -140,7 +140,12 @@ def test_a_rule_without_devices_allows_none() -> None:
 
 
 def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
-    use = {"ranges": ["10.1.0.0/16"], "addressesPerAttachment": 2, "addressesPerNamespace": 5}
+    use: dict[str, Any] = {
+        "ranges": ["10.1.0.0/16"],
+        "addressesPerAttachment": 2,
+        "addressesPerNamespace": 5,
+    }
+    use["addressesPerPod"] = 3
     rules = policy(
         {"name": "r", "subjects": EVERYBODY, "use": use},
         {"name": "s", "subjects": EVERYBODY, "use": use | {"addressesPerNamespace": 9}},
@@ -151,11 +156,13 @@ def test_ranges_lie_within_one_network_and_counts_below_the_limit() -> None:
         mine.within([(base, base + 5), (base, base + 0x10000)], "ipam.range", str)
     with pytest.raises(NotAllowed):
         mine.using("addressesPerAttachment", 3, "ipam", 3)
-    assert mine.using("addressesPerAttachment", 2, "ipam", 2).addresses_of_namespace() == 9
+    left = mine.using("addressesPerAttachment", 2, "ipam", 2)
+    assert left.most("addresses_per_namespace") == 9
+    assert left.most("addresses_per_pod") == 3
     unlimited = policy(
         {"name": "t", "subjects": EVERYBODY}, {"name": "r", "subjects": EVERYBODY, "use": use}
     )
-    assert of(unlimited).addresses_of_namespace() is None
+    assert of(unlimited).most("addresses_per_namespace") is None
 
 
 class _SeenTwiceAtOnce(tuple[Rule, ...]):

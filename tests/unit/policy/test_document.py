@@ -32,6 +32,7 @@ WHOLE = """
     networkNames: ["team-a-*"]
     ranges: ["10.1.0.0/16", "fd00::/64"]
     addressesPerAttachment: 2
+    addressesPerPod: 4
     addressesPerNamespace: 100
   set:
     trust: [true]
@@ -76,6 +77,7 @@ def test_every_key_of_a_rule_is_read() -> None:
         network_names=Values(names=("team-a-*",)),
         ranges=Values(spans=((mapped, mapped + 0xFFFF), (ipv6, ipv6 + (1 << 64) - 1))),
         addresses_per_attachment=2,
+        addresses_per_pod=4,
         addresses_per_namespace=100,
     )
     assert rule.allowed == {
