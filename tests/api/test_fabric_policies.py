@@ -2,17 +2,21 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.documents import DocumentError
 from cni.policy import default, document
 from tests.api.server import ApiServer, Document
+from tests.runtime import CHECKOUT
 from tests.waiting import until
 
+EXAMPLES = sorted((CHECKOUT / "netattach-examples/policy").glob("*.yaml"))
 KIND = "/apis/fabric.podfabric.io/v1alpha1/fabricpolicies"
 RULE: Document = {
     "name": "team-a",
@@ -104,6 +108,14 @@ def test_the_schema_has_every_key_that_the_agent_reads(server: ApiServer) -> Non
 
 def test_the_safe_settings_as_a_rule_are_admitted(server: ApiServer) -> None:
     assert create(server, *default.document())[0] == 201
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))
+def test_the_policies_of_the_examples_are_admitted(server: ApiServer, example: Path) -> None:
+    (found,) = [
+        each for each in yaml.safe_load_all(example.read_text()) if each["kind"] == "FabricPolicy"
+    ]
+    assert create(server, *found["spec"]["rules"]) == (201, "")
 
 
 MISTAKES = [

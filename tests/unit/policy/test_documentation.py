@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
+import yaml
 
 from cni.ipoib.options import KNOWN as IPOIB
 from cni.policy import document, values
@@ -73,9 +74,13 @@ def test_the_limits_are_those_of_the_code() -> None:
     ) in TEXT
 
 
-def test_the_examples_are_valid() -> None:
-    import yaml
+def test_the_example_of_an_object_is_valid() -> None:
+    text = (CHECKOUT / "docs/cluster-objects.md").read_text().partition("## FabricPolicy")[2]
+    example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    assert rules_of(example["spec"]["rules"], "rules")
 
+
+def test_the_examples_are_valid() -> None:
     blocks = re.findall(r"```yaml\n(policy:\n.*?)```", TEXT, re.DOTALL)
     assert blocks
     for block in blocks:
