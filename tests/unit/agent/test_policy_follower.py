@@ -298,6 +298,22 @@ def test_a_label_that_changes_changes_who_may(server: FakeApi, tmp_path: Path) -
         until(lambda: not node.may_use(0x8002), what="no match")
 
 
+def test_a_namespace_that_is_made_again_has_no_label_of_the_former_one(
+    server: FakeApi, tmp_path: Path
+) -> None:
+    server.put(policy("gold", LABELLED))
+    server.put(namespace("team-a", tier="gold"))
+    with following(server, tmp_path) as node:
+        until(lambda: node.follower.present().namespaces, what="labels")
+        assert node.may_use(0x8002)
+        server.remove(NamespaceObject, "team-a")
+        until(lambda: node.follower.present().namespaces == {}, what="end of the namespace")
+        assert 'namespace "team-a"' in node.told_to_come_again()
+        server.put(namespace("team-a"))
+        until(lambda: node.follower.present().namespaces, what="namespace")
+        assert not node.may_use(0x8002)
+
+
 def pod(uid: str, account: str = "trainer") -> AskingPod:
     meta = Meta(name="p", namespace="team-a", uid=uid)
     return AskingPod(metadata=meta, spec=_PodSpec(service_account_name=account))
