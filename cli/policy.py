@@ -123,6 +123,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = actions.add_parser(
         "default", help="print the safe settings of a node as a rule, to begin with"
     )
+    default.add_argument(
+        "--object", action="store_true", help="as a FabricPolicy, and not as a config.yaml"
+    )
     default.set_defaults(main=print_default)
 
 
@@ -162,10 +165,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_default(arguments: argparse.Namespace) -> int:
-    """Print the rules that say what a node without rules does, as a config.yaml."""
+    """Print the rules that say what a node without rules does."""
     from cni.policy import default, rules
 
-    output.document({rules.PART: {"rules": default.document()}}, "yaml")
+    listed = {"rules": default.document()}
+    if arguments.object:
+        from agent.policy_objects import FabricPolicy
+
+        kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
+        output.document(kind | {"metadata": {"name": default.NAME}, "spec": listed}, "yaml")
+    else:
+        output.document({rules.PART: listed}, "yaml")
     return 0
 
 

@@ -98,6 +98,8 @@ def test_the_example_of_an_object_is_valid() -> None:
 
 
 def test_the_examples_are_valid() -> None:
+    (first,) = re.findall(r"```yaml\n( +apiVersion: fabric.*?)```", TEXT, re.DOTALL)
+    assert rules_of(yaml.safe_load(first)["spec"]["rules"], "rules")
     blocks = re.findall(r"```yaml\n(policy:\n.*?)```", TEXT, re.DOTALL)
     assert blocks
     for block in blocks:
