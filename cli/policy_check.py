@@ -182,8 +182,7 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
     """What is left of the allowance. CNIError 7 and 121."""
     if plugin == "ipoib":
         wanted = ipoib_options.read(request)
-        allowed = _addresses(request, ipoib_permitted.by_options(wanted, allowed))
-        return ipoib_permitted.completed(request, wanted, allowed)[1]
+        return _addresses(request, ipoib_permitted.by_options(wanted, allowed))
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, sriov_permitted.by_options(options, allowed))

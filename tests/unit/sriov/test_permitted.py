@@ -139,6 +139,16 @@ def test_a_rule_puts_the_vlan_into_an_ethernet_vf_and_the_pkey_into_none(etherne
     assert claimed.wanted.pkey is None and claimed.wanted.trust is False
 
 
+def test_a_rule_fixes_values_of_its_own_devices_alone(ethernet: Node) -> None:
+    rules = [
+        {"use": {"devices": [{"pciAddresses": [address]}]}, "fixed": {"vlan": vlan}}
+        for address, vlan in ((VF0, 100), (VF1, 200))
+    ]
+    for address, vlan in ((VF0, 100), (VF1, 200)):
+        applied = claim(ethernet, *rules, deviceID=address).record.applied
+        assert applied is not None and applied.vlan == vlan
+
+
 def test_a_rule_puts_the_pkey_into_an_infiniband_vf_and_the_vlan_into_none(
     infiniband: Node,
 ) -> None:
