@@ -1,5 +1,8 @@
 """What the rules for a pod say of an attachment of `sriov`: of its options, and of a device."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from base.paths import Paths
 from cni.attachments.matching import Match, require_allowed
 from cni.policy.allowance import Allowance
@@ -66,6 +69,8 @@ def completed(
     fixed = allowance.filled(options.in_our_case(request.config.keys), keys)
     if not fixed:
         return wanted, allowance
+    if not function.is_vf:
+        _require_none_of_vfs(fixed, function)
     wanted = options.read(request.with_keys(fixed))
     return wanted, by_options(wanted, allowance)
 
@@ -121,6 +126,16 @@ def _require_ethernet(wanted: SriovOptions, function: Function) -> None:
             raise DeviceUnfit(
                 f'"{key}": the link layer of device {function.address} is Ethernet, which has '
                 "none: remove it"
+            )
+
+
+def _require_none_of_vfs(fixed: Mapping[str, Any], function: Function) -> None:
+    """Refuse a device that cannot have what a rule fixes: no PF sets it for an SF or a PF."""
+    for key in ("link_state", *_OF_ETHERNET):
+        if key in fixed:
+            raise DeviceUnfit(
+                f'"{key}": a rule for this namespace puts it in, and device {function.address} is '
+                "not a VF, which alone can have it: use a VF, or ask the administrator"
             )
 
 
