@@ -138,12 +138,19 @@ class PodRules:
         return mask
 
 
+class _Candidates(msgspec.Struct, frozen=True):
+    """Rules that may be for pods of a namespace, and what of the API server these look at."""
+
+    facts: Facts
+    rules: tuple[tuple[Rule, tuple[Subject, ...]], ...]  # with the subjects that name it
+
+
 class Ruleset:
     """All rules of a node."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.policy))  # which keeps their order
-        self._facts: dict[str, Facts] = {}
+        self._by_namespace: dict[str, _Candidates] = {}
         self._of: dict[Hashable, PodRules | None] = {}
         self._made: dict[tuple[str, ...], PodRules] = {}
 
@@ -151,11 +158,11 @@ class Ruleset:
         """The rules for a pod; None if there are none. CNIError 11 from `subjects`."""
         if not self._rules:
             return None
-        facts = self._looked_at(pod.namespace)
-        if facts == Facts():
+        candidates = self._candidates(pod.namespace)
+        if candidates.facts == Facts():
             calling = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
         else:
-            calling = subjects(pod, facts)
+            calling = subjects(pod, candidates.facts)
         labels = calling.labels
         key = (
             calling.namespace,
@@ -166,31 +173,33 @@ class Ruleset:
             if len(self._of) >= _KEPT:
                 self._of.clear()
                 self._made.clear()
-            self._of[key] = self._matching(calling)
+            self._of[key] = self._matching(calling, candidates)
         return self._of[key]
 
-    def _looked_at(self, namespace: str) -> Facts:
-        """What rules look at that may be for pods of a namespace."""
-        if namespace not in self._facts:
-            if len(self._facts) >= _KEPT:
-                self._facts.clear()
-            maybe = [
-                subject
+    def _candidates(self, namespace: str) -> _Candidates:
+        found = self._by_namespace.get(namespace)
+        if found is None:
+            named = (
+                (rule, [each for each in rule.subjects if _names(each, namespace)])
                 for rule in self._rules
-                for subject in rule.subjects
-                if _names(subject, namespace)
-            ]
-            self._facts[namespace] = Facts(
-                labels=any(subject.namespace_selector is not None for subject in maybe),
-                service_account=any(subject.service_accounts is not None for subject in maybe),
             )
-        return self._facts[namespace]
+            rules = tuple((rule, tuple(subjects)) for rule, subjects in named if subjects)
+            every = [subject for _, subjects in rules for subject in subjects]
+            facts = Facts(
+                labels=any(subject.namespace_selector is not None for subject in every),
+                service_account=any(subject.service_accounts is not None for subject in every),
+            )
+            found = _Candidates(facts, rules)
+            if len(self._by_namespace) >= _KEPT:
+                self._by_namespace.clear()
+            self._by_namespace[namespace] = found
+        return found
 
-    def _matching(self, pod: CallingPod) -> PodRules | None:
+    def _matching(self, pod: CallingPod, candidates: _Candidates) -> PodRules | None:
         matching = []
         blind = []
-        for rule in self._rules:
-            answers = [_is_for(subject, pod) for subject in rule.subjects]
+        for rule, subjects in candidates.rules:
+            answers = [_is_for(subject, pod) for subject in subjects]
             if True in answers:
                 matching.append(rule)
             elif None in answers:
@@ -215,9 +224,9 @@ def _names(subject: Subject, namespace: str) -> bool:
 
 
 def _is_for(subject: Subject, pod: CallingPod) -> bool | None:
-    """Whether a subject matches a pod; None if this node does not know what it looks at."""
-    if not _names(subject, pod.namespace):
-        return False
+    """Whether a subject that names a pod's namespace matches the pod; None if this node does not
+    know what it looks at.
+    """
     selector, accounts = subject.namespace_selector, subject.service_accounts
     known = True
     if selector is not None:

@@ -97,6 +97,8 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
 
 def fits(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern, in which "*" is any text and "?" is any character."""
+    if "*" not in pattern and "?" not in pattern:
+        return pattern == text
     at = place = 0
     star, resume = -1, 0
     while place < len(text):
