@@ -138,7 +138,7 @@ class PodRules:
         return mask
 
 
-class _Candidates(msgspec.Struct, frozen=True):
+class _NamedRules(msgspec.Struct, frozen=True):
     """Rules that may be for pods of a namespace, and what of the API server these look at."""
 
     facts: Facts
@@ -150,7 +150,7 @@ class Ruleset:
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.policy))  # which keeps their order
-        self._by_namespace: dict[str, _Candidates] = {}
+        self._by_namespace: dict[str, _NamedRules] = {}
         self._of: dict[Hashable, PodRules | None] = {}
         self._made: dict[tuple[str, ...], PodRules] = {}
 
@@ -158,11 +158,11 @@ class Ruleset:
         """The rules for a pod; None if there are none. CNIError 11 from `subjects`."""
         if not self._rules:
             return None
-        candidates = self._candidates(pod.namespace)
-        if candidates.facts == Facts():
+        named = self._named(pod.namespace)
+        if named.facts == Facts():
             calling = CallingPod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
         else:
-            calling = subjects(pod, candidates.facts)
+            calling = subjects(pod, named.facts)
         labels = calling.labels
         key = (
             calling.namespace,
@@ -173,32 +173,32 @@ class Ruleset:
             if len(self._of) >= _KEPT:
                 self._of.clear()
                 self._made.clear()
-            self._of[key] = self._matching(calling, candidates)
+            self._of[key] = self._matching(calling, named)
         return self._of[key]
 
-    def _candidates(self, namespace: str) -> _Candidates:
+    def _named(self, namespace: str) -> _NamedRules:
         found = self._by_namespace.get(namespace)
         if found is None:
-            named = (
+            pairs = (
                 (rule, [each for each in rule.subjects if _names(each, namespace)])
                 for rule in self._rules
             )
-            rules = tuple((rule, tuple(subjects)) for rule, subjects in named if subjects)
+            rules = tuple((rule, tuple(subjects)) for rule, subjects in pairs if subjects)
             every = [subject for _, subjects in rules for subject in subjects]
             facts = Facts(
                 labels=any(subject.namespace_selector is not None for subject in every),
                 service_account=any(subject.service_accounts is not None for subject in every),
             )
-            found = _Candidates(facts, rules)
+            found = _NamedRules(facts, rules)
             if len(self._by_namespace) >= _KEPT:
                 self._by_namespace.clear()
             self._by_namespace[namespace] = found
         return found
 
-    def _matching(self, pod: CallingPod, candidates: _Candidates) -> PodRules | None:
+    def _matching(self, pod: CallingPod, named: _NamedRules) -> PodRules | None:
         matching = []
         blind = []
-        for rule, subjects in candidates.rules:
+        for rule, subjects in named.rules:
             answers = [_is_for(subject, pod) for subject in subjects]
             if True in answers:
                 matching.append(rule)
