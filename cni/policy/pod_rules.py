@@ -5,6 +5,7 @@ number with a bit for each of them.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -169,12 +170,13 @@ class Ruleset:
             None if labels is None else frozenset(labels.items()),
             calling.service_account,
         )
-        if key not in self._of:
-            if len(self._of) >= _KEPT:
-                self._of.clear()
-                self._made.clear()
-            self._of[key] = self._matching(calling, named)
-        return self._of[key]
+        with suppress(KeyError):
+            return self._of[key]
+        if len(self._of) >= _KEPT:
+            self._of.clear()
+            self._made.clear()
+        found = self._of[key] = self._matching(calling, named)
+        return found
 
     def _named(self, namespace: str) -> _NamedRules:
         found = self._by_namespace.get(namespace)

@@ -1,6 +1,6 @@
 """What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -192,6 +192,20 @@ def test_calls_that_come_at_once_see_all_rules() -> None:
     seen: list[int] = []
     both.second = lambda: seen.append(found.having(((address, address),)))  # type: ignore[method-assign]
     assert [found.having(((address, address),)), *seen] == [0b10, 0b10]
+
+
+class _ForgottenAtOnce(dict[Hashable, Any]):
+    """What is kept of pods, which another call has just cleared."""
+
+    def __setitem__(self, key: Hashable, value: object) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_a_call_has_its_rules_also_if_another_one_clears_what_is_kept() -> None:
+    rules = policy({"name": "r", "subjects": EVERYBODY})
+    rules.ruleset._of = _ForgottenAtOnce()
+    assert of(rules).titles() == ("r",)
 
 
 def test_a_rule_fixes_what_a_definition_leaves_out_and_allows_what_it_fixes() -> None:
